@@ -1,0 +1,55 @@
+"""What the user has to change, said in one line; and the one place that prints it."""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Something outside the program is wrong: a path, a flag, a file. The text says what, where and what to do."""
+
+
+# Failures of the machine that no traceback explains better than their own text does.
+MACHINE_ERRORS = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the disk quota is used up: free some space",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "permission denied: choose another path or change its permissions",
+    errno.EPERM: "operation not permitted: choose another path or change its permissions",
+    errno.ENOENT: "no such file or folder: check the path",
+    errno.ENOTDIR: "a part of the path is not a folder: check the path",
+    errno.EISDIR: "this is a folder, not a file: check the path",
+    errno.EEXIST: "this exists already: choose another path",
+    errno.EIO: "the disk reported an input/output error: check the disk",
+}
+
+
+def one_line(text: str) -> str:
+    """`text` with every run of white space made one space."""
+    return " ".join(str(text).split())
+
+
+def run_main(main: Callable[[], int | None]) -> None:
+    """Runs a program's `main` and exits with its code; a `UserError`, or a failure of the machine that speaks for
+    itself, prints one line `error: ...` on standard error and exits with 2. Anything else is a bug and keeps its
+    traceback."""
+    try:
+        code = main()
+    except UserError as error:
+        message = one_line(str(error))
+    except OSError as error:
+        if error.errno not in MACHINE_ERRORS:
+            raise
+        where = error.filename2 or error.filename
+        message = f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
+    except MemoryError:
+        message = "out of memory: use fewer workers, a smaller batch or smaller shards"
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    else:
+        sys.exit(code or 0)
+    rank = os.environ.get("RANK", "0")
+    print(f"error: {message}" if rank == "0" else f"error: rank {rank}: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)
