@@ -1,0 +1,242 @@
+"""Optimizers: LAMB, PyTorch's AdamW, apex's FusedLAMB, and what all of them need around a step.
+
+The optimizers here follow the protocol of PyTorch's own fused ones. Before `step()`, two attributes may be set to
+tensors of one element: gradients are divided by `grad_scale` (loss scale times clipping), and where `found_inf` is not
+zero the step leaves everything as it was. A group's `lr` may be a tensor, so that a schedule can live on the device.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from utils.errors import UserError
+
+OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al., 2020, "Large Batch Optimization for Deep Learning", algorithm 2), as NVIDIA's recipe has it:
+
+        g = g / max(1, ||g|| / max_grad_norm)                  the norm over all parameters
+        m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2            both corrected for their bias
+        u = m / (sqrt(v) + eps) + weight_decay * w
+        w = w - lr * r * u,  r = ||w|| / ||u||                 r = 1 where either norm is zero
+
+    Groups with `weight_decay` 0 (biases and LayerNorms, see `parameter_groups`) take r = 1.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate, a number or a tensor of one element.
+        betas, eps, weight_decay: as above.
+        max_grad_norm: None leaves gradients as they are.
+        bias_correction: False leaves m and v uncorrected.
+        trust_bounds: (least, most) of r, for DeepSpeed's variant of LAMB, which uses (0.01, 0.3).
+        adapt_undecayed: give groups with weight decay 0 a ratio r too, as DeepSpeed does.
+
+    Parameters and moments are float32; see `MasterWeights` for models in a narrower type.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_grad_norm: float | None = 1.0,
+        bias_correction: bool = True,
+        trust_bounds: tuple[float, float] | None = None,
+        adapt_undecayed: bool = False,
+    ):
+        if not 0 <= betas[0] < 1 or not 0 <= betas[1] < 1:
+            raise ValueError(f"betas must be in [0, 1), not {betas}")
+        if eps < 0 or weight_decay < 0 or float(lr) < 0:
+            raise ValueError(f"lr, eps and weight_decay must not be negative: {lr}, {eps}, {weight_decay}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "trust_bounds": trust_bounds,
+            "adapt_undecayed": adapt_undecayed,
+        }
+        super().__init__(params, defaults)
+        self.max_grad_norm = max_grad_norm
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            return loss
+        divisor = getattr(self, "grad_scale", None)
+        if self.max_grad_norm is not None:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(grads)
+            norm = norm if divisor is None else norm / divisor
+            clip = (norm / self.max_grad_norm).clamp(min=1.0)
+            divisor = clip if divisor is None else divisor * clip
+        for group in self.param_groups:
+            self._step_group(group, divisor)
+        return loss
+
+    def _step_group(self, group: dict, divisor: Tensor | None) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
+                self.state[p]["exp_avg"] = torch.zeros_like(p)
+                self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
+            self.state[p]["step"] += 1
+        # On a GPU one launch for many tensors; on a CPU one tensor after another, while it is in the cache.
+        batches = [[p] for p in params] if params and params[0].device.type == "cpu" else [params]
+        for batch in batches:
+            if batch:
+                self._step_tensors(batch, group, divisor)
+
+    def _step_tensors(self, params: list[Tensor], group: dict, divisor: Tensor | None) -> None:
+        beta1, beta2 = group["betas"]
+        grads = [p.grad for p in params]
+        moments = [self.state[p]["exp_avg"] for p in params]
+        squares = [self.state[p]["exp_avg_sq"] for p in params]
+        step = float(self.state[params[0]]["step"])
+        correction1 = 1 - beta1**step if group["bias_correction"] else 1.0
+        correction2 = 1 - beta2**step if group["bias_correction"] else 1.0
+
+        if divisor is not None:
+            torch._foreach_div_(grads, divisor)
+        torch._foreach_lerp_(moments, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        updates = torch._foreach_sqrt(squares)
+        torch._foreach_div_(updates, correction2**0.5)
+        torch._foreach_add_(updates, group["eps"])
+        torch._foreach_reciprocal_(updates)
+        torch._foreach_mul_(updates, moments)
+        torch._foreach_div_(updates, correction1)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+
+        if group["weight_decay"] or group["adapt_undecayed"]:
+            scales = self._trust_ratios(params, updates, group["trust_bounds"])
+            torch._foreach_mul_(updates, [ratio * group["lr"] for ratio in scales])
+        else:
+            torch._foreach_mul_(updates, group["lr"])
+        torch._foreach_sub_(params, updates)
+
+    @staticmethod
+    def _trust_ratios(params, updates, bounds: tuple[float, float] | None) -> list[Tensor]:
+        weight_norms, update_norms = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(updates))
+        ratios = weight_norms / update_norms
+        if bounds is not None:
+            ratios = ratios.clamp(*bounds)
+        return list(torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0).unbind())
+
+
+class MasterWeights:
+    """Float32 copies of a model's parameters, for a model that is held in 16 bits. The optimizer works on the copies:
+    `pull_gradients` brings it the model's gradients, `push_weights` hands the new weights back."""
+
+    def __init__(self, model: nn.Module):
+        self.model_parameters = dict(model.named_parameters())
+        self.masters = {name: nn.Parameter(p.detach().float().clone()) for name, p in self.model_parameters.items()}
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return self.masters.items()
+
+    @torch.no_grad()
+    def pull_gradients(self) -> None:
+        for name, p in self.model_parameters.items():
+            self.masters[name].grad = p.grad.float() if p.grad is not None else None
+
+    @torch.no_grad()
+    def push_weights(self) -> None:
+        torch._foreach_copy_(list(self.model_parameters.values()), list(self.masters.values()))
+
+
+def is_decayed(name: str) -> bool:
+    """Biases and LayerNorm parameters take no weight decay, and in LAMB no trust ratio."""
+    return not (name.endswith("bias") or "LayerNorm" in name)
+
+
+def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
+    """One group with `weight_decay` and one without, for biases and LayerNorms."""
+    named = [(name, p) for name, p in named_parameters if p.requires_grad]
+    return [
+        {"params": [p for name, p in named if is_decayed(name)], "weight_decay": weight_decay},
+        {"params": [p for name, p in named if not is_decayed(name)], "weight_decay": 0.0},
+    ]
+
+
+def make_optimizer(
+    name: str,
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    """One of `OPTIMIZERS`. Clipping is left to `apply_step`'s `grad_scale`, so none of them clips by itself."""
+    groups = parameter_groups(named_parameters, weight_decay)
+    if name == "Lamb":
+        return Lamb(groups, lr, betas, eps, weight_decay, max_grad_norm=None)
+    if name == "AdamW":
+        return torch.optim.AdamW(groups, lr, betas, eps, weight_decay, fused=True)
+    if name == "FusedLAMB":
+        try:
+            from apex.optimizers import FusedLAMB
+        except ImportError as error:
+            raise UserError(
+                "--optimizer FusedLAMB needs apex, which is not installed here: use NVIDIA's PyTorch container, "
+                "or --optimizer Lamb, which makes the same updates"
+            ) from error
+        return FusedLAMB(groups, float(lr), betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=float("inf"))
+    raise ValueError(f"unknown optimizer {name!r}: expected one of {OPTIMIZERS}")
+
+
+@torch.no_grad()
+def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
+    """One step with gradients divided by `grad_scale`; none where `found_inf` is not zero. Both are float32 tensors
+    of one element."""
+    if isinstance(optimizer, Lamb) or optimizer.defaults.get("fused"):
+        optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
+        optimizer.step()
+        return
+    if not bool(found_inf):  # an optimizer that knows nothing of the protocol
+        torch._foreach_div_([p.grad for g in optimizer.param_groups for p in g["params"]], grad_scale)
+        optimizer.step()
+
+
+class LossScale:
+    """The factor that keeps float16 gradients above the smallest number they can hold. `dynamic`: doubled after 2,000
+    clean steps, halved on an overflow, never below 1 (Micikevicius et al., 2018, section 3.2). It lives on the device,
+    so that no step waits for it."""
+
+    GROWTH_INTERVAL = 2000
+
+    def __init__(self, initial: float, dynamic: bool, device: torch.device | str = "cpu"):
+        self.dynamic = dynamic
+        self.value = torch.tensor(float(initial), device=device)
+        self.clean_steps = torch.zeros((), device=device)
+
+    def update(self, found_inf: Tensor) -> None:
+        if not self.dynamic:
+            return
+        overflow = found_inf > 0
+        clean_steps = torch.where(overflow, 0.0, self.clean_steps + 1)
+        grows = clean_steps >= self.GROWTH_INTERVAL
+        grown = torch.where(grows, self.value * 2, self.value)
+        self.value.copy_(torch.where(overflow, (self.value / 2).clamp(min=1.0), grown))
+        self.clean_steps.copy_(torch.where(grows, 0.0, clean_steps))
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": float(self.value), "clean_steps": float(self.clean_steps)}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value.fill_(state["value"])
+        self.clean_steps.fill_(state["clean_steps"])
