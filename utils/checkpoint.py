@@ -1,0 +1,316 @@
+"""Checkpoint folders: `<output-dir>/<bert-model>/<phase>/<step>/`, each a Hugging Face model folder as it stands, with
+the optimizer's state, the run's progress, and a manifest of sizes and SHA-256.
+
+A folder is written under a temporary name, synced and renamed, so that one with a step for a name is complete. Tensors
+are in safetensors files and all else is JSON: nothing is ever unpickled.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from utils.config import read_json
+from utils.errors import UserError
+from utils.logger import show
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+VOCAB_FILE = "vocab.txt"
+TOKENIZER_FILE = "tokenizer_config.json"
+MANIFEST_FILE = "manifest.json"
+TEMPORARY_SUFFIX = ".tmp"
+KEPT_CHECKPOINTS = 3
+FORMAT_VERSION = 1
+
+
+def optimizer_file(prefix: str) -> str:
+    return f"{prefix}_optimizer.safetensors"
+
+
+def progress_file(prefix: str) -> str:
+    return f"{prefix}_progress.json"
+
+
+class BadCheckpoint(UserError):
+    """A checkpoint folder that is not what its manifest says."""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Checkpoint:
+    """Everything that a checkpoint folder holds; tensors on the CPU, and not changed by anyone afterwards."""
+
+    step: int
+    model: dict[str, Tensor]
+    config: dict[str, Any]
+    optimizer: dict[str, Tensor]
+    progress: dict[str, Any]
+    vocab_file: Path | None = None
+    do_lower_case: bool = True
+    prefix: str = "model"
+
+
+def write_checkpoint(parent: str | Path, checkpoint: Checkpoint, keep: int = KEPT_CHECKPOINTS) -> Path:
+    """Writes `parent`/`step` and then removes all but the newest `keep` checkpoints. A complete folder of that name
+    is left as it is, since the same step of the same run holds the same numbers."""
+    parent = Path(parent)
+    folder = parent / str(checkpoint.step)
+    if folder.is_dir():
+        with contextlib.suppress(BadCheckpoint):
+            verify_checkpoint(folder)
+            return folder
+        shutil.rmtree(folder)
+    temporary = parent / f"{checkpoint.step}{TEMPORARY_SUFFIX}"
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        _write_files(temporary, checkpoint)
+        temporary.rename(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(
+            f"cannot write the checkpoint {folder} ({error.strerror or error}): the checkpoints before it are "
+            f"untouched; make room or choose another --output-dir, then run the same command again"
+        ) from error
+    except safetensors.SafetensorError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(
+            f"cannot write the checkpoint {folder} ({error}): the checkpoints before it are untouched; make room or "
+            f"choose another --output-dir, then run the same command again"
+        ) from error
+    _sync(parent)
+    for old in checkpoint_steps(parent)[:-keep]:
+        shutil.rmtree(parent / str(old), ignore_errors=True)
+    return folder
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    config = {"architectures": ["BertForPreTraining"], "model_type": "bert", **checkpoint.config}
+    save_file(checkpoint.model, folder / MODEL_FILE, metadata={"format": "pt"})
+    save_file(checkpoint.optimizer, folder / optimizer_file(checkpoint.prefix))
+    _write_json(folder / CONFIG_FILE, config)
+    _write_json(folder / progress_file(checkpoint.prefix), checkpoint.progress)
+    if checkpoint.vocab_file is not None:
+        shutil.copyfile(checkpoint.vocab_file, folder / VOCAB_FILE)
+        tokenizer = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": checkpoint.do_lower_case,
+            "model_max_length": checkpoint.config.get("max_position_embeddings", 512),
+        }
+        _write_json(folder / TOKENIZER_FILE, tokenizer)
+    files = {path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    _write_json(folder / MANIFEST_FILE, {"format_version": FORMAT_VERSION, "files": files})
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    """Makes the file or the folder's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, one at a time, while training goes on. A failure is raised by the next
+    call of `write` or `wait`."""
+
+    def __init__(self, parent: str | Path):
+        self.parent = Path(parent)
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        self.wait()
+        # Not a daemon: an exit on the way of an error still lets a write that has begun come to its end.
+        self.thread = threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint")
+        self.thread.start()
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        try:
+            write_checkpoint(self.parent, checkpoint)
+        except BaseException as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is durable."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_steps(parent: str | Path) -> list[int]:
+    """The steps of the complete checkpoints in `parent`, oldest first."""
+    parent = Path(parent)
+    if not parent.is_dir():
+        return []
+    return sorted(int(path.name) for path in parent.iterdir() if path.name.isdigit() and path.is_dir())
+
+
+def verify_checkpoint(folder: str | Path) -> None:
+    """Raises BadCheckpoint, naming the file, unless `folder` holds what its manifest says."""
+    folder = Path(folder)
+    manifest_path = folder / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise BadCheckpoint(f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete; take another checkpoint")
+    try:
+        files = json.loads(manifest_path.read_text(encoding="utf-8"))["files"]
+        for name, expected in files.items():
+            path = folder / name
+            if not path.is_file():
+                raise BadCheckpoint(f"checkpoint {folder} lacks {name}: take another checkpoint")
+            if path.stat().st_size != expected["size"] or sha256_of(path) != expected["sha256"]:
+                raise BadCheckpoint(f"{path} is not what was written (its SHA-256 differs): take another checkpoint")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpoint(f"{manifest_path} is damaged ({error}): take another checkpoint") from error
+
+
+def latest_checkpoint(parent: str | Path, tell: Callable[[str], None] = show) -> Path | None:
+    """The newest whole checkpoint in `parent`, passing over damaged ones and saying so; None where there is none."""
+    for step in reversed(checkpoint_steps(parent)):
+        folder = Path(parent) / str(step)
+        try:
+            verify_checkpoint(folder)
+        except BadCheckpoint as error:
+            tell(f"warning: {error}; trying the one before")
+        else:
+            return folder
+    return None
+
+
+def find_checkpoint(path: str | Path, last_step: str | None, tell: Callable[[str], None] = show) -> Path | None:
+    """What `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP` names.
+
+    `last_step` None: `path` is a checkpoint folder. A number: `path`/number. "auto": the newest whole checkpoint in
+    the folder of steps `path`, or None where there is none yet."""
+    path = Path(path)
+    if last_step == "auto":
+        return latest_checkpoint(path, tell)
+    folder = path if last_step is None else path / str(last_step)
+    if not folder.is_dir():
+        raise UserError(f"checkpoint {folder} does not exist: check --from-checkpoint and --last-step-of-checkpoint")
+    verify_checkpoint(folder)
+    return folder
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: expected a folder with {MODEL_FILE} and {CONFIG_FILE}")
+    try:
+        return load_file(path)
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}): fetch or write it again") from error
+
+
+def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
+    return read_json(folder / progress_file(prefix), "the progress of a checkpoint")
+
+
+def read_optimizer(folder: Path, prefix: str) -> dict[str, Tensor]:
+    return read_tensors(folder / optimizer_file(prefix))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def canonical_names(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """`tensors` under the names that `model` uses: old LayerNorm names (gamma, beta) are renamed, buffers and copies of
+    tied weights are dropped, and the prefix `bert.` is added or taken off as the model wants it."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if not name.endswith(("position_ids", "predictions.decoder.weight", "predictions.decoder.bias")):
+            renamed[name] = tensor
+    model_has_prefix = hasattr(model, "bert")
+    tensors_have_prefix = any(name.startswith("bert.") for name in renamed)
+    if model_has_prefix and not tensors_have_prefix:
+        heads = ("cls.", "qa_outputs.", "classifier.")
+        return {name if name.startswith(heads) else f"bert.{name}": tensor for name, tensor in renamed.items()}
+    if not model_has_prefix and tensors_have_prefix:
+        return {name.removeprefix("bert."): tensor for name, tensor in renamed.items()}
+    return renamed
+
+
+def load_weights(
+    model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path, tell: Callable[[str], None] = show
+) -> None:
+    """Loads `tensors` into `model`. Heads of other tasks in `tensors` are passed over; heads that `tensors` lack keep
+    their initial weights; both are told. Any other missing, unexpected or misshapen tensor is an error."""
+    given = canonical_names(tensors, model)
+    wanted = model.state_dict()
+    misshapen = [
+        f"{name} is {list(given[name].shape)}, the model's is {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    if misshapen:
+        raise UserError(
+            f"{source}: {len(misshapen)} tensors have another shape ({'; '.join(misshapen[:3])}): use the config and "
+            f"the vocabulary that it was made with"
+        )
+    optional = model.optional_heads
+    missing = sorted(wanted.keys() - given.keys())
+    if lacking := [name for name in missing if not name.startswith(optional)]:
+        raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
+    foreign_heads = ("cls.", "qa_outputs.", "classifier.", "pooler.", "bert.pooler.")
+    unexpected = sorted(given.keys() - wanted.keys())
+    if strangers := [name for name in unexpected if not name.startswith(foreign_heads)]:
+        raise UserError(f"{source} has {len(strangers)} tensors that the model lacks ({', '.join(strangers[:3])})")
+    if missing:
+        tell(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
+    if unexpected:
+        tell(f"note: {source}: {', '.join(unexpected)} are not used by {type(model).__name__}")
+    model.load_state_dict({**wanted, **{name: given[name] for name in wanted if name in given}})
+
+
+def load_pretrained(model_class, config_class, folder: str | Path, **kwargs):
+    """`model_class` with the config and the weights in `folder`."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and {MODEL_FILE} in it")
+    read_json(folder / CONFIG_FILE, "the config")
+    tensors = read_tensors(folder / MODEL_FILE)
+    try:
+        config = config_class.from_json_file(folder / CONFIG_FILE)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    model = model_class(config, **kwargs)
+    load_weights(model, tensors, folder / MODEL_FILE)
+    return model
+
+
+def cpu_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that later training steps do not change, contiguous and on the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
