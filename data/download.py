@@ -1,0 +1,357 @@
+"""Files from the network, whole or not at all: resumed with ranges, taken from mirrors, retried, verified against a
+checksum, and given their final name only when nothing is missing.
+
+While a file is on its way it lies beside its final place as `<name>.part`, and `<name>.part.json` says where it came
+from, so that the next run, or the next try, goes on where this one stopped.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from data.manifest import file_digest, write_atomically
+from utils.errors import UserError, one_line
+
+CHUNK = 1 << 20
+RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}
+NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
+
+WIKIMEDIA_MIRRORS = (
+    "https://dumps.wikimedia.org",
+    "https://dumps.wikimedia.your.org",
+    "https://mirror.accum.se/mirror/wikimedia.org/dumps",
+)
+SQUAD_MIRRORS = (
+    "https://rajpurkar.github.io/SQuAD-explorer/dataset",
+    "https://raw.githubusercontent.com/rajpurkar/SQuAD-explorer/master/dataset",
+)
+# Size in bytes and SHA-256 of the published files.
+SQUAD_FILES = {
+    "train-v1.1.json": (30_288_272, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+    "dev-v1.1.json": (4_854_279, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
+    "train-v2.0.json": (42_123_633, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+    "dev-v2.0.json": (4_370_528, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+}
+
+
+class Checksum(NamedTuple):
+    algorithm: str  # a name that hashlib knows
+    hexdigest: str
+
+
+class RetryPolicy(NamedTuple):
+    """How patient `fetch` is. A try that brings the file further than any before it starts the count again."""
+
+    attempts: int = 10  # tries in a row that may fail
+    first_wait: float = 1.0  # seconds; doubles with each failure
+    longest_wait: float = 120.0
+    timeout: float = 60.0  # seconds without a byte
+
+
+PATIENT = RetryPolicy()
+
+
+class FailedTry(Exception):
+    """One try at one address did not give the file."""
+
+    def __init__(self, reason: str, wait: float = 0.0, final: bool = False, status: int | None = None):
+        super().__init__(reason)
+        self.status = status  # HTTP status, where there was one
+        self.wait = wait  # seconds that the server asked for
+        self.final = final  # this address will not have the file later either
+
+
+class Part:
+    """The piece of a file that is here already, and what is known about the whole it belongs to."""
+
+    def __init__(self, path: Path):
+        self.path = path.with_name(path.name + ".part")
+        self.origin_path = path.with_name(path.name + ".part.json")
+        try:
+            origin = json.loads(self.origin_path.read_text())
+            self.url, self.validator, self.total = origin["url"], origin["validator"], origin["total"]
+        except (OSError, ValueError, KeyError):
+            self.discard()
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.origin_path.unlink(missing_ok=True)
+        self.url, self.validator, self.total = "", None, None
+
+    def start(self, url: str, validator: str | None, total: int | None) -> None:
+        """Forgets the old bytes first, then records the new origin: a kill in between costs bytes, never mixes them."""
+        self.discard()
+        self.url, self.validator, self.total = url, validator, total
+        origin = {"url": url, "validator": validator, "total": total}
+        write_atomically(self.origin_path, json.dumps(origin).encode())
+
+
+def fetch(
+    urls: Sequence[str],
+    path: Path,
+    checksum: Checksum | None = None,
+    size: int | None = None,
+    check: Callable[[Path], None] | None = None,
+    policy: RetryPolicy = PATIENT,
+) -> None:
+    """Brings the file that each of `urls` has to `path`, unless it is there already.
+
+    size: in bytes, where it is known beforehand. check: raises `UserError` for a file that cannot be right.
+    Raises `UserError` when no address gives the file within the policy's patience; what came stays for the next run.
+    """
+    for url in urls:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise UserError(f"{url!r} is not an http or https address: correct it")
+    if path.exists():
+        if reason := mismatch(path, checksum, size):
+            raise UserError(f"{path} is there, but {reason}: remove it to download it again")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = Part(path)
+    sources, turn, failures, furthest = list(urls), 0, 0, part.size
+    while True:
+        url = sources[turn % len(sources)]
+        try:
+            transfer(url, part, size, checksum, policy.timeout)
+            accept(part, checksum, size, check)
+            break
+        except FailedTry as failure:
+            progressed, furthest = part.size > furthest, max(furthest, part.size)
+            failures = 1 if progressed else failures + 1
+            if failure.final:
+                sources.remove(url)
+            elif not progressed:
+                turn += 1
+            if not sources or failures >= policy.attempts:
+                raise UserError(
+                    f"cannot download {url}: {failure}; gave up after {failures} tries in a row: "
+                    "check the network and the address, then run the same command to go on"
+                ) from failure
+            if not failure.final:
+                wait = max(failure.wait, policy.first_wait * 2 ** (failures - 1))
+                wait = min(wait, policy.longest_wait)
+                tqdm.write(f"{path.name}: {failure}; next try in {wait:.0f} s", file=sys.stderr)
+                time.sleep(wait)
+    with part.path.open("rb") as file:
+        os.fsync(file.fileno())
+    part.path.rename(path)
+    part.origin_path.unlink(missing_ok=True)
+
+
+def transfer(url: str, part: Part, size: int | None, checksum: Checksum | None, timeout: float) -> None:
+    """One try: adds to `part` until it is as long as the server says the file is, or raises `FailedTry`."""
+    start = part.size
+    if start and part.total == start:
+        return
+    headers = {"User-Agent": "bert-recipe (data preparation)", "Accept-Encoding": "identity"}
+    same_file = part.url == url and part.validator is not None
+    # Bytes of another server, or of a file that may have changed meanwhile, are joined only where a checksum tells.
+    if start and (same_file or checksum):
+        headers["Range"] = f"bytes={start}-"
+        if same_file:
+            headers["If-Range"] = part.validator
+    try:
+        response = open_url(url, headers, timeout)
+    except FailedTry as failure:
+        if failure.status == 416:
+            part.discard()  # there is no such range: the file is shorter than the part
+        raise
+    with response:
+        if response.status == 206:
+            join_range(response, part, start)
+        elif response.status == 200:
+            start = 0
+            length = response.headers.get("Content-Length")
+            if length is None and not response.chunked and checksum is None and size is None:
+                raise FailedTry(
+                    "the server does not say how long the file is, so a part would pass for a whole", final=True
+                )
+            refuse_web_page(response)
+            part.start(url, validator_of(response), int(length) if length and length.isdigit() else None)
+        else:
+            raise FailedTry(f"unexpected HTTP status {response.status}")
+        copy_body(response, part, start)
+    if part.total is not None and part.size != part.total:
+        if part.size > part.total:
+            part.discard()
+        raise FailedTry(f"the connection ended after {part.size:,} of {part.total:,} bytes")
+
+
+def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
+    """The open answer to a GET. Only http and https, also after a redirect; no file:, ftp: or data: addresses."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.UnknownHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
+    opener.addheaders = list(headers.items())
+    try:
+        return opener.open(url, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        with error:
+            retry_after = error.headers.get("Retry-After", "")
+            wait = float(retry_after) if retry_after.isdigit() else 0.0
+            final = error.code not in RETRIED_STATUSES
+            raise FailedTry(f"HTTP status {error.code} {error.reason}", wait, final, error.code) from error
+    except NETWORK_ERRORS as error:
+        raise FailedTry(f"no answer ({reason_of(error)})") from error
+
+
+def reason_of(error: Exception) -> str:
+    return one_line(str(error)) or type(error).__name__
+
+
+def join_range(response: http.client.HTTPResponse, part: Part, start: int) -> None:
+    """Makes sure that the bytes that follow continue `part`, else forgets it."""
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+    total = int(match[3]) if match and match[3] != "*" else None
+    if not match or int(match[1]) != start or (part.total is not None and total not in (None, part.total)):
+        part.discard()
+        raise FailedTry("the server sent another range than was asked for, or the file has changed")
+    part.total = part.total or total
+
+
+def validator_of(response: http.client.HTTPResponse) -> str | None:
+    """What If-Range may hold (RFC 9110, 13.1.5): a strong ETag, else the date of the last change."""
+    etag = response.headers.get("ETag")
+    if etag and not etag.startswith("W/"):
+        return etag
+    return response.headers.get("Last-Modified")
+
+
+def refuse_web_page(response: http.client.HTTPResponse) -> None:
+    """Error pages and log-in pages come with status 200 too; no data set here is HTML."""
+    try:
+        beginning = response.peek(512).lstrip().lower()
+    except NETWORK_ERRORS as error:
+        raise FailedTry(f"the connection broke at the first byte ({reason_of(error)})") from error
+    is_html = response.headers.get_content_type() in ("text/html", "application/xhtml+xml")
+    if is_html or beginning.startswith((b"<!doctype html", b"<html")):
+        raise FailedTry("the answer is a web page in place of the file")
+
+
+def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> None:
+    name = part.path.name.removesuffix(".part")
+    bar = tqdm(total=part.total, initial=start, desc=name, unit="B", unit_scale=True, disable=None, leave=False)
+    with bar, part.path.open("ab") as file:
+        while True:
+            try:
+                chunk = response.read1(CHUNK)
+            except NETWORK_ERRORS as error:
+                raise FailedTry(f"the connection broke after {start:,} bytes ({reason_of(error)})") from error
+            if not chunk:
+                return
+            file.write(chunk)
+            start += len(chunk)
+            bar.update(len(chunk))
+
+
+def accept(part: Part, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
+    """Raises `FailedTry`, the part gone, unless the part is what was asked for."""
+    reason = mismatch(part.path, checksum, size)
+    if reason is None and check is not None:
+        try:
+            check(part.path)
+        except UserError as error:
+            reason = str(error)
+    if reason:
+        part.discard()
+        raise FailedTry(f"what came is not the file: {reason}")
+
+
+def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | None:
+    """In what the file differs from what is known of it; None if in nothing."""
+    actual_size = path.stat().st_size
+    if size is not None and actual_size != size:
+        return f"it has {actual_size:,} bytes, not {size:,}"
+    if checksum is not None:
+        digest = file_digest(path, checksum.algorithm)
+        if digest != checksum.hexdigest:
+            return f"its {checksum.algorithm} is {digest}, not {checksum.hexdigest}"
+    if actual_size == 0:
+        return "it is empty"
+    return None
+
+
+def fetch_squad(version: str, folder: Path, policy: RetryPolicy = PATIENT) -> list[Path]:
+    """SQuAD's training and development file of `version` ("v1.1" or "v2.0")."""
+    paths = []
+    for name in (f"train-{version}.json", f"dev-{version}.json"):
+        size, digest = SQUAD_FILES[name]
+        urls = [f"{mirror}/{name}" for mirror in SQUAD_MIRRORS]
+        fetch(urls, folder / name, Checksum("sha256", digest), size, policy=policy)
+        paths.append(folder / name)
+    return paths
+
+
+def fetch_wikipedia(
+    language: str,
+    folder: Path,
+    date: str = "latest",
+    mirrors: Sequence[str] = WIKIMEDIA_MIRRORS,
+    policy: RetryPolicy = PATIENT,
+) -> Path:
+    """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan") as of the dump of `date` (YYYYMMDD).
+
+    The published list of SHA-1 sums names the dated file and its sum, so that `latest` cannot change half way. Once
+    the list lies in `folder`, later runs go on with the dump that it names.
+    """
+    wiki = language.replace("-", "_") + "wiki"
+    sums = folder / f"{wiki}-{date}-sha1sums.txt"
+    fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums, check=refuse_unless_sums, policy=policy)
+    pattern = rf"([0-9a-f]{{40}})  ({wiki}-(\d{{8}})-pages-articles-multistream\.xml\.bz2)"
+    match = re.search(pattern, sums.read_text(encoding="utf-8"))
+    if not match:
+        raise UserError(
+            f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not finished; "
+            "remove the list and choose an earlier one with --dump-date YYYYMMDD"
+        )
+    digest, name, run = match.groups()
+    fetch(
+        [f"{mirror}/{wiki}/{run}/{name}" for mirror in mirrors], folder / name, Checksum("sha1", digest), policy=policy
+    )
+    return folder / name
+
+
+def refuse_unless_sums(path: Path) -> None:
+    with contextlib.suppress(UnicodeDecodeError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if lines and all(re.fullmatch(r"[0-9a-f]{40}  \S+", line) for line in lines):
+            return
+    raise UserError("it is no list of SHA-1 sums")
+
+
+def fetch_books(urls: Sequence[str], folder: Path, policy: RetryPolicy = PATIENT) -> list[Path]:
+    """Each address's file under the last part of its path. Books have no published sums: their length is checked."""
+    targets: dict[str, str] = {}
+    for url in urls:
+        name = Path(urlsplit(url).path).name
+        if not name or name in (".", ".."):
+            raise UserError(f"{url!r} does not end in a file's name: correct it")
+        if targets.setdefault(name, url) != url:
+            raise UserError(f"{targets[name]} and {url} end in the same file name: keep one of them")
+    for name, url in tqdm(targets.items(), desc="books", unit="file", disable=None, leave=False):
+        fetch([url], folder / name, policy=policy)
+    return [folder / name for name in targets]

@@ -1,0 +1,309 @@
+"""Downloads from a server on loopback that misbehaves in each way that servers on the network do."""
+
+import hashlib
+import http.server
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data import download
+from data.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
+from utils.errors import UserError
+
+CONTENT = random.Random(7).randbytes(300_000)
+SHA256 = Checksum("sha256", hashlib.sha256(CONTENT).hexdigest())
+SHA1 = hashlib.sha1(CONTENT, usedforsecurity=False).hexdigest()
+HASTY = RetryPolicy(attempts=4, first_wait=0.01, longest_wait=0.02, timeout=0.4)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers each GET with the next of `answers` (the last one again and again) and records what was asked."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[Callable] = []
+        self.requests: list[dict] = []
+        self.files: dict[str, bytes] = {}
+        self.etag = '"first"'
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def url(self, name: str = "file.bin") -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.requests.append({"path": self.path, **dict(self.headers)})
+        answers = server.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0] if answers else whole
+        answer(self)
+
+    def send(self, body: bytes, status: int = 200, claim: int | None = None, **headers: str) -> None:
+        """`body` under a Content-Length of `claim` (-1: none)."""
+        self.send_response(status)
+        if claim != -1:
+            self.send_header("Content-Length", str(len(body) if claim is None else claim))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, *_):
+        pass
+
+
+def whole(handler: Handler, sent_share: float = 1.0) -> None:
+    """A proper server: the file or the range asked for; `sent_share` below 1 drops the connection before its end."""
+    content = handler.server.files.get(handler.path, CONTENT)
+    etag = handler.server.etag
+    asked = handler.headers.get("Range")
+    if asked and handler.headers.get("If-Range", etag) == etag:
+        start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if start >= len(content):
+            return handler.send(b"", 416, Content_Range=f"bytes */{len(content)}")
+        body = content[start:]
+        headers = {"Content_Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+        status = 206
+    else:
+        body, headers, status = content, {}, 200
+    handler.send(body[: int(len(body) * sent_share)], status, claim=len(body), ETag=etag, **headers)
+    return None
+
+
+def drops(handler: Handler) -> None:
+    whole(handler, sent_share=0.4)
+
+
+def stalls(handler: Handler) -> None:
+    whole(handler, sent_share=0.3)
+    time.sleep(1.0)
+
+
+def silent(_: Handler) -> None:
+    time.sleep(1.0)
+
+
+def status(code: int, **headers: str) -> Callable:
+    return lambda handler: handler.send(b"sorry", code, **headers)
+
+
+def web_page(handler: Handler) -> None:
+    handler.send(b"<!DOCTYPE html><html>log in first</html>", Content_Type="application/octet-stream")
+
+
+def changes_then_serves(handler: Handler) -> None:
+    """The file is another one from now on, and no byte of the old one counts."""
+    handler.server.etag = '"second"'
+    handler.server.files["/file.bin"] = CONTENT[::-1]
+    whole(handler)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def left_behind(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_file_comes_whole_and_alone(server, tmp_path):
+    fetch([server.url()], tmp_path / "file.bin", SHA256, policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert left_behind(tmp_path) == {"file.bin"}
+
+
+@pytest.mark.parametrize("trouble", [drops, stalls])
+def test_a_broken_or_stalled_connection_is_resumed_where_it_stopped(server, tmp_path, trouble):
+    server.answers = [trouble, whole]
+    fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    start = int(server.requests[1]["Range"].removeprefix("bytes=").removesuffix("-"))
+    assert 0 < start < len(CONTENT)
+    assert server.requests[1]["If-Range"] == '"first"'
+
+
+def test_tries_that_bring_the_file_further_do_not_use_up_the_patience(server, tmp_path):
+    server.answers = [drops] * 9 + [whole]
+    fetch([server.url()], tmp_path / "file.bin", SHA256, policy=HASTY._replace(attempts=2))
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert len(server.requests) == 10
+
+
+def test_a_second_run_goes_on_where_the_first_was_stopped(server, tmp_path):
+    server.answers = [drops, status(503)]
+    with pytest.raises(UserError, match="503"):
+        fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert not (tmp_path / "file.bin").exists()
+    server.answers, server.requests = [whole], []
+    fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert server.requests[0]["Range"] == f"bytes={int(len(CONTENT) * 0.4)}-"
+
+
+@pytest.mark.parametrize("code", [403, 408, 429, 500, 502, 503, 504])
+def test_passing_refusals_are_retried(server, tmp_path, code):
+    server.answers = [status(code), status(code), whole]
+    fetch([server.url()], tmp_path / "file.bin", SHA256, policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_a_missing_file_is_not_asked_for_again(server, tmp_path):
+    server.answers = [status(404)]
+    with pytest.raises(UserError, match="404"):
+        fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert len(server.requests) == 1
+
+
+def test_waits_grow_and_respect_what_the_server_asks_for(server, tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(download.time, "sleep", waits.append)
+    server.answers = [status(503), status(503), status(429, Retry_After="7"), status(503), whole]
+    policy = RetryPolicy(attempts=9, first_wait=1, longest_wait=5, timeout=1)
+    fetch([server.url()], tmp_path / "file.bin", policy=policy)
+    assert waits == [1, 2, 5, 5]
+
+
+def test_mirrors_take_over(server, tmp_path):
+    server.answers = [status(404), silent, drops, whole]
+    fetch([server.url("a"), server.url("b"), server.url("c")], tmp_path / "file.bin", SHA256, policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert [request["path"] for request in server.requests] == ["/a", "/b", "/c", "/c"]
+
+
+def test_bytes_of_two_mirrors_are_not_joined_without_a_checksum(server, tmp_path):
+    server.answers = [drops, status(404), whole]
+    fetch([server.url("a"), server.url("b")], tmp_path / "file.bin", policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert "Range" not in server.requests[2]
+
+
+def test_a_file_that_changes_between_tries_is_fetched_anew(server, tmp_path):
+    server.answers = [drops, changes_then_serves]
+    fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT[::-1]
+
+
+def test_a_file_that_changes_size_under_ranges_is_not_glued_together(server, tmp_path):
+    def other_size(handler):
+        start = int(handler.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        body = CONTENT[start:-50]
+        handler.send(body, 206, Content_Range=f"bytes {start}-{len(CONTENT) - 51}/{len(CONTENT) - 50}")
+
+    server.answers = [drops, other_size, whole]
+    fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda handler: handler.send(CONTENT[:-1000]),  # truncated, and says so
+        lambda handler: handler.send(CONTENT, claim=len(CONTENT) - 1000),  # says less than it sends
+        lambda handler: handler.send(CONTENT[:-1], claim=-1),  # says nothing and stops early
+        lambda handler: handler.send(bytes(len(CONTENT))),  # right length, other bytes
+    ],
+)
+def test_a_part_or_another_file_is_never_taken_for_the_whole(server, tmp_path, lie):
+    server.answers = [lie]
+    with pytest.raises(UserError, match="sha256"):
+        fetch([server.url()], tmp_path / "file.bin", SHA256, policy=HASTY)
+    assert left_behind(tmp_path) == set()
+
+
+def test_a_server_that_promises_more_than_it_has_is_given_up(server, tmp_path):
+    server.answers = [lambda handler: handler.send(CONTENT, claim=len(CONTENT) + 1000)]
+    with pytest.raises(UserError, match="ended after"):
+        fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert not (tmp_path / "file.bin").exists()
+
+
+def test_a_file_of_unknown_length_needs_a_checksum(server, tmp_path):
+    server.answers = [lambda handler: handler.send(CONTENT, claim=-1)]
+    with pytest.raises(UserError, match="how long"):
+        fetch([server.url()], tmp_path / "a.bin", policy=HASTY)
+    fetch([server.url()], tmp_path / "b.bin", SHA256, policy=HASTY)
+    assert (tmp_path / "b.bin").read_bytes() == CONTENT
+
+
+def test_a_web_page_with_status_200_is_refused(server, tmp_path):
+    server.answers = [web_page]
+    with pytest.raises(UserError, match="web page"):
+        fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    assert left_behind(tmp_path) == set()
+
+
+def test_no_server_at_all_is_one_clear_error(tmp_path):
+    with pytest.raises(UserError, match="cannot download"):
+        fetch(["http://127.0.0.1:9/file.bin"], tmp_path / "file.bin", policy=HASTY)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/file", "no address", "http://"])
+def test_only_http_addresses_are_taken(tmp_path, url):
+    with pytest.raises(UserError, match="http"):
+        fetch([url], tmp_path / "file.bin")
+
+
+def test_a_redirect_cannot_lead_to_a_local_file(server, tmp_path):
+    server.answers = [status(302, Location="file:///etc/passwd")]
+    with pytest.raises(UserError, match="cannot download"):
+        fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+
+
+def test_a_file_that_is_there_is_checked_and_kept(server, tmp_path):
+    path = tmp_path / "file.bin"
+    path.write_bytes(CONTENT)
+    fetch([server.url()], path, SHA256, policy=HASTY)
+    path.write_bytes(CONTENT[:-1])
+    with pytest.raises(UserError, match="remove it"):
+        fetch([server.url()], path, SHA256, policy=HASTY)
+    assert server.requests == []
+
+
+def test_wikipedia_is_the_dated_dump_that_the_published_sums_name(server, tmp_path):
+    name = "simplewiki-20240501-pages-articles-multistream.xml.bz2"
+    sums = f"{'0' * 40}  simplewiki-20240501-site_stats.sql.gz\n{SHA1}  {name}\n"
+    server.files["/simplewiki/latest/simplewiki-latest-sha1sums.txt"] = sums.encode()
+    path = fetch_wikipedia("simple", tmp_path, mirrors=[server.url("")[:-1]], policy=HASTY)
+    assert path == tmp_path / name
+    assert path.read_bytes() == CONTENT
+    assert server.requests[1]["path"] == f"/simplewiki/20240501/{name}"
+
+
+def test_wikipedia_with_a_wrong_sum_is_refused(server, tmp_path):
+    name = "frwiki-20240501-pages-articles-multistream.xml.bz2"
+    server.files["/frwiki/20240501/frwiki-20240501-sha1sums.txt"] = f"{'0' * 40}  {name}\n".encode()
+    with pytest.raises(UserError, match="sha1"):
+        fetch_wikipedia("fr", tmp_path, "20240501", [server.url("")[:-1]], HASTY)
+    assert not (tmp_path / name).exists()
+
+
+def test_squad_is_verified_against_its_pinned_sums(server, tmp_path, monkeypatch):
+    files = {name: json.dumps({"version": "1.1", "data": [name]}).encode() for name in download.SQUAD_FILES}
+    server.files = {f"/{name}": content for name, content in files.items()}
+    monkeypatch.setattr(download, "SQUAD_MIRRORS", (server.url("")[:-1],))
+    with pytest.raises(UserError, match="bytes, not 30,288,272"):
+        fetch_squad("v1.1", tmp_path, HASTY)
+    pins = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
+    monkeypatch.setattr(download, "SQUAD_FILES", pins)
+    assert [path.name for path in fetch_squad("v2.0", tmp_path, HASTY)] == ["train-v2.0.json", "dev-v2.0.json"]
+
+
+def test_books_come_under_their_own_names_and_may_not_collide(server, tmp_path):
+    server.files = {"/x/one.txt": b"Call me Ishmael.", "/y/two.txt": b"It was the best of times."}
+    paths = fetch_books([server.url("x/one.txt"), server.url("y/two.txt")], tmp_path, HASTY)
+    assert [path.read_bytes() for path in paths] == [b"Call me Ishmael.", b"It was the best of times."]
+    with pytest.raises(UserError, match="same file name"):
+        fetch_books([server.url("x/one.txt"), server.url("y/one.txt")], tmp_path, HASTY)
