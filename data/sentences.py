@@ -1,0 +1,243 @@
+"""Paragraphs into sentences: nltk's Punkt with its parameters in a text file; a faster splitter that decides by the
+same parameters and rules; and `newline`, for text that has one sentence a line already.
+
+Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational Linguistics 32, 2006.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer, PunktTrainer
+
+from utils.config import read_json
+from utils.errors import UserError
+
+SPLITTERS = ("punkt", "fast", "newline")
+PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
+
+# nltk's matcher takes time with the square of a run without white space, and gives up after some seconds: a longer
+# paragraph goes to it in pieces.
+MAX_PIECE = 20_000
+
+# Punkt's notes on a word, as bits: which case its first letter had, and where in a sentence (section 4.1.1).
+UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
+UPPER, LOWER = 2 | 4 | 8, 16 | 32 | 64
+NUMBER = "##number##"
+
+ENDS = ".?!\u2026\u061f\u06d4\u0964"
+QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
+CLOSERS = re.escape(QUOTES + ")]}")
+OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
+
+# Full stops that are nothing else and need no space after them.
+CJK_END = re.compile("(?<=[\u3002\uff01\uff1f])(?![\u3002\uff01\uff1f\u300d\u300f\u201d\u2019\uff09])")
+# “What?” said he: the sentence goes on.
+GOES_ON = re.compile(rf"[^\W\d_]*[?!\u2026][{CLOSERS}]+$")
+
+END_OF_NEXT_WORD = re.compile(rf"(\s\S*[{re.escape(ENDS)}])[{CLOSERS}]+$")
+
+CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?:\s+|$)")
+NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
+NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
+
+
+class Splitter(Protocol):
+    def split(self, paragraph: str) -> list[str]:
+        """The sentences of `paragraph`, in order: none empty, no line break or doubled space in them."""
+
+
+def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
+    """The splitter called `name`, one of `SPLITTERS`. Its parameters are those in `params_file`, else those that this
+    project ships for `language`."""
+    if name == "newline":
+        return NewlineSplitter()
+    path = Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
+    if not params_file and not path.is_file():
+        shipped = ", ".join(sorted(file.stem for file in PARAMETERS_FOLDER.glob("*.json")))
+        raise UserError(
+            f"no sentence parameters for {language} (there are: {shipped}): train them on the corpus, or name a file"
+        )
+    params = load_punkt(path)
+    return {"punkt": PunktSplitter, "fast": FastSplitter}[name](params)
+
+
+class NewlineSplitter:
+    """One sentence a line."""
+
+    def split(self, paragraph: str) -> list[str]:
+        lines = (" ".join(line.split()) for line in paragraph.splitlines())
+        return [line for line in lines if line]
+
+
+class Punkt(PunktSentenceTokenizer):
+    """nltk's tokenizer, but that in `Mr. Brown.”` it does not take the end after Brown for one after Mr."""
+
+    def text_contains_sentbreak(self, text: str) -> bool:
+        return super().text_contains_sentbreak(END_OF_NEXT_WORD.sub(r"\1", text))
+
+
+class PunktSplitter:
+    """nltk's Punkt, but that a sentence whose quotation ends in a question or an exclamation goes on if the next word
+    is in lower case."""
+
+    def __init__(self, params: PunktParameters):
+        self.punkt = Punkt(params, lang_vars=LanguageVars())
+
+    def split(self, paragraph: str) -> list[str]:
+        sentences: list[str] = []
+        for sentence in chain.from_iterable(map(self.punkt.tokenize, pieces(paragraph))):
+            if sentence[0].islower() and sentences and GOES_ON.search(sentences[-1][-40:]):
+                sentences[-1] += " " + sentence
+            else:
+                sentences.append(sentence)
+        return sentences
+
+
+class FastSplitter:
+    """Punkt's decisions (its sections 3 and 4) at the places where a sentence may end, without Punkt's tokenization of
+    what lies around them."""
+
+    def __init__(self, params: PunktParameters):
+        self.abbreviations = params.abbrev_types
+        self.collocations = params.collocations
+        self.starters = params.sent_starters
+        self.contexts = dict(params.ortho_context)
+
+    def split(self, paragraph: str) -> list[str]:
+        return list(chain.from_iterable(map(self.split_piece, pieces(paragraph))))
+
+    def split_piece(self, piece: str) -> Iterator[str]:
+        start = 0
+        for candidate in CANDIDATE.finditer(piece):
+            following = NEXT_WORD.match(piece, candidate.end())
+            word = piece[max(start, piece.rfind(" ", start, candidate.start()) + 1) : candidate.start()]
+            if following and self.is_end(word, candidate[0].rstrip(), following[1]):
+                yield piece[start : candidate.end()].rstrip()
+                start = candidate.end()
+        if start < len(piece):
+            yield piece[start:]
+
+    def is_end(self, word: str, mark: str, following: str) -> bool:
+        """Whether a sentence ends at `mark` (full stop or the like with the quotes that close after it), between the
+        words `word` and `following`."""
+        stop = mark.rstrip(QUOTES + ")]}")
+        if stop[-1] != ".":
+            return not (following[0].islower() and stop != mark)
+        starts = self.starts_sentence(following)
+        if len(stop) > 1:
+            return starts is True or (following[0].isupper() and following.lower() in self.starters)
+        word = re.split(rf"[{OPENERS},;:*@]|--+|\u2014", word)[-1]
+        kind, next_kind = word_type(word), word_type(following)
+        if (kind, next_kind) in self.collocations:
+            return False
+        is_initial = len(word) == 1 and word.isalpha()
+        if not is_initial and (kind in self.abbreviations or kind.rpartition("-")[2] in self.abbreviations):
+            return starts is True or (following[0].isupper() and next_kind in self.starters)
+        if is_initial:
+            never_lower = following[0].isupper() and not self.contexts.get(next_kind, 0) & LOWER
+            return not (starts is False or (starts is None and never_lower) or kind in self.abbreviations)
+        return not (kind == NUMBER and starts is False)
+
+    def starts_sentence(self, word: str) -> bool | None:
+        """Punkt's orthographic heuristic (section 4.1.1): None when it cannot tell."""
+        if not word[0].isalnum():
+            return False
+        context = self.contexts.get(word_type(word), 0)
+        if word[0].isupper() and context & LOWER and not context & UPPER_INSIDE:
+            return True
+        if word[0].islower() and (context & UPPER or not context & LOWER_FIRST):
+            return False
+        return None
+
+
+def word_type(word: str) -> str:
+    return NUMBER if NUMERIC.fullmatch(word) else word.lower().removesuffix(".")
+
+
+def pieces(paragraph: str) -> Iterator[str]:
+    """`paragraph` with single spaces, cut where a sentence certainly ends, and where it is too long for nltk: there at
+    a space if there is one."""
+    text = " ".join(paragraph.split())
+    for piece in CJK_END.split(text):
+        piece = piece.strip()
+        while len(piece) > MAX_PIECE:
+            cut = piece.rfind(" ", 1, MAX_PIECE)
+            cut = cut if cut > 0 else MAX_PIECE
+            yield piece[:cut]
+            piece = piece[cut:].lstrip()
+        if piece:
+            yield piece
+
+
+class LanguageVars(PunktLanguageVars):
+    """Punkt's character classes with the same typographic marks in every version of nltk, and the full stops of more
+    scripts."""
+
+    sent_end_chars = tuple(ENDS)
+    re_boundary_realignment = re.compile(rf"[{CLOSERS}]+?(?:\s+|(?=--)|$)")
+    _re_word_start = rf"[^{OPENERS}{CLOSERS}`:;&#*@\-,]"
+    _re_non_word_chars = rf"(?:[;*:@({{\[{CLOSERS}{re.escape(ENDS.replace('.', ''))}])"
+
+
+def train_punkt(paragraphs: Iterable[str], max_characters: int = 10_000_000) -> PunktParameters:
+    """Punkt's parameters, learnt with nltk's trainer from the first `max_characters` of `paragraphs`. Ten million take
+    half a minute and 1 GB of memory, and are enough; better paragraphs from all over a corpus than its first ones."""
+    texts: list[str] = []
+    size = 0
+    for paragraph in paragraphs:
+        texts.append(" ".join(paragraph.split()))
+        size += len(texts[-1])
+        if size >= max_characters:
+            break
+    trainer = PunktTrainer(lang_vars=LanguageVars())
+    # With nltk's penalty a handful of "Mr" without a full stop would outweigh thousands with one.
+    trainer.IGNORE_ABBREV_PENALTY = True
+    trainer.train("\n\n".join(texts))
+    # The trainer also takes up words seen once before a comma or the like, most of them noise: count again without.
+    trainer.find_abbrev_types()
+    params = trainer.get_params()
+    trainer.freq_threshold(ortho_thresh=3)
+    return params
+
+
+def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
+    """Writes `params` as JSON, sorted, so that two trainings can be compared; `note` says what they were learnt from.
+    Of the words' contexts it keeps what can change a decision."""
+    contexts: dict[int, list[str]] = {}
+    for word, bits in sorted(params.ortho_context.items()):
+        if bits & LOWER:
+            contexts.setdefault(needed_bits(bits), []).append(word)
+    values = {
+        "note": note,
+        "abbreviations": sorted(params.abbrev_types),
+        "collocations": sorted(" ".join(pair) for pair in params.collocations),
+        "sentence_starters": sorted(params.sent_starters),
+        "contexts": {str(bits): " ".join(words) for bits, words in sorted(contexts.items())},
+    }
+    Path(path).write_text(json.dumps(values, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def needed_bits(bits: int) -> int:
+    """`bits` reduced to the questions that the splitters ask."""
+    upper = UPPER_INSIDE if bits & UPPER_INSIDE else UPPER_SOMEWHERE if bits & UPPER else 0
+    lower = LOWER_FIRST if bits & LOWER_FIRST else LOWER_SOMEWHERE
+    return upper | lower
+
+
+def load_punkt(path: str | Path) -> PunktParameters:
+    """What `save_punkt` wrote. Raises `UserError` for anything else."""
+    values = read_json(path, "sentence parameters")
+    params = PunktParameters()
+    try:
+        params.abbrev_types.update(values["abbreviations"])
+        params.collocations.update(tuple(pair.split(" ")) for pair in values["collocations"])
+        params.sent_starters.update(values["sentence_starters"])
+        for bits, words in values["contexts"].items():
+            params.ortho_context.update(dict.fromkeys(words.split(" "), int(bits)))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"sentence parameters {path} are not in this project's form ({error}): train them") from error
+    return params
