@@ -1,0 +1,289 @@
+"""BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019).
+
+`basic_tokenize` and `wordpiece` are the specification, written to be read. The batch methods give the same ids and
+offsets many times faster, because nothing in BERT's tokenization crosses white space: each distinct white-space word
+is tokenized once and looked up afterwards.
+
+Text is ordinary text: "[SEP]" in it becomes "[", "sep", "]" as in Google's original, so that no corpus or question
+can forge a separator. Special tokens are added by id by whoever builds a sequence.
+"""
+
+import hashlib
+import unicodedata
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from utils.errors import UserError
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+MAX_CHARACTERS_PER_WORD = 100  # longer words are [UNK]: Google's limit
+MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches start afresh above it
+
+# str.split() takes these controls for white space; BERT removes them, as it does NUL, which str.split() leaves alone.
+CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
+
+CJK_BLOCKS = (
+    (0x4E00, 0x9FFF),  # unified ideographs
+    (0x3400, 0x4DBF),  # extension A
+    (0x20000, 0x2A6DF),  # extension B
+    (0x2A700, 0x2B73F),  # extension C
+    (0x2B740, 0x2B81F),  # extension D
+    (0x2B820, 0x2CEAF),  # extension E
+    (0xF900, 0xFAFF),  # compatibility ideographs
+    (0x2F800, 0x2FA1F),  # compatibility supplement
+)
+
+
+def is_whitespace(character: str) -> bool:
+    return character in " \t\n\r" or unicodedata.category(character) in ("Zs", "Zl", "Zp")
+
+
+def is_removed(character: str) -> bool:
+    """Controls (NUL too), formats such as the zero-width joiner, private use, and the replacement character."""
+    return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
+
+
+def is_punctuation(character: str) -> bool:
+    """Unicode's punctuation, and every ASCII symbol ("$", "+", "^", "`" too)."""
+    return ("!" <= character <= "~" and not character.isalnum()) or unicodedata.category(character).startswith("P")
+
+
+def is_cjk(character: str) -> bool:
+    """Chinese characters, which are words of their own; not kana or hangul, which are written with spaces or runs."""
+    return any(first <= ord(character) <= last for first, last in CJK_BLOCKS)
+
+
+def is_accent(character: str) -> bool:
+    return unicodedata.category(character) == "Mn"
+
+
+def normalize_character(character: str, do_lower_case: bool) -> str:
+    """What BERT makes of one character: nothing, itself, its lower-case letter without accents, a space, or a
+    punctuation mark or Chinese character with a space on each side."""
+    if is_whitespace(character):
+        return " "
+    if is_removed(character):
+        return ""
+    isolated = is_cjk(character)
+    if do_lower_case:
+        decomposed = unicodedata.normalize("NFD", character)
+        character = "".join(part for part in decomposed if not is_accent(part)).lower()
+    return "".join(f" {part} " if isolated or is_punctuation(part) else part for part in character)
+
+
+class CharacterMap(dict):
+    """code point -> `normalize_character` of it, filled as characters are met; a table for `str.translate`."""
+
+    def __init__(self, do_lower_case: bool):
+        super().__init__()
+        self.do_lower_case = do_lower_case
+
+    def __missing__(self, code_point: int) -> str:
+        normalized = self[code_point] = normalize_character(chr(code_point), self.do_lower_case)
+        return normalized
+
+
+class WordTable(dict):
+    """white-space word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word),
+    filled by `encode_word` as words are met."""
+
+    def __init__(self, encode_word: Callable[[str], tuple[list[int], list[tuple[int, int]]]]):
+        super().__init__()
+        self.encode_word = encode_word
+        self.ids = array("i")
+        self.spans = array("i")
+        self.row_starts = array("q", [0])
+
+    def __missing__(self, word: str) -> int:
+        ids, spans = self.encode_word(word)
+        self.ids.extend(ids)
+        self.spans.extend(edge for span in spans for edge in span)
+        row = self[word] = len(self.row_starts) - 1
+        self.row_starts.append(len(self.ids))
+        return row
+
+    def look_up(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Indexes of the tokens of `words` in `ids` and `spans` [T], and the number of tokens of each word [W]."""
+        if len(self) > MAX_CACHED_WORDS:
+            self.clear()
+            self.__init__(self.encode_word)
+        rows_W = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+        row_starts = np.array(self.row_starts, np.int64)
+        starts_W = row_starts[rows_W]
+        tokens_W = row_starts[rows_W + 1] - starts_W
+        ends_W = np.cumsum(tokens_W)
+        return np.arange(ends_W[-1] if len(words) else 0) + np.repeat(starts_W - ends_W + tokens_W, tokens_W), tokens_W
+
+
+class BertTokenizer:
+    """Text to BERT's WordPiece ids.
+
+    `vocab_file` has one token a line, its line number being its id. `do_lower_case` lower-cases and strips accents,
+    as the uncased vocabularies need. Offsets are [start, end) in characters of the text as given; they take in the
+    accents that were stripped off a token's last letter.
+    """
+
+    def __init__(self, vocab_file: str | Path, do_lower_case: bool = True):
+        self.vocab_file = str(vocab_file)
+        self.do_lower_case = do_lower_case
+        self.vocab, self.vocab_sha256 = read_vocabulary(vocab_file)
+        self.tokens = list(self.vocab)
+        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = (
+            self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK)
+        )
+        self._longest_token = max(map(len, self.vocab))
+        self._characters = CharacterMap(do_lower_case)
+        self._words = WordTable(self._encode_word)
+        self._words_with_spans = WordTable(self.encode_with_offsets)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocab)
+
+    # The specification.
+
+    def basic_tokenize(self, text: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+        """Yields words and punctuation marks, each with the [start, end) in `text` of every character it is made of."""
+        word, spans = "", []
+        for position, character in enumerate(text):
+            normalized = self._characters[ord(character)]
+            if normalized == "" and spans and is_accent(character):
+                spans[-1] = (spans[-1][0], position + 1)
+            for part in normalized:
+                if part != " ":
+                    word += part
+                    spans.append((position, position + 1))
+                elif word:
+                    yield word, spans
+                    word, spans = "", []
+        if word:
+            yield word, spans
+
+    def wordpiece(self, word: str) -> list[tuple[int, int, int]]:
+        """(id, start, end) of the pieces of `word`: the longest token that begins it, and so on greedily, with "##"
+        before all but the first; one [UNK] where a piece is not in the vocabulary or the word is overlong."""
+        unknown = [(self.unk_token_id, 0, len(word))]
+        if len(word) > MAX_CHARACTERS_PER_WORD:
+            return unknown
+        pieces, start = [], 0
+        while start < len(word):
+            prefix = "##" if start else ""
+            for end in range(min(len(word), start + self._longest_token), start, -1):
+                token_id = self.vocab.get(prefix + word[start:end])
+                if token_id is not None:
+                    break
+            else:
+                return unknown
+            pieces.append((token_id, start, end))
+            start = end
+        return pieces
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids without special tokens, and each token's [start, end) in `text`."""
+        ids, offsets = [], []
+        for word, spans in self.basic_tokenize(text):
+            for token_id, start, end in self.wordpiece(word):
+                ids.append(token_id)
+                offsets.append((spans[start][0], spans[end - 1][1]))
+        return ids, offsets
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without special tokens."""
+        return self.encode_with_offsets(text)[0]
+
+    def tokenize(self, text: str) -> list[str]:
+        return self.convert_ids_to_tokens(self.encode(text))
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
+        """Ids of `tokens`, [UNK]'s for those that the vocabulary lacks; one id for one string."""
+        if isinstance(tokens, str):
+            return self.vocab.get(tokens, self.unk_token_id)
+        return [self.vocab.get(token, self.unk_token_id) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str]:
+        """Tokens of `ids`; one string for one id. Raises IndexError for an id outside the vocabulary."""
+        if isinstance(ids, int | np.integer):
+            return self.tokens[ids]
+        return [self.tokens[token_id] for token_id in ids]
+
+    # The fast path.
+
+    def encode_batch(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of each text without special tokens, ragged: those of text i are ids[offsets[i]:offsets[i + 1]].
+
+        Returns ids [T] int32 and offsets [len(texts) + 1] int64."""
+        words, words_per_text = [], []
+        for text in texts:
+            words_of_text = ready_to_split(text).split()
+            words += words_of_text
+            words_per_text.append(len(words_of_text))
+        tokens_T, tokens_W = self._words.look_up(words)
+        return np.array(self._words.ids, np.int32)[tokens_T], text_offsets(tokens_W, words_per_text)
+
+    def encode_batch_with_offsets(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`encode_batch` with each token's [start, end) in its text.
+
+        Returns ids [T] int32, spans [T, 2] int32 and offsets [len(texts) + 1] int64."""
+        words, words_per_text, positions = [], [], array("i")
+        for text in texts:
+            text = ready_to_split(text)
+            words_of_text, end = text.split(), 0
+            for word in words_of_text:
+                start = text.index(word, end)
+                positions.append(start)
+                end = start + len(word)
+            words += words_of_text
+            words_per_text.append(len(words_of_text))
+        tokens_T, tokens_W = self._words_with_spans.look_up(words)
+        ids = np.array(self._words_with_spans.ids, np.int32)[tokens_T]
+        spans = np.array(self._words_with_spans.spans, np.int32).reshape(-1, 2)[tokens_T]
+        spans += np.repeat(np.array(positions, np.int32), tokens_W)[:, None]
+        return ids, spans, text_offsets(tokens_W, words_per_text)
+
+    def _encode_word(self, word: str) -> tuple[list[int], tuple]:
+        """`encode` of one white-space word, several times faster; no offsets."""
+        parts = word.translate(self._characters).split()
+        return [token_id for part in parts for token_id, _, _ in self.wordpiece(part)], ()
+
+
+def ready_to_split(text: str) -> str:
+    """`text`, of the same length and the same tokens, such that str.split() splits it where BERT does."""
+    return text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
+
+
+def text_offsets(tokens_W: np.ndarray, words_per_text: list[int]) -> np.ndarray:
+    """Where each text's tokens begin, and the last's end [len(words_per_text) + 1], from the tokens of each word."""
+    token_ends = np.concatenate([[0], np.cumsum(tokens_W)])
+    return token_ends[np.concatenate([[0], np.cumsum(words_per_text, dtype=np.int64)])]
+
+
+def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
+    """token -> id, and the file's SHA-256. Raises UserError for a file that is no BERT vocabulary."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
+    content = path.read_bytes()
+    try:
+        lines = content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"vocabulary {path}, line {line}: not UTF-8: save the file as UTF-8") from error
+    if not content.strip():
+        raise UserError(f"vocabulary {path} is empty: fetch it again or train one")
+    vocab: dict[str, int] = {}
+    for token_id, token in enumerate(line.removesuffix("\r") for line in lines):
+        if not token:
+            raise UserError(f"vocabulary {path}, line {token_id + 1}: empty line: give one token a line")
+        if token in vocab:
+            raise UserError(
+                f"vocabulary {path}, line {token_id + 1}: {token!r} stands on line {vocab[token] + 1} already: "
+                "give each token once"
+            )
+        vocab[token] = token_id
+    missing = [token for token in (PAD, UNK, CLS, SEP, MASK) if token not in vocab]
+    if missing:
+        raise UserError(f"vocabulary {path} has no {', '.join(missing)}: BERT needs it, add it or choose another file")
+    return vocab, hashlib.sha256(content).hexdigest()
