@@ -1,0 +1,112 @@
+"""Training a WordPiece vocabulary."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizer as HuggingFaceTokenizer
+
+from data.vocabulary import VocabularyOptions, train_vocabulary
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+STEMS = ["walk", "talk", "jump", "play", "turn", "open", "call", "help"]
+ENDINGS = ["", "s", "ed", "ing", "er"]
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    rng = random.Random(4)
+    words = [stem + ending for stem in STEMS for ending in ENDINGS]
+    lines = [" ".join(rng.choices(words, k=12)).capitalize() + " in Zürich, 漢字." for _ in range(400)]
+    path = tmp_path / "formatted.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+OPTIONS = VocabularyOptions(size=110, unused=9)
+
+
+def test_special_tokens_come_first_and_the_size_is_kept(text):
+    tokens = train_vocabulary([text], OPTIONS)
+    assert tokens[:14] == ["[PAD]", *(f"[unused{n}]" for n in range(9)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert len(tokens) == len(set(tokens)) == 110
+
+
+def test_frequent_words_are_whole_and_every_word_can_be_spelt(text, tmp_path):
+    vocab_file = tmp_path / "vocab.txt"
+    vocab_file.write_text("\n".join(train_vocabulary([text], OPTIONS._replace(size=1000))) + "\n", encoding="utf-8")
+    ours = BertTokenizer(vocab_file, do_lower_case=True)
+    assert ours.tokenize("Walking helps.") == ["walking", "helps", "."]
+    for line in text.read_text(encoding="utf-8").splitlines():
+        assert ours.unk_token_id not in ours.encode(line)
+    reference = HuggingFaceTokenizer(str(vocab_file), do_lower_case=True)
+    sentence = "Walkers turned, helping Zürich 漢字!"
+    assert ours.tokenize(sentence) == reference.tokenize(sentence)
+
+
+def test_casing_is_kept_or_folded_as_asked(text):
+    cased = train_vocabulary([text], OPTIONS._replace(do_lower_case=False))
+    uncased = train_vocabulary([text], OPTIONS)
+    assert "Z" in cased and "##ü" in cased
+    assert not any(token != token.lower() for token in uncased if not token.startswith("["))
+    assert "##ü" not in uncased
+
+
+def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
+    program = (
+        "import sys; from pathlib import Path; from data.vocabulary import *;"
+        "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program, text],
+            env=os.environ | {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[1],
+        ).stdout
+        for threads in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
+
+
+def test_reserved_words_are_whole(text):
+    tokens = train_vocabulary([text], OPTIONS._replace(reserved=("Pneumonia", "covid")))
+    assert tokens[14:16] == ["pneumonia", "covid"]
+
+
+def test_a_reserved_word_that_the_tokenizer_would_cut_is_refused(text):
+    with pytest.raises(UserError, match="x-ray"):
+        train_vocabulary([text], OPTIONS._replace(reserved=("x-ray",)))
+
+
+def test_a_size_without_room_is_refused(text):
+    with pytest.raises(UserError, match="--vocab-size"):
+        train_vocabulary([text], OPTIONS._replace(size=20))
+
+
+def test_rare_characters_fall_to_the_limit_of_the_alphabet(text):
+    tokens = train_vocabulary([text], OPTIONS._replace(alphabet=20))
+    assert "漢" not in tokens
+    assert "e" in tokens
+
+
+def test_the_sample_is_spread_over_the_files(tmp_path):
+    paths = []
+    for name in ("alpha", "beta"):
+        paths.append(tmp_path / f"{name}.txt")
+        paths[-1].write_text((name + " ") * 30 + "\n" + f"{name}x\n" * 400_000)
+    tokens = train_vocabulary(paths, VocabularyOptions(size=150, sample_mb=1))
+    assert {"alpha", "beta"} <= set(tokens)
+
+
+def test_text_without_words_is_an_error(tmp_path):
+    path = tmp_path / "empty.txt"
+    path.write_text("\n\n")
+    with pytest.raises(UserError, match="no words"):
+        train_vocabulary([path], OPTIONS)
