@@ -1,0 +1,140 @@
+"""The official scores, through the command line, and their rules on cases worked out by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evaluate_squad import evaluate
+from squad_dataset import Answer, Question, Squad
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLE = ROOT / "data/sample/squad"
+SHARED = ROOT.parent / "shared/data/squad"
+
+
+def run(*arguments):
+    command = [sys.executable, str(ROOT / "evaluate_squad.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "predictions", "scores"),
+    [
+        (
+            "dev-v1.1.json",
+            "predictions-dev-v1.1-logistic-regression.json",
+            {"exact_match": 40.3807, "f1": 51.6883},
+        ),
+        ("dev-v1.1.json", "predictions-dev-v1.1-match-lstm.json", {"exact_match": 68.2463, "f1": 76.5750}),
+        (
+            "dev-v2.0.json",
+            "predictions-dev-v2.0-bidaf.json",
+            {
+                "exact": 68.2365,
+                "f1": 70.6570,
+                "total": 1911,
+                "HasAns_exact": 60.4233,
+                "HasAns_f1": 65.3180,
+                "HasAns_total": 945,
+                "NoAns_exact": 75.8799,
+                "NoAns_f1": 75.8799,
+                "NoAns_total": 966,
+            },
+        ),
+    ],
+)
+def test_published_predictions_get_their_official_scores(dataset, predictions, scores):
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not there")
+    done = run(SHARED / dataset, SHARED / predictions)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert list(printed) == list(scores)
+    assert {key: round(value, 4) for key, value in printed.items()} == scores
+
+
+def squad_of(*answers_by_question, version_2):
+    questions = [
+        Question(f"q{index}", "?", 0, tuple(Answer(text, 0) for text in answers))
+        for index, answers in enumerate(answers_by_question)
+    ]
+    return Squad(Path("squad.json"), ["context"], questions, version_2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "prediction", "exact", "f1"),
+    [
+        (["Anna"], "anna", 1, 1),
+        (["The Beatles!"], "beatles", 1, 1),
+        (["an apple"], "a, apple", 1, 1),
+        (["theatre"], "atre", 0, 0),  # an article is a whole word
+        (["a-b"], "ab", 1, 1),  # punctuation goes without leaving a space
+        (["“Anna”"], "Anna", 0, 0),  # only ASCII punctuation goes
+        (["big red dog"], "red dog", 0, 0.8),
+        (["red red dog"], "red cat", 0, 0.4),  # words count as often as they occur
+        (["no", "big dog", "dog"], "the dog", 1, 1),  # the best of the answers
+    ],
+)
+def test_normalization_and_f1(answers, prediction, exact, f1):
+    scores = evaluate(squad_of(answers, version_2=False), {"q0": prediction})
+    assert scores == {"exact_match": 100 * exact, "f1": pytest.approx(100 * f1)}
+    scores = evaluate(squad_of(answers, version_2=True), {"q0": prediction})
+    assert (scores["exact"], scores["f1"]) == (100 * exact, pytest.approx(100 * f1))
+
+
+def test_v11_gives_an_unanswered_question_nothing_and_empty_sides_no_f1():
+    squad = squad_of(["Anna"], ["the"], version_2=False)
+    assert evaluate(squad, {"q1": "a"}) == {"exact_match": 50.0, "f1": 0.0}
+
+
+def test_v20_scores_no_answer_and_answers_without_words():
+    squad = squad_of([], [], ["the"], ["Anna"], version_2=True)
+    scores = evaluate(squad, {"q0": "", "q1": "Anna", "q2": "", "q3": ""})
+    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_f1"]) == (50.0, 50.0, 50.0)
+    assert (scores["total"], scores["HasAns_total"], scores["NoAns_total"]) == (4, 2, 2)
+
+
+def test_best_thresholds_are_the_best_of_all_thresholds():
+    squad = squad_of(["Anna"], [], ["big dog"], [], ["cat"], version_2=True)
+    predictions = {"q0": "Anna", "q1": "x", "q2": "dog", "q3": "y", "q4": "z"}
+    odds = {"q0": -3.0, "q1": -1.0, "q2": -2.0, "q3": 4.0, "q4": 0.5}
+    scores = evaluate(squad, predictions, odds)
+    for name in ("exact", "f1"):
+        by_threshold = {
+            threshold: evaluate(squad, predictions, odds, na_prob_thresh=threshold)[name]
+            for threshold in [*odds.values(), -10.0]
+        }
+        assert scores[f"best_{name}"] == pytest.approx(max(by_threshold.values()))
+        assert by_threshold[scores[f"best_{name}_thresh"]] == pytest.approx(scores[f"best_{name}"])
+    assert scores["best_exact_thresh"] == -3.0
+    assert scores["best_f1_thresh"] == -2.0
+    # By the official default of 1.0: q3 alone is taken back, rightly.
+    assert scores["exact"] == 40.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere.json", "{empty}"], "SQuAD file nowhere.json does not exist"),
+        (["{v1}", "nowhere.json"], "predictions file nowhere.json does not exist"),
+        (["{v1}", "{list}"], "is not an object"),
+        (["{v1}", "{number}"], "the value of question q1 is not a text"),
+        (["{v2}", "{empty}"], "the predictions lack 87 of the 87 questions"),
+        (["{v1}", "{empty}", "--na-prob-file", "{empty}"], "leave out --na-prob-file"),
+        (["{v1}"], "PREDICTIONS"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, says):
+    for name, content in (("empty", "{}"), ("list", "[]"), ("number", '{"q1": 1}')):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    paths = {name: tmp_path / name for name in ("empty", "list", "number")}
+    paths |= {"v1": SAMPLE / "dev-v1.1.json", "v2": SAMPLE / "dev-v2.0.json"}
+    done = run(*(argument.format(**paths) for argument in arguments))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
