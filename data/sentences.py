@@ -125,7 +125,7 @@ class FastSplitter:
         """Whether a sentence ends at `mark` (full stop or the like with the quotes that close after it), between the
         words `word` and `following`."""
         stop = mark.rstrip(QUOTES + ")]}")
-        if stop[-1] != ".":
+        if stop.strip("."):
             return not (following[0].islower() and stop != mark)
         starts = self.starts_sentence(following)
         if len(stop) > 1:

@@ -1,0 +1,108 @@
+"""Plain-text books, as Project Gutenberg and others type them, into chapters of running text.
+
+What is not running text goes: title page, dedication, contents, headings, rules of stars, illustrations, footnotes.
+A preface stays: it is prose.
+"""
+
+import re
+from collections.abc import Iterator
+
+from data.documents import Document, split_paragraphs
+
+# A shorter section is no document of its own: before the first chapter it is front matter, later it joins the next.
+MIN_WORDS = 100
+
+GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG[^*]*\*\*\*")
+GUTENBERG_END = re.compile(r"\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|^End of (?:the )?Project Gutenberg", re.M)
+
+NUMBER = (
+    r"(?:[ivxlcdm]+|\d+|(?:the )?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|one|two|three|"
+    r"four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twenty|thirty|forty|fifty)(?:[- ]\w+)?)\b"
+)
+NUMBERED = re.compile(
+    rf"\W*(?:chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section)\s+(?:{NUMBER}|\W*$)", re.I
+)
+NAMED = re.compile(
+    r"\W*(?:the |author's |translator.s )?(?:preface|prologue|epilogue|introduction|(?:table of )?contents|dedication|"
+    r"(?:list of )?illustrations|etymology|extracts|footnotes?|notes?|appendix|index|conclusion|finis|the end)\W*$",
+    re.I,
+)
+APPARATUS = re.compile(r"\W*(?:(?:list of )?illustrations|footnotes|notes|index)\W*$", re.I)
+BARE_NUMBER = re.compile(r"[\W_]*(?:[IVXLCDM]+|\d+)[\W_]*")
+NUMBER_AND_TITLE = re.compile(r"\W*(?:[IVXLCDM]+|\d+)[.:]?\s+[\W_]*[A-Z][^\n]*")
+CAPITALS = re.compile(r"(?=.*[A-Z].*\s)[^a-z]+")
+RULE = re.compile(r"[\W_\d]*")
+FOOTNOTE = re.compile(r"\[(?:\*+|\d+)\]|\*+\s|\[Footnote\b", re.I)
+EDITORIAL = re.compile(r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I)
+PROSE_END = re.compile(r"(?:[.?!:;,…—]|--)[\"'”’»)\]_]*$")
+WORD = re.compile(r"[^\W\d_]{2,}|[aI]")
+# A line break that stands for no space: after a hyphen or a dash, before a dash.
+GLUED = re.compile(r"(?<=\w-)\n(?=\w)|(?<=--)\n|(?<=—)\n|\n(?=--|—)")
+
+MAX_HEADING_LINES = 6
+MAX_HEADING_WORDS = 30
+
+
+def clean_book(text: str, name: str = "book") -> Iterator[Document]:
+    """The chapters of `text` as documents, called `name`#1 and on; paragraphs without line breaks in them."""
+    start, end = GUTENBERG_START.search(text), GUTENBERG_END.search(text)
+    text = text[start.end() if start else 0 : end.start() if end else len(text)]
+    count = 0
+    section: list[str] = []
+    for paragraph in running_text(text):
+        if paragraph is not None:
+            section.append(paragraph)
+        elif sum(len(one.split()) for one in section) >= MIN_WORDS:
+            count += 1
+            yield Document(f"{name}#{count}", section)
+            section = []
+        elif count == 0:
+            section = []
+
+
+def running_text(text: str) -> Iterator[str | None]:
+    """The paragraphs of prose; None where a section begins, and at the end."""
+    apparatus = False
+    for block in split_paragraphs(text):
+        if is_division(block):
+            apparatus = bool(APPARATUS.match(block))
+            yield None
+        elif not apparatus and (paragraph := clean_paragraph(block)):
+            yield paragraph
+    yield None
+
+
+def is_division(block: str) -> bool:
+    """Whether `block` is a heading that a section starts with. Its title may follow as a block of its own."""
+    if (
+        block.count("\n") >= MAX_HEADING_LINES
+        or len(WORD.findall(block)) > MAX_HEADING_WORDS
+        and PROSE_END.search(block)
+    ):
+        return False
+    first_line = block.partition("\n")[0]
+    return bool(
+        NUMBERED.match(first_line)
+        or NAMED.match(first_line)
+        or BARE_NUMBER.fullmatch(block)
+        or (NUMBER_AND_TITLE.fullmatch(block) and not is_prose(block))
+    )
+
+
+def is_prose(block: str) -> bool:
+    """Whether `block` is running text: it ends like a sentence, or has lines as full as a paragraph's."""
+    if RULE.fullmatch(block) or CAPITALS.fullmatch(block):
+        return False
+    words, lines = len(WORD.findall(block)), block.count("\n") + 1
+    return bool(PROSE_END.search(block)) or (words >= 15 and words >= 7 * lines)
+
+
+def clean_paragraph(block: str) -> str:
+    """`block` as one line without markup, or nothing where it is no running text: a title, a list, a footnote."""
+    if FOOTNOTE.match(block):
+        return ""
+    text = "\n".join(line.strip() for line in EDITORIAL.sub("", block).split("\n")).strip()
+    if not is_prose(text):
+        return ""
+    # _so_ is how these books write italics; a longer run is a name left blank.
+    return " ".join(re.sub(r"_{2,}", "—", GLUED.sub("", text)).replace("_", "").split())

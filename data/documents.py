@@ -1,0 +1,165 @@
+"""Documents and the files they are read from: .txt, .jsonl (both also .gz) and .parquet.
+
+A document is what next-sentence prediction draws its pairs from: a text that belongs together.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from utils.errors import UserError
+
+SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
+
+# A plain text has no marks where one document ends; a longer one is cut after a paragraph, so that memory is bounded.
+MAX_DOCUMENT = 1_000_000
+
+OnBad = Callable[[str, str], Any]
+
+
+class Document(NamedTuple):
+    """`name` says where it came from, for logs. A paragraph may have line breaks in it; it has no empty line."""
+
+    name: str
+    paragraphs: list[str]
+
+
+def refuse(where: str, why: str) -> NoReturn:
+    """What to do about a bad document by default: stop. Other choices count it and return."""
+    raise UserError(f"{where}: {why}")
+
+
+def is_supported(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def read_documents(
+    path: str | Path,
+    text_field: str = "text",
+    on_bad: OnBad = refuse,
+    empty_line: str = "paragraph",
+) -> Iterator[Document]:
+    """The documents of one file: a .txt is one document (cut into several where it is longer than `MAX_DOCUMENT`), or
+    with `empty_line="document"` as many as there are blocks between empty lines; each line of a .jsonl and each row of
+    a .parquet is one, its text in `text_field`. Memory is bounded by the longest line, row or document.
+
+    `on_bad(where, why)` is called for what is no UTF-8, has NUL bytes or lacks the field, and for the rest of a file
+    that is cut off; if it returns, the line is left out.
+    """
+    path = Path(path)
+    name = path.name.lower()
+    if not is_supported(path):
+        raise UserError(f"{path}: what kind of file this is its name does not say: use one of {', '.join(SUFFIXES)}")
+    if name.endswith(".parquet"):
+        yield from read_parquet(path, text_field, on_bad)
+        return
+    lines = read_lines(path, on_bad)
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        yield from read_jsonl(path, lines, text_field, on_bad)
+    else:
+        yield from read_text(path, lines, MAX_DOCUMENT if empty_line == "paragraph" else 1)
+
+
+def read_lines(path: Path, on_bad: OnBad) -> Iterator[tuple[int, str]]:
+    """The good lines with their numbers, from 1."""
+    opener = gzip.open if path.name.lower().endswith(".gz") else open
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    byte = raw[error.start]
+                    on_bad(f"{path}:{number}", f"not UTF-8 (byte 0x{byte:02x} at {error.start}): convert it with iconv")
+                    continue
+                if "\0" in line:
+                    on_bad(f"{path}:{number}", "NUL bytes: this is no text in UTF-8; convert or remove it")
+                    continue
+                yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        on_bad(f"{path}, after line {number}", f"the gzip file is cut off or damaged ({error}): fetch it again")
+
+
+def read_text(path: Path, lines: Iterator[tuple[int, str]], max_document: int) -> Iterator[Document]:
+    """One document of all the paragraphs, or more: each ends with the paragraph that takes it to `max_document`."""
+    paragraphs: list[str] = []
+    paragraph: list[str] = []
+    size = count = 0
+    for _, line in lines:
+        if line.strip():
+            paragraph.append(line)
+            continue
+        if paragraph:
+            paragraphs.append("".join(paragraph).strip())
+            size += len(paragraphs[-1])
+            paragraph = []
+        if size >= max_document:
+            count += 1
+            yield Document(f"{path}#{count}", paragraphs)
+            paragraphs, size = [], 0
+    if paragraph:
+        paragraphs.append("".join(paragraph).strip())
+    if paragraphs:
+        yield Document(f"{path}#{count + 1}", paragraphs)
+
+
+def read_jsonl(path: Path, lines: Iterator[tuple[int, str]], text_field: str, on_bad: OnBad) -> Iterator[Document]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            on_bad(where, f"not valid JSON ({error}): a .jsonl file has one JSON object a line")
+            continue
+        text = record.get(text_field) if isinstance(record, dict) else None
+        yield from one_document(where, text, text_field, on_bad)
+
+
+def read_parquet(path: Path, text_field: str, on_bad: OnBad) -> Iterator[Document]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{path}: reading .parquet needs pyarrow: pip install pyarrow, or convert to .jsonl") from None
+    row = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if text_field not in file.schema_arrow.names:
+                on_bad(str(path), f"no column {text_field!r} (there are: {', '.join(file.schema_arrow.names)})")
+                return
+            for batch in file.iter_batches(batch_size=256, columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    yield from one_document(f"{path}, row {row}", text, text_field, on_bad)
+    except (pyarrow.ArrowException, OSError) as error:
+        on_bad(f"{path}, after row {row}", f"the parquet file is cut off or damaged ({error}): fetch it again")
+
+
+def one_document(where: str, text: Any, text_field: str, on_bad: OnBad) -> Iterator[Document]:
+    """The document of one record, or none if it is empty."""
+    if not isinstance(text, str):
+        kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
+        on_bad(where, f"the field {text_field!r} {kind}: name the field that holds the text")
+    elif "\0" in text:
+        on_bad(where, "NUL characters in the text: convert or remove it")
+    elif paragraphs := split_paragraphs(text):
+        yield Document(where, paragraphs)
+
+
+def split_paragraphs(text: str) -> list[str]:
+    """The blocks between lines without a letter or mark."""
+    paragraphs: list[str] = []
+    lines: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            paragraphs.append("\n".join(lines).strip())
+            lines = []
+    return paragraphs
