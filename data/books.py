@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from data.documents import Document, split_paragraphs
 
 # A shorter section is no document of its own: before the first chapter it is front matter, later it joins the next.
-MIN_WORDS = 100
+MIN_CHARACTERS = 500
 
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG[^*]*\*\*\*")
 GUTENBERG_END = re.compile(r"\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|^End of (?:the )?Project Gutenberg", re.M)
 
 NUMBER = (
-    r"(?:[ivxlcdm]+|\d+|(?:the )?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|one|two|three|"
-    r"four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twenty|thirty|forty|fifty)(?:[- ]\w+)?)\b"
+    r"(?:[ivxlcdm]+|\d+|(?:the )?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|one|two|"
+    r"three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twenty|thirty|forty|fifty)(?:[- ]\w+)?)\b"
 )
 NUMBERED = re.compile(
     rf"\W*(?:chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section)\s+(?:{NUMBER}|\W*$)", re.I
@@ -29,12 +29,11 @@ NAMED = re.compile(
 )
 APPARATUS = re.compile(r"\W*(?:(?:list of )?illustrations|footnotes|notes|index)\W*$", re.I)
 BARE_NUMBER = re.compile(r"[\W_]*(?:[IVXLCDM]+|\d+)[\W_]*")
-NUMBER_AND_TITLE = re.compile(r"\W*(?:[IVXLCDM]+|\d+)[.:]?\s+[\W_]*[A-Z][^\n]*")
-CAPITALS = re.compile(r"(?=.*[A-Z].*\s)[^a-z]+")
+NUMBER_AND_TITLE = re.compile(r"\W*(?:[IVXLCDM]+|\d+)[.:]?\s[\W_]*[A-Z][^\n]*")
 RULE = re.compile(r"[\W_\d]*")
 FOOTNOTE = re.compile(r"\[(?:\*+|\d+)\]|\*+\s|\[Footnote\b", re.I)
 EDITORIAL = re.compile(r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I)
-PROSE_END = re.compile(r"(?:[.?!:;,…—]|--)[\"'”’»)\]_]*$")
+PROSE_END = re.compile(r"(?:[.?!:;,…—。！？]|--)[\"'”’»)\]_]*$")
 WORD = re.compile(r"[^\W\d_]{2,}|[aI]")
 # A line break that stands for no space: after a hyphen or a dash, before a dash.
 GLUED = re.compile(r"(?<=\w-)\n(?=\w)|(?<=--)\n|(?<=—)\n|\n(?=--|—)")
@@ -52,7 +51,7 @@ def clean_book(text: str, name: str = "book") -> Iterator[Document]:
     for paragraph in running_text(text):
         if paragraph is not None:
             section.append(paragraph)
-        elif sum(len(one.split()) for one in section) >= MIN_WORDS:
+        elif sum(map(len, section)) >= MIN_CHARACTERS:
             count += 1
             yield Document(f"{name}#{count}", section)
             section = []
@@ -74,11 +73,8 @@ def running_text(text: str) -> Iterator[str | None]:
 
 def is_division(block: str) -> bool:
     """Whether `block` is a heading that a section starts with. Its title may follow as a block of its own."""
-    if (
-        block.count("\n") >= MAX_HEADING_LINES
-        or len(WORD.findall(block)) > MAX_HEADING_WORDS
-        and PROSE_END.search(block)
-    ):
+    is_long = len(WORD.findall(block)) > MAX_HEADING_WORDS and PROSE_END.search(block)
+    if is_long or block.count("\n") >= MAX_HEADING_LINES:
         return False
     first_line = block.partition("\n")[0]
     return bool(
@@ -91,10 +87,15 @@ def is_division(block: str) -> bool:
 
 def is_prose(block: str) -> bool:
     """Whether `block` is running text: it ends like a sentence, or has lines as full as a paragraph's."""
-    if RULE.fullmatch(block) or CAPITALS.fullmatch(block):
+    if RULE.fullmatch(block) or is_in_capitals(block):
         return False
     words, lines = len(WORD.findall(block)), block.count("\n") + 1
     return bool(PROSE_END.search(block)) or (words >= 15 and words >= 7 * lines)
+
+
+def is_in_capitals(block: str) -> bool:
+    capitals = sum(letter.isupper() for letter in block)
+    return " " in block and block.isupper() and 2 * capitals > sum(letter.isalpha() for letter in block)
 
 
 def clean_paragraph(block: str) -> str:
