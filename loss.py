@@ -57,24 +57,25 @@ class PreTrainingSums(NamedTuple):
 
     mlm_loss: Tensor
     nsp_loss: Tensor
-    mlm_correct: Tensor
-    nsp_correct: Tensor
 
 
 def pretraining_sums(
     prediction_logits_MV: Tensor, seq_relationship_logits_N2: Tensor, mlm_labels_M: Tensor, nsp_labels_N: Tensor
 ) -> PreTrainingSums:
-    """Losses and right answers of the masked tokens and of the sequence pairs. A filler's label is -100; data made
-    without next-sentence pairs has -1 there, which counts nothing either."""
-    nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
+    """Losses of the masked tokens and of the sequence pairs. A filler's label is -100; data made without next-sentence
+    pairs has -1 there, which counts nothing either."""
     mlm_loss = summed_cross_entropy(prediction_logits_MV, mlm_labels_M)
+    nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
     nsp_loss = F.cross_entropy(
         seq_relationship_logits_N2.float(), nsp_labels_N, ignore_index=IGNORED_LABEL, reduction="sum"
     )
-    with torch.no_grad():
-        mlm_correct = (prediction_logits_MV.argmax(dim=1) == mlm_labels_M).sum()
-        nsp_correct = (seq_relationship_logits_N2.argmax(dim=1) == nsp_labels_N).sum()
-    return PreTrainingSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+    return PreTrainingSums(mlm_loss, nsp_loss)
+
+
+@torch.no_grad()
+def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many rows have their largest logit at their label; ignored labels are never right."""
+    return (logits.argmax(dim=1) == labels).sum()
 
 
 def span_sum(

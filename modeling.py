@@ -102,7 +102,8 @@ def training_flops(config: BertConfig, lengths, num_masked: int) -> float:
     tokens in all: 3 * [layers * sum(2*s*(4h^2 + 2hf) + 4*s^2*h) + masked * (2h^2 + 2hV) + sequences * (2h^2 + 4h)],
     counting a multiply-add as two and nothing but matrix products (Narayanan et al., 2021, appendix)."""
     h, f, vocab = config.hidden_size, config.intermediate_size, config.padded_vocab_size
-    tokens, squares = float(sum(lengths)), float(sum(int(s) ** 2 for s in lengths))
+    lengths = torch.as_tensor(lengths, dtype=torch.float64)
+    tokens, squares = float(lengths.sum()), float(lengths.square().sum())
     layers = config.num_hidden_layers * (tokens * (8 * h * h + 4 * h * f) + 4 * squares * h)
     return 3 * (layers + num_masked * (2 * h * h + 2 * h * vocab) + len(lengths) * (2 * h * h + 4 * h))
 

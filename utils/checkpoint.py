@@ -5,7 +5,6 @@ A folder is written under a temporary name, synced and renamed, so that one with
 are in safetensors files and all else is JSON: nothing is ever unpickled.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -64,13 +63,12 @@ class Checkpoint:
 
 
 def write_checkpoint(parent: str | Path, checkpoint: Checkpoint, keep: int = KEPT_CHECKPOINTS) -> Path:
-    """Writes `parent`/`step` and then removes all but the newest `keep` checkpoints. A complete folder of that name
-    is left as it is, since the same step of the same run holds the same numbers."""
+    """Writes `parent`/`step` and then removes older checkpoints, so that `keep` are left with it. A whole folder of
+    that name stays as it is: the same step of the same run holds the same numbers."""
     parent = Path(parent)
     folder = parent / str(checkpoint.step)
     if folder.is_dir():
-        with contextlib.suppress(BadCheckpoint):
-            verify_checkpoint(folder)
+        if is_whole(folder):
             return folder
         shutil.rmtree(folder)
     temporary = parent / f"{checkpoint.step}{TEMPORARY_SUFFIX}"
@@ -93,7 +91,8 @@ def write_checkpoint(parent: str | Path, checkpoint: Checkpoint, keep: int = KEP
             f"choose another --output-dir, then run the same command again"
         ) from error
     _sync(parent)
-    for old in checkpoint_steps(parent)[:-keep]:
+    upto = [step for step in checkpoint_steps(parent) if step <= checkpoint.step]
+    for old in upto[:-keep]:
         shutil.rmtree(parent / str(old), ignore_errors=True)
     return folder
 
@@ -223,6 +222,29 @@ def find_checkpoint(path: str | Path, last_step: str | None, tell: Callable[[str
         raise UserError(f"checkpoint {folder} does not exist: check --from-checkpoint and --last-step-of-checkpoint")
     verify_checkpoint(folder)
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        verify_checkpoint(folder)
+    except BadCheckpoint:
+        return False
+    return True
+
+
+def find_model_folder(path: str | Path, tell: Callable[[str], None] = show) -> Path:
+    """The folder with a model that `path` names: `path` itself, or the newest whole checkpoint in a folder of steps."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"model folder {path} does not exist: check the path")
+    if (path / MODEL_FILE).is_file():
+        if (path / MANIFEST_FILE).is_file():
+            verify_checkpoint(path)
+        return path
+    newest = latest_checkpoint(path, tell)
+    if newest is None:
+        raise UserError(f"model folder {path} holds neither {MODEL_FILE} nor a whole checkpoint: check the path")
+    return newest
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

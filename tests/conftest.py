@@ -1,0 +1,144 @@
+"""What several test files need: small shards made on the spot, a small config, and programs run as users run them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
+CLS, SEP, MASK = 101, 102, 103
+
+needs_shared_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data folder beside the checkout")
+
+TINY = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 32,
+    "initializer_range": 0.02,
+    "intermediate_size": 64,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+
+
+def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: int = 30522) -> dict[str, np.ndarray]:
+    """`n` samples of pairs with unequal lengths in NVIDIA's layout. Words follow each other by a rule (each is the one
+    before plus a step of the pair), so that there is something to learn."""
+    random = np.random.default_rng(seed)
+    rows = {
+        "input_ids": np.zeros((n, length), np.int64),
+        "input_mask": np.zeros((n, length), np.int64),
+        "segment_ids": np.zeros((n, length), np.int64),
+        "masked_lm_positions": np.zeros((n, predictions), np.int64),
+        "masked_lm_ids": np.zeros((n, predictions), np.int64),
+        "next_sentence_labels": random.integers(0, 2, n),
+    }
+    for i in range(n):
+        used = int(random.integers(8, length + 1))
+        split = int(random.integers(2, used - 3))
+        words = 1000 + (random.integers(0, 50) + np.arange(used) * (1 + rows["next_sentence_labels"][i])) % 200
+        words[0], words[split], words[-1] = CLS, SEP, SEP
+        candidates = np.setdiff1d(np.arange(used), [0, split, used - 1])
+        count = min(predictions, max(1, round(0.15 * used)))
+        masked = np.sort(random.choice(candidates, count, replace=False))
+        rows["masked_lm_positions"][i, :count] = masked
+        rows["masked_lm_ids"][i, :count] = words[masked]
+        words[masked] = MASK
+        rows["input_ids"][i, :used] = words % vocab_size
+        rows["input_mask"][i, :used] = 1
+        rows["segment_ids"][i, split + 1 : used] = 1
+    return rows
+
+
+def write_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None, **storage) -> Path:
+    """Writes `rows` as they are, contiguous unless `storage` (h5py's options) says otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for key, values in rows.items():
+            file.create_dataset(key, data=values, **storage)
+        file.attrs.update(attributes or {})
+    return path
+
+
+def write_shards(folder: Path, sizes=(40, 24), length: int = 32, predictions: int = 5, seed: int = 0) -> Path:
+    types = {"input_ids": np.uint16, "masked_lm_ids": np.uint16, "masked_lm_positions": np.uint16}
+    for number, n in enumerate(sizes):
+        rows = sample_rows(n, length, predictions, seed + number)
+        rows = {key: values.astype(types.get(key, np.int8)) for key, values in rows.items()}
+        write_shard(folder / f"shard_{number:03d}.hdf5", rows)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory) -> Path:
+    """A folder with 64 samples of up to 32 tokens."""
+    return write_shards(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def run_program(
+    *command, env: dict | None = None, timeout: float = 240, cwd: Path = ROOT
+) -> subprocess.CompletedProcess:
+    """Runs a Python program of the project, or another command where the first word is not a .py file."""
+    words = [str(word) for word in command]
+    if words[0].endswith(".py"):
+        words = [sys.executable, *words]
+    return subprocess.run(
+        words,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def pretraining_command(shards: Path, config: Path, output: Path, *extra) -> list:
+    """run_pretraining.py on the small shards, as a list of words."""
+    return [
+        "run_pretraining.py",
+        *("--input-dir", shards, "--output-dir", output, "--report-file", output / "report.json"),
+        *("--bert-model", "custom", "--config-file", config, "--vocab-file", VOCAB_FILE),
+        *("--max-seq-length", 32, "--max-predictions-per-seq", 5, "--batch-size", 4),
+        *("--device", "cpu", "--learning-rate", 0.01, "--warmup-proportion", 0.1, "--show-config", "false"),
+        *extra,
+    ]
+
+
+def reported(report_file: Path) -> dict[int, dict]:
+    """What a report file says of each logged step; a step logged again replaces what was said before."""
+    steps: dict[int, dict] = {}
+    for line in report_file.read_text().splitlines():
+        entry = json.loads(line.removeprefix("DLLL "))
+        if isinstance(entry["step"], list) and len(entry["step"]) == 1:
+            steps.setdefault(entry["step"][0], {}).update(entry["data"])
+    return steps
+
+
+def assert_refused(result: subprocess.CompletedProcess, *words: str) -> None:
+    """One line `error: ...` with all of `words`, exit code 2, no traceback."""
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
+    assert len([line for line in lines if line.startswith("error: ")]) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in lines[-1], (word, lines[-1])
