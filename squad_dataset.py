@@ -245,13 +245,11 @@ class SquadDataset:
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The features `indices` [N] end to end: `input_ids`, `token_type_ids`, `position_ids` [T] int64, `cu_seqlens`
         [N+1] int32; for training `start_positions` and `end_positions` [N] int64."""
-        indices = np.asarray(indices, np.int64)
         length_N = self.lengths[indices]
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
-        source_T = position_T + np.repeat(self.token_bounds[indices], length_N)
         stream = {
-            "input_ids": self.input_ids[source_T].astype(np.int64),
+            "input_ids": self.input_ids[self.token_places(indices)].astype(np.int64),
             "token_type_ids": (position_T >= np.repeat(self.query_lengths[indices] + 2, length_N)).astype(np.int64),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
@@ -260,6 +258,12 @@ class SquadDataset:
             stream["start_positions"] = self.start_positions[indices]
             stream["end_positions"] = self.end_positions[indices]
         return stream
+
+    def token_places(self, indices: np.ndarray) -> np.ndarray:
+        """Where the tokens of `stream(indices)` are among the tokens of all features [T]."""
+        length_N = self.lengths[indices]
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
 
     def text(self, feature: int, start: int, end: int) -> str:
         """The context's own text from position `start` to `end`, both included, of the sequence `feature`."""
