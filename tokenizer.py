@@ -12,6 +12,7 @@ import hashlib
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,8 @@ class BertTokenizer:
         )
         self._longest_token = max(map(len, self.vocab))
         self._characters = CharacterMap(do_lower_case)
+        # "house", "house," and "(house" are three entries of the word table, but one here.
+        self._piece_ids = lru_cache(MAX_CACHED_WORDS)(lambda part: [piece[0] for piece in self.wordpiece(part)])
         self._words = WordTable(self._encode_word)
         self._words_with_spans = WordTable(self.encode_with_offsets)
 
@@ -246,7 +249,7 @@ class BertTokenizer:
     def _encode_word(self, word: str) -> tuple[list[int], tuple]:
         """`encode` of one white-space word, several times faster; no offsets."""
         parts = word.translate(self._characters).split()
-        return [token_id for part in parts for token_id, _, _ in self.wordpiece(part)], ()
+        return [token_id for part in parts for token_id in self._piece_ids(part)], ()
 
 
 def ready_to_split(text: str) -> str:
