@@ -1,0 +1,50 @@
+# Presets for run_pretraining.sh. Each function prints the script's arguments in their order:
+#
+#   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && dgxa100-80g_8gpu_amp)
+#
+# The GPU presets keep BERT-large's global batch: 65,536 sequences of 128 in phase 1 and 32,768 of 512 in phase 2.
+# Paths are relative: run them from the repository's root.
+# shellcheck shell=bash
+
+dgxa100-80g_8gpu_amp() { _pretraining_arguments amp 8 256 32 32 128; }
+dgxa100-80g_8gpu_tf32() { _pretraining_arguments tf32 8 128 64 16 256; }
+a100-80g_1gpu_amp() { _pretraining_arguments amp 1 256 256 32 1024; }
+a100-80g_1gpu_tf32() { _pretraining_arguments tf32 1 128 512 16 2048; }
+dgxh100-80g_8gpu_amp() { _pretraining_arguments amp 8 256 32 32 128; }
+dgxh100-80g_8gpu_tf32() { _pretraining_arguments tf32 8 128 64 16 256; }
+h100-80g_1gpu_amp() { _pretraining_arguments amp 1 256 256 32 1024; }
+h100-80g_1gpu_tf32() { _pretraining_arguments tf32 1 128 512 16 2048; }
+
+# precision, GPUs, then micro-batch and gradient accumulation of each phase
+_pretraining_arguments() {
+  local precision=$1 num_gpus=$2
+  local train_batch_size=$3 gradient_accumulation_steps=$4
+  local train_batch_size_phase2=$5 gradient_accumulation_steps_phase2=$6
+  local learning_rate=6e-3 warmup_proportion=0.2843 train_steps=7038
+  local learning_rate_phase2=4e-3 warmup_proportion_phase2=0.128 train_steps_phase2=1563
+  local save_checkpoint_steps=200 create_logfile=true seed=12439 job_name=bert_lamb_pretraining
+  echo "$train_batch_size" "$learning_rate" "$precision" "$num_gpus" "$warmup_proportion" "$train_steps" \
+    "$save_checkpoint_steps" "$create_logfile" "$gradient_accumulation_steps" "$seed" "$job_name" \
+    "$train_batch_size_phase2" "$learning_rate_phase2" "$warmup_proportion_phase2" "$train_steps_phase2" \
+    "$gradient_accumulation_steps_phase2"
+}
+
+# A two-layer BERT on the sample corpus, for a CPU with two cores; scripts/quickstart.sh makes its shards.
+cpu_sample_fp32() {
+  local train_batch_size=32 learning_rate=6e-3 precision=fp32 num_gpus=0 warmup_proportion=0.1 train_steps=400
+  local save_checkpoint_steps=100 create_logfile=false gradient_accumulation_steps=1 seed=12439
+  local job_name=quickstart_pretraining
+  local train_batch_size_phase2=8 learning_rate_phase2=4e-3 warmup_proportion_phase2=0.1 train_steps_phase2=100
+  local gradient_accumulation_steps_phase2=2
+  local dataset_dir_phase1=quickstart/hdf5/seq_128_pred_20/training
+  local dataset_dir_phase2=quickstart/hdf5/seq_512_pred_80/training
+  local code_dir=. init_checkpoint_dir=None bert_config_file=bert_configs/bert-tiny-uncased.json
+  echo "$train_batch_size" "$learning_rate" "$precision" "$num_gpus" "$warmup_proportion" "$train_steps" \
+    "$save_checkpoint_steps" "$create_logfile" "$gradient_accumulation_steps" "$seed" "$job_name" \
+    "$train_batch_size_phase2" "$learning_rate_phase2" "$warmup_proportion_phase2" "$train_steps_phase2" \
+    "$gradient_accumulation_steps_phase2" "$dataset_dir_phase1" "$dataset_dir_phase2" "$code_dir" \
+    "$init_checkpoint_dir" "$bert_config_file"
+}
+
+# shellcheck source=unknown_preset.sh
+source "$(dirname "${BASH_SOURCE[0]}")/unknown_preset.sh"

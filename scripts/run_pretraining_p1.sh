@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Phase 1 of BERT-large on 8 GPUs, every argument by name. Flags given to this script are added and win. Rerun after
+# any stop, it goes on where it was; run_pretraining_p2.sh follows.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The global batch is 8 GPUs x 256 sequences x 32 micro-batches = 65,536 sequences of 128 tokens.
+python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
+  --input-dir data/hdf5/seq_128_pred_20/training \
+  --output-dir results \
+  --bert-model bert-large-uncased \
+  --vocab-file vocab/bert-large-uncased-vocab.txt \
+  --phase1 \
+  --max-seq-length 128 \
+  --max-predictions-per-seq 20 \
+  --max-steps 7038 \
+  --batch-size 256 \
+  --gradient-merge-steps 32 \
+  --optimizer Lamb \
+  --learning-rate 6e-3 \
+  --warmup-proportion 0.2843 \
+  --amp \
+  --seed 12439 \
+  --num-steps-per-checkpoint 200 \
+  --log-freq 10 \
+  --report-file results/bert-large-uncased/phase1-report.json \
+  --from-checkpoint results/bert-large-uncased/phase1 \
+  --last-step-of-checkpoint auto \
+  "$@"

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Phase 2 of BERT-large on 8 GPUs, every argument by name. Flags given to this script are added and win. It starts
+# from the weights that run_pretraining_p1.sh ended with and, rerun after any stop, goes on where it was.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The global batch is 8 GPUs x 32 sequences x 128 micro-batches = 32,768 sequences of 512 tokens.
+python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
+  --input-dir data/hdf5/seq_512_pred_80/training \
+  --output-dir results \
+  --bert-model bert-large-uncased \
+  --vocab-file vocab/bert-large-uncased-vocab.txt \
+  --phase2 \
+  --max-seq-length 512 \
+  --max-predictions-per-seq 80 \
+  --max-steps 1563 \
+  --batch-size 32 \
+  --gradient-merge-steps 128 \
+  --optimizer Lamb \
+  --learning-rate 4e-3 \
+  --warmup-proportion 0.128 \
+  --amp \
+  --seed 12439 \
+  --num-steps-per-checkpoint 200 \
+  --log-freq 10 \
+  --report-file results/bert-large-uncased/phase2-report.json \
+  --from-phase1-final-params results/bert-large-uncased/phase1/7038 \
+  --from-checkpoint results/bert-large-uncased/phase2 \
+  --last-step-of-checkpoint auto \
+  "$@"

