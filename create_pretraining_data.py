@@ -16,6 +16,7 @@ Legend: T tokens of the shard, L its sentences, D its documents, n samples, S se
 
 import gzip
 import hashlib
+import io
 import os
 import shutil
 import sys
@@ -38,6 +39,7 @@ from utils.config import ArgumentParser, Arguments, BooleanFlag, fraction, non_n
 from utils.errors import UserError, run_main
 
 SCHEMA_VERSION = 1
+TEMPORARY_SUFFIX = ".tmp"
 TEXT_SUFFIXES = (".txt", ".txt.gz")
 READ_BLOCK = 4 << 20  # bytes of text tokenized at a time
 WRITE_BLOCK = 2048  # samples built at a time: their index arrays stay in the cache
@@ -390,22 +392,45 @@ def is_made(path: Path, attributes: dict) -> bool:
     return True
 
 
+class ShardFile(io.FileIO):
+    """The file below HDF5, which cannot give up on one that it fails to write (it fails again at each later close, and
+    prints pages about it): the first failure is kept in `error` for the caller, and what follows is not written."""
+
+    error: OSError | None = None
+
+    def write(self, data) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest and not self.error:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        return super().truncate(size) if not self.error else size or 0
+
+    def raise_failure(self) -> None:
+        if self.error:
+            raise OSError(self.error.errno, self.error.strerror, str(self.name).removesuffix(TEMPORARY_SUFFIX))
+
+
 @contextmanager
-def new_shard(path: Path) -> Iterator[h5py.File]:
+def new_shard(path: Path) -> Iterator[tuple[h5py.File, ShardFile]]:
     """An HDF5 file that appears at `path` when all of it is on disk, and not at all after an error."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        # One format version, no time stamps (h5py's default): the same samples are the same bytes. Aligned: a reader
-        # may map the data sets as arrays.
-        with h5py.File(
-            temporary, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64
-        ) as file:
-            yield file
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        with ShardFile(temporary, "w+") as disk:
+            # One format version, no time stamps (h5py's default): the same samples are the same bytes. Aligned: a
+            # reader may map the data sets as arrays.
+            with h5py.File(
+                disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64
+            ) as file:
+                yield file, disk
+            disk.raise_failure()
+            os.fsync(disk.fileno())
         temporary.rename(path)
-    except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -479,7 +504,7 @@ def write_samples(
     if options.compression == "none" and size > free:
         raise UserError(f"{output_path} needs {size:,} bytes and the disk has {free:,} free: free some space")
     continues_word = np.array([token.startswith("##") for token in tokenizer.tokens])
-    with new_shard(output_path) as file:
+    with new_shard(output_path) as (file, disk):
         file.attrs.update(attributes)
         for name, (shape, dtype) in datasets.items():
             storage = {}
@@ -499,8 +524,7 @@ def write_samples(
             with report.stage("write"):
                 for name, value in zip(datasets, values, strict=True):
                     file[name][begin : begin + len(block)] = value
-        with report.stage("write"):
-            file.flush()
+            disk.raise_failure()
 
 
 # The command line.
