@@ -1,0 +1,298 @@
+"""What is in a folder of HDF5 shards: every row read and checked, counts and shares, samples to read, and a picture.
+
+Reads this project's shards and NVIDIA's. Legend: n rows, S sequence length, P predictions a sequence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import partial, reduce
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from data.manifest import file_digest
+from data.parallel import ordered_map
+from pretraining_dataset import KEYS, Shard, find_shards
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+PICTURE = "distributions.png"
+ROWS = 8192  # examined at a time: bounds memory whatever the shard
+# Random weights for hashes of rows. A row's hash is a sum of products modulo 2^64.
+HASH_SEED = 20_181_011
+
+
+@dataclass
+class Findings:
+    """Sums over shards of one sequence length; `+` joins two."""
+
+    shards: int
+    samples: int
+    tokens: int
+    masked: int
+    masked_as_mask: int  # [MASK] stands there
+    masked_as_itself: int
+    masked_as_other: int
+    labels: np.ndarray  # samples whose label is -1 (none), 0 (B follows A), 1 (B is random) [3]
+    lengths: np.ndarray  # samples of each length [S + 1]
+    positions: np.ndarray  # masks at each position [S]
+    highest_id: int
+    sample_hashes: list[np.ndarray] = field(repr=False)  # of the samples as they are, a [n] a shard
+    text_hashes: list[np.ndarray] = field(repr=False)  # of the samples without their masks
+
+    def __add__(self, other: "Findings") -> "Findings":
+        joined = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Findings(**joined | {"highest_id": max(self.highest_id, other.highest_id)})
+
+    @property
+    def sequence_length(self) -> int:
+        return len(self.positions)
+
+    @property
+    def fill(self) -> float:
+        return self.tokens / (self.samples * self.sequence_length)
+
+    @property
+    def masked_share(self) -> float:
+        return self.masked / self.tokens
+
+    @property
+    def random_next_share(self) -> float:
+        return self.labels[2] / self.samples
+
+    @property
+    def repeated_samples(self) -> int:
+        return self.samples - len(np.unique(np.concatenate(self.sample_hashes)))
+
+    @property
+    def distinct_texts(self) -> int:
+        return len(np.unique(np.concatenate(self.text_hashes)))
+
+
+def verify_folder(
+    folder: Path,
+    tokenizer: BertTokenizer | None,
+    workers: int = 1,
+) -> Findings:
+    """Reads every shard in `folder`. Raises UserError that names the first shard and row that cannot be right."""
+    paths = find_shards(folder)
+    first = Shard(paths[0])
+    mask_id = tokenizer.mask_token_id if tokenizer else guess_mask_id(first)
+    for path in paths:
+        check_belongs(Shard(path), first, tokenizer)
+    special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
+    vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
+    examine = partial(examine_shard, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size)
+    with tqdm(total=len(paths), desc="verify", unit="shard", disable=None, leave=False) as bar:
+        findings = []
+        for found in ordered_map(examine, paths, min(workers, len(paths))):
+            findings.append(found)
+            bar.update()
+    total = reduce(Findings.__add__, findings)
+    if total.samples == 0:
+        raise UserError(f"the shards in {folder} hold no sample: make them from more text")
+    return total
+
+
+def check_belongs(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -> None:
+    if (shard.sequence_length, shard.predictions_per_sequence) != (
+        first.sequence_length,
+        first.predictions_per_sequence,
+    ):
+        raise UserError(
+            f"shards disagree: {first.path} has length {first.sequence_length} and {first.predictions_per_sequence} "
+            f"predictions, {shard.path} {shard.sequence_length} and {shard.predictions_per_sequence}: "
+            "keep shards of different kinds in different folders"
+        )
+    for key in sorted(first.attributes.keys() | shard.attributes.keys()):
+        if key.startswith("vocab") and first.attributes.get(key) != shard.attributes.get(key):
+            raise UserError(f"shards disagree: {key} differs between {first.path} and {shard.path}: make them again")
+    made_with = shard.attributes.get("vocab_sha256")
+    if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
+        raise UserError(
+            f"shard {shard.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) than "
+            f"{tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): name the one it was made with"
+        )
+
+
+def guess_mask_id(shard: Shard) -> int:
+    """The id that stands most often where a token was masked: without a vocabulary that can only be [MASK]'s."""
+    for block in read_blocks(shard):
+        masked_nP = block["masked_lm_positions"] > 0
+        if masked_nP.any():
+            found = np.take_along_axis(block["input_ids"], block["masked_lm_positions"].clip(0), axis=1)[masked_nP]
+            return int(np.bincount(found.clip(0)).argmax())
+    return -1
+
+
+def read_blocks(shard: Shard) -> Iterator[dict[str, np.ndarray]]:
+    """The six data sets, `ROWS` rows at a time, in int64."""
+    for start in range(0, len(shard), ROWS):
+        yield {key: shard.arrays[key][start : start + ROWS].astype(np.int64) for key in KEYS}
+
+
+def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None, vocab_size: int) -> Findings:
+    shard = Shard(path)
+    length, predictions = shard.sequence_length, shard.predictions_per_sequence
+    weights = np.random.default_rng(HASH_SEED).integers(1, 2**63, 3 * length + predictions + 1, dtype=np.uint64) | 1
+    findings = Findings(
+        1, 0, 0, 0, 0, 0, 0, np.zeros(3, int), np.zeros(length + 1, int), np.zeros(length, int), 0, [], []
+    )  # fmt: skip
+    for number, block in enumerate(read_blocks(shard)):
+        refuse_bad_rows(path, number * ROWS, block, special_ids, vocab_size)
+        findings += examine_block(block, mask_id, weights)
+    return findings
+
+
+def refuse_bad_rows(
+    path: Path, first_row: int, block: dict[str, np.ndarray], special_ids: tuple[int, int] | None, vocab_size: int
+) -> None:
+    """Raises UserError for the first row that no data creation could have made."""
+    ids_nS, mask_nS, segments_nS = block["input_ids"], block["input_mask"], block["segment_ids"]
+    positions_nP, labels_n = block["masked_lm_positions"], block["next_sentence_labels"]
+    n, length = ids_nS.shape
+    lengths_n = mask_nS.sum(axis=1)
+    masked_nP = positions_nP > 0
+    sorted_nP = np.sort(positions_nP, axis=1)
+    ids_fit_nP = (block["masked_lm_ids"] >= 0) & (block["masked_lm_ids"] < vocab_size)
+    checks = {
+        "input_ids holds an id outside the vocabulary": ((ids_nS < 0) | (ids_nS >= vocab_size)).any(axis=1),
+        "input_mask is not ones and then zeros": (mask_nS != (np.arange(length) < lengths_n[:, None])).any(axis=1),
+        "the sample is shorter than [CLS] x [SEP]": lengths_n < 3,
+        "segment_ids holds something other than 0 and 1": ((segments_nS < 0) | (segments_nS > 1)).any(axis=1),
+        "masked_lm_positions points outside the sample": (
+            (positions_nP < 0) | (positions_nP >= lengths_n[:, None])
+        ).any(axis=1),
+        "masked_lm_positions has a position twice": ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(
+            axis=1
+        ),
+        "nothing is masked": ~masked_nP.any(axis=1),
+        "masked_lm_ids holds an id outside the vocabulary": (masked_nP & ~ids_fit_nP).any(axis=1),
+        "next_sentence_labels is not 0 or 1": (labels_n < -1) | (labels_n > 1),
+    }
+    if special_ids:
+        cls_id, sep_id = special_ids
+        last_n = ids_nS[np.arange(n), lengths_n.clip(1, length) - 1]
+        masked_special_nP = masked_nP & np.isin(block["masked_lm_ids"], special_ids)
+        checks |= {
+            "the sample does not begin with [CLS] and end with [SEP]": (ids_nS[:, 0] != cls_id) | (last_n != sep_id),
+            "[CLS] or [SEP] is masked": masked_special_nP.any(axis=1),
+        }
+    for what, bad_n in checks.items():
+        if bad_n.any():
+            row = first_row + int(bad_n.argmax())
+            raise UserError(f"shard {path}, row {row}: {what}: the shard is damaged, make or fetch it again")
+
+
+def examine_block(block: dict[str, np.ndarray], mask_id: int, weights: np.ndarray) -> Findings:
+    ids_nS, positions_nP, original_nP = block["input_ids"], block["masked_lm_positions"], block["masked_lm_ids"]
+    n, length = ids_nS.shape
+    lengths_n = block["input_mask"].sum(axis=1)
+    masked_nP = positions_nP > 0
+    seen_M = np.take_along_axis(ids_nS, positions_nP, axis=1)[masked_nP]
+    original_M = original_nP[masked_nP]
+    as_mask = int((seen_M == mask_id).sum())
+    as_itself = int(((seen_M == original_M) & (seen_M != mask_id)).sum())
+    unmasked_nS = ids_nS.copy()
+    unmasked_nS[np.nonzero(masked_nP)[0], positions_nP[masked_nP]] = original_M
+    rest = np.column_stack([block["segment_ids"], block["next_sentence_labels"]])
+    sample_n = hash_rows(np.column_stack([ids_nS, unmasked_nS, rest, positions_nP]), weights)
+    text_n = hash_rows(np.column_stack([unmasked_nS, rest]), weights)
+    return Findings(
+        shards=0,
+        samples=n,
+        tokens=int(lengths_n.sum()),
+        masked=len(seen_M),
+        masked_as_mask=as_mask,
+        masked_as_itself=as_itself,
+        masked_as_other=len(seen_M) - as_mask - as_itself,
+        labels=np.bincount(block["next_sentence_labels"] + 1, minlength=3),
+        lengths=np.bincount(lengths_n, minlength=length + 1),
+        positions=np.bincount(positions_nP[masked_nP], minlength=length),
+        highest_id=int(max(ids_nS.max(), original_nP.max(initial=0))),
+        sample_hashes=[sample_n],
+        text_hashes=[text_n],
+    )
+
+
+def hash_rows(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return values.astype(np.uint64) @ weights[: values.shape[1]]
+
+
+def find_vocabulary(folder: Path, shipped: Path) -> Path | None:
+    """The vocabulary that the shards in `folder` were made with, by its sum: the one beside them, or a shipped one."""
+    wanted = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
+    for path in (folder / "vocab.txt", *sorted(shipped.glob("*.txt"))):
+        if path.is_file() and (wanted is None or file_digest(path) == wanted):
+            return path if wanted or path.parent == folder else None
+    return None
+
+
+def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[str]:
+    """For a person to read. `expected` is BERT's recipe; other recipes have other numbers."""
+    f = findings
+    shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
+    nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
+    vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(vocabulary not known)"
+    lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
+    return [
+        f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
+        f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, 9: "
+        + ", ".join(map(str, lengths)),
+        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
+        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random (expected 80, 10, 10)",
+        f"next sentence     {nsp}",
+        f"ids               up to {f.highest_id} {vocabulary}",
+        f"repeated samples  {f.repeated_samples:,}; without masks {f.distinct_texts:,} distinct",
+    ]
+
+
+def sample_lines(folder: Path, tokenizer: BertTokenizer | None, count: int) -> list[str]:
+    """`count` samples, spread over the shards, with their masks: what a person should look at before training."""
+    lines = ["samples, masked tokens as {was -> stands there}, kept ones as {was}"]
+    paths = find_shards(folder)
+    for number in range(count):
+        shard = Shard(paths[number * len(paths) // count])
+        if not len(shard):
+            continue
+        row = (2 * number + 1) * len(shard) // (2 * count)
+        values = {key: shard.arrays[key][row].astype(np.int64) for key in KEYS}
+        length = int(values["input_mask"].sum())
+        label = {0: "B follows A", 1: "B is random"}.get(int(values["next_sentence_labels"]), "no next sentence")
+        lines.append(f"{shard.path.name}, row {row}, {length} tokens, {label}:")
+        lines.append("  " + decode(values, length, tokenizer))
+    return lines
+
+
+def decode(values: dict[str, np.ndarray], length: int, tokenizer: BertTokenizer | None) -> str:
+    def name(token_id: int) -> str:
+        return tokenizer.convert_ids_to_tokens(int(token_id)) if tokenizer else str(token_id)
+
+    words = [name(token_id) for token_id in values["input_ids"][:length]]
+    for position, original in zip(values["masked_lm_positions"], values["masked_lm_ids"], strict=True):
+        if position > 0:
+            was = name(original)
+            words[position] = f"{{{was}}}" if words[position] == was else f"{{{was} -> {words[position]}}}"
+    return "".join(word[2:] if word.startswith("##") else f" {word}" for word in words).strip()
+
+
+def draw(findings: Findings, path: Path) -> bool:
+    """Lengths and mask positions as a PNG; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure.suptitle(f"{findings.samples:,} samples, {findings.masked:,} masked tokens")
+    left, right = figure.subplots(1, 2)
+    left.bar(np.arange(findings.sequence_length + 1), findings.lengths, width=1.0, color="#76b900")
+    left.set(xlabel="tokens in a sample, padding left out", ylabel="samples", yscale="log")
+    right.bar(np.arange(findings.sequence_length), findings.positions, width=1.0, color="#1a73e8")
+    right.set(xlabel="position in the sample", ylabel="masked tokens")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    temporary = path.with_name(path.name + ".tmp-png")
+    figure.savefig(temporary, format="png", dpi=110)
+    temporary.rename(path)
+    return True
