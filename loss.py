@@ -12,43 +12,49 @@ from torch import Tensor
 from modeling import padded_index
 from token_stream import IGNORED_LABEL
 
-ROWS_AT_A_TIME = 256  # rows of logits that are held in float32 at once
+# Rows of logits that are in float32 at once: few enough to stay in a CPU's cache, enough to fill a GPU.
+ROWS_AT_A_TIME = {"cpu": 16, "cuda": 4096}
 
 
 class SummedCrossEntropy(torch.autograd.Function):
-    """Sum of cross-entropies over the rows whose label is not ignored, in float32 without a float32 copy of the
-    logits: forward and backward go through them a few rows at a time, and backward writes the gradient over them."""
+    """Sum of cross-entropies over the rows whose label is not ignored, and how many rows have no logit above their
+    label's. Float32 arithmetic on a few rows at a time, so that there is never a float32 copy of all logits; softmax
+    is taken once, in the forward pass, which leaves the gradient in the logits' own type."""
 
     @staticmethod
-    def forward(ctx, logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-        log_normalizers, total = [], logits_MV.new_zeros((), dtype=torch.float32)
-        kept_M = labels_M != IGNORED_LABEL
-        safe_M = labels_M.clamp(min=0)
-        for logits_RV, labels_R, kept_R in zip(
-            logits_MV.split(ROWS_AT_A_TIME), safe_M.split(ROWS_AT_A_TIME), kept_M.split(ROWS_AT_A_TIME), strict=True
-        ):
-            log_normalizer_R = torch.logsumexp(logits_RV.float(), dim=1)
-            target_R = logits_RV.gather(1, labels_R[:, None]).squeeze(1).float()
-            total = total + torch.where(kept_R, log_normalizer_R - target_R, 0.0).sum()
-            log_normalizers.append(log_normalizer_R)
-        ctx.save_for_backward(logits_MV, safe_M, kept_M, torch.cat(log_normalizers))
-        return total
+    def forward(ctx, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+        rows_at_a_time = ROWS_AT_A_TIME.get(logits_MV.device.type, 4096)
+        kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
+        safe_M1 = labels_M.clamp(min=0)[:, None]
+        grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
+        total = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
+        correct = torch.zeros((), dtype=torch.int64, device=logits_MV.device)
+        for start in range(0, len(logits_MV), rows_at_a_time):
+            rows = slice(start, start + rows_at_a_time)
+            logits_RV, labels_R1, kept_R1 = logits_MV[rows].float(), safe_M1[rows], kept_M1[rows]
+            largest_R1 = logits_RV.amax(dim=1, keepdim=True)
+            probs_RV = logits_RV.softmax(dim=1)
+            # log sum exp(logits) from the largest probability, which is at least 1/V and so never rounds to nothing.
+            log_normalizer_R1 = largest_R1 - probs_RV.amax(dim=1, keepdim=True).log()
+            target_R1 = logits_RV.gather(1, labels_R1)
+            total += torch.where(kept_R1, log_normalizer_R1 - target_R1, 0.0).sum()
+            correct += ((target_R1 >= largest_R1) & kept_R1).sum()
+            if grad_MV is not None:
+                probs_RV.scatter_add_(1, labels_R1, torch.full_like(target_R1, -1.0))
+                grad_MV[rows] = probs_RV.mul_(kept_R1.float())
+        ctx.save_for_backward(grad_MV)
+        ctx.mark_non_differentiable(correct)
+        return total, correct
 
     @staticmethod
-    def backward(ctx, grad_total: Tensor):
-        logits_MV, labels_M, kept_M, log_normalizer_M = ctx.saved_tensors
-        grad_MV = torch.empty_like(logits_MV)
-        weight_M = torch.where(kept_M, grad_total, 0.0)
-        for start in range(0, len(logits_MV), ROWS_AT_A_TIME):
-            rows = slice(start, start + ROWS_AT_A_TIME)
-            probs_RV = torch.exp(logits_MV[rows].float() - log_normalizer_M[rows, None])
-            probs_RV.scatter_add_(1, labels_M[rows, None], probs_RV.new_full((len(probs_RV), 1), -1.0))
-            grad_MV[rows] = probs_RV.mul_(weight_M[rows, None])
-        return grad_MV, None
+    def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
+        (grad_MV,) = ctx.saved_tensors
+        return grad_MV * grad_total, None
 
 
-def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Sum over rows of -log softmax(logits)[label], a float32 scalar; rows labelled `IGNORED_LABEL` count nothing."""
+def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label has the
+    largest logit (a tie counts); rows labelled `IGNORED_LABEL` count nothing."""
     return SummedCrossEntropy.apply(logits_MV, labels_M)
 
 
@@ -57,25 +63,19 @@ class PreTrainingSums(NamedTuple):
 
     mlm_loss: Tensor
     nsp_loss: Tensor
+    mlm_correct: Tensor
+    nsp_correct: Tensor
 
 
 def pretraining_sums(
     prediction_logits_MV: Tensor, seq_relationship_logits_N2: Tensor, mlm_labels_M: Tensor, nsp_labels_N: Tensor
 ) -> PreTrainingSums:
-    """Losses of the masked tokens and of the sequence pairs. A filler's label is -100; data made without next-sentence
-    pairs has -1 there, which counts nothing either."""
-    mlm_loss = summed_cross_entropy(prediction_logits_MV, mlm_labels_M)
+    """Losses and right answers of the masked tokens and of the sequence pairs. A filler's label is -100; data made
+    without next-sentence pairs has -1 there, which counts nothing either."""
     nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
-    nsp_loss = F.cross_entropy(
-        seq_relationship_logits_N2.float(), nsp_labels_N, ignore_index=IGNORED_LABEL, reduction="sum"
-    )
-    return PreTrainingSums(mlm_loss, nsp_loss)
-
-
-@torch.no_grad()
-def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many rows have their largest logit at their label; ignored labels are never right."""
-    return (logits.argmax(dim=1) == labels).sum()
+    mlm_loss, mlm_correct = summed_cross_entropy(prediction_logits_MV, mlm_labels_M)
+    nsp_loss, nsp_correct = summed_cross_entropy(seq_relationship_logits_N2, nsp_labels_N)
+    return PreTrainingSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
 
 
 def span_sum(

@@ -185,13 +185,95 @@ def attention(
     # by_length: neighbours of equal length are a batch as they lie, without a copy or a mask.
     outs_THD = []
     for start, count, length in sequences.runs:
-        query_NHSD, key_NHSD, value_NHSD = (
-            states_THD[start : start + count * length].unflatten(0, (count, length)).transpose(1, 2)
+        query_NLHD, key_NLHD, value_NLHD = (
+            states_THD[start : start + count * length].unflatten(0, (count, length))
             for states_THD in (query_THD, key_THD, value_THD)
         )
-        out_NHSD = F.scaled_dot_product_attention(query_NHSD, key_NHSD, value_NHSD, dropout_p=dropout_prob)
-        outs_THD.append(out_NHSD.transpose(1, 2).flatten(0, 1))
+        outs_THD.append(UnmaskedAttention.apply(query_NLHD, key_NLHD, value_NLHD, dropout_prob).flatten(0, 1))
     return torch.cat(outs_THD) if len(outs_THD) > 1 else outs_THD[0]
+
+
+class UnmaskedAttention(torch.autograd.Function):
+    """softmax(QK' / sqrt(D)) V on sequences of one length, [N, L, H, D], with dropout on the probabilities.
+
+    Written out for the CPU, where scaled_dot_product_attention is 4 times slower in bfloat16 (its backward is) and
+    falls back to an even slower path under dropout. It keeps the probabilities for the backward pass: 2 bytes a pair
+    of tokens and head in bfloat16, and as many for the dropout mask.
+    """
+
+    @staticmethod
+    def forward(ctx, query_NLHD: Tensor, key_NLHD: Tensor, value_NLHD: Tensor, dropout_prob: float) -> Tensor:
+        query, key, value = (states.transpose(1, 2) for states in (query_NLHD, key_NLHD, value_NLHD))
+        scale = 1 / math.sqrt(query.shape[-1])
+        probs_NHLL = torch.matmul(query * scale, key.transpose(2, 3)).softmax(dim=-1)
+        kept, keep_scale = draw_kept(probs_NHLL, dropout_prob)
+        ctx.save_for_backward(query, key, value, probs_NHLL, kept)
+        ctx.scale, ctx.keep_scale = scale, keep_scale
+        out_NHLD = torch.matmul(only_kept(probs_NHLL, kept), value)
+        return out_NHLD.mul_(keep_scale).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, grad_NLHD: Tensor):
+        query, key, value, probs_NHLL, kept = ctx.saved_tensors
+        grad_NHLD = grad_NLHD.transpose(1, 2) * ctx.keep_scale
+        grad_value = torch.matmul(only_kept(probs_NHLL, kept).transpose(2, 3), grad_NHLD)
+        grad_probs_NHLL = only_kept(torch.matmul(grad_NHLD, value.transpose(2, 3)), kept)
+        grad_scores = torch._softmax_backward_data(grad_probs_NHLL, probs_NHLL, -1, probs_NHLL.dtype)
+        grad_query = torch.matmul(grad_scores, key).mul_(ctx.scale)
+        grad_key = torch.matmul(grad_scores.transpose(2, 3), query).mul_(ctx.scale)
+        return grad_query.transpose(1, 2), grad_key.transpose(1, 2), grad_value.transpose(1, 2), None
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+# Dropout masks on the CPU are integers as wide as the states, all ones where a state is kept: `and` applies them at the
+# speed of memory. One draw of 64 random bits decides four of them, so that the probability is a multiple of 2^-16.
+# torch's own dropout draws one number a state and takes eight times as long.
+MASK_DTYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def draw_kept(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
+    """A mask for `states` that keeps each with probability 1 - `prob`, and the factor that keeps the mean; (None, 1.0)
+    without dropout."""
+    dropped = round(prob * 2**16)
+    if dropped == 0:
+        return None, 1.0
+    bits = torch.empty(-(-states.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    kept = bits.view(torch.int16)[: states.numel()].ge_(dropped - 2**15).neg_().view(states.shape)
+    return kept.to(MASK_DTYPES[states.element_size()]), 2**16 / (2**16 - dropped)
+
+
+def only_kept(states: Tensor, kept: Tensor | None) -> Tensor:
+    """`states` with zeros where `kept` has them; not scaled."""
+    if kept is None:
+        return states
+    return (states.contiguous().view(kept.dtype) & kept).view(states.dtype)
+
+
+class CpuDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states: Tensor, prob: float) -> Tensor:
+        ctx.kept, ctx.keep_scale = draw_kept(states, prob)
+        return only_kept(states, ctx.kept).mul_(ctx.keep_scale) if ctx.kept is not None else states.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return only_kept(grad, ctx.kept) * ctx.keep_scale, None
+
+
+class Dropout(nn.Module):
+    """Zeroes states with probability `prob` in training, and scales the rest to keep the mean."""
+
+    def __init__(self, prob: float):
+        super().__init__()
+        self.prob = prob
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not self.training or self.prob == 0:
+            return states
+        if states.device.type == "cpu" and not torch.compiler.is_compiling():
+            return CpuDropout.apply(states, self.prob)
+        return F.dropout(states, self.prob)
 
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
@@ -226,7 +308,7 @@ class BertEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
         hidden_TE = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
@@ -259,7 +341,7 @@ class BertResidualOutput(nn.Module):
         super().__init__()
         self.dense = nn.Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, inner: Tensor, residual_TE: Tensor) -> Tensor:
         return self.LayerNorm(self.dropout(self.dense(inner)) + residual_TE)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from loss import count_correct, pretraining_sums
+from loss import pretraining_sums
 from lr_scheduler import DECAYS
 from modeling import BertConfig, BertForPreTraining
 from optimizer import OPTIMIZERS
@@ -58,14 +58,10 @@ class Pretraining:
     def __init__(self, next_sentence: bool):
         self.next_sentence = next_sentence
 
-    def sums(self, model, micro_batch, with_accuracy):
+    def sums(self, model, micro_batch):
         inputs = {name: value for name, value in micro_batch.items() if not name.endswith("labels")}
         output = model(**inputs)
-        sums = pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
-        if with_accuracy:
-            sums["mlm_correct"] = count_correct(output.prediction_logits, micro_batch["mlm_labels"])
-            sums["nsp_correct"] = count_correct(output.seq_relationship_logits, micro_batch["nsp_labels"])
-        return sums
+        return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
 
     def loss(self, sums, num_sequences, num_targets):
         return sums["mlm_loss"] / num_targets + sums["nsp_loss"] / num_sequences

@@ -36,7 +36,7 @@ from utils.logger import Reporter, progress_bar, show
 class Task(Protocol):
     """What is being learned."""
 
-    def sums(self, model: nn.Module, micro_batch: dict[str, Any], with_accuracy: bool) -> dict[str, Tensor]:
+    def sums(self, model: nn.Module, micro_batch: dict[str, Any]) -> dict[str, Tensor]:
         """Forward pass: named sums over the micro-batch, scalars on the device."""
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
@@ -177,7 +177,7 @@ class Trainer:
                 evaluates = settings.eval_steps > 0 and is_due(self.step, settings.eval_steps, last_step)
                 saves = totals.stop > 0 or is_due(self.step, settings.steps_per_checkpoint, last_step)
 
-                sums = self.training_step(batch, totals, with_accuracy=logs)
+                sums = self.training_step(batch, totals)
                 self.optimizer_step()
                 self.samples_consumed += int(totals.sequences)
                 meter.count(totals)
@@ -200,7 +200,7 @@ class Trainer:
         self._finish(stop.received, meter)
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
 
-    def training_step(self, batch: StepBatch, totals: Totals, with_accuracy: bool) -> dict[str, Tensor]:
+    def training_step(self, batch: StepBatch, totals: Totals) -> dict[str, Tensor]:
         """Gradients of the global batch's loss, summed over micro-batches and ranks; returns this rank's sums."""
         self.model.train()
         torch.manual_seed(seed_of_step(self.settings.seed, batch.first_position, self.processes.rank))
@@ -209,7 +209,7 @@ class Trainer:
             is_last = number == len(batch.micro_batches)
             with self._gradients_stay_here(not is_last):
                 with self.precision.context(self.device):
-                    sums = self.task.sums(self.replica, to_device(micro_batch, self.device), with_accuracy)
+                    sums = self.task.sums(self.replica, to_device(micro_batch, self.device))
                 loss = self.task.loss(sums, totals.sequences, totals.targets)
                 (loss * self.loss_scale.value).backward()
             for name, value in sums.items():
@@ -540,7 +540,7 @@ def evaluate(
         for batch in stream_in_order(dataset, mine, limits):
             for micro_batch in batch.micro_batches:
                 with runtime.precision.context(device):
-                    found = task.sums(model, to_device(micro_batch, device), with_accuracy=True)
+                    found = task.sums(model, to_device(micro_batch, device))
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
             sequences += batch.num_sequences
