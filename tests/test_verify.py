@@ -1,0 +1,213 @@
+"""Verification of HDF5 shards: the numbers against a plain count, and each kind of damage by name."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from data.verify import sample_lines, verify_folder
+from pretraining_dataset import KEYS
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+LENGTH, PREDICTIONS = 16, 3
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "##s"]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
+
+
+def make_samples(seed: int, count: int) -> dict[str, np.ndarray]:
+    """Samples one by one, the plain way; what is counted here is counted again by `expected`."""
+    rng = np.random.default_rng(seed)
+    rows = {key: [] for key in KEYS}
+    for _ in range(count):
+        a, b = rng.integers(1, 7), rng.integers(1, 7)
+        words = rng.integers(FIRST_WORD, len(VOCABULARY), a + b)
+        ids = [CLS, *words[:a], SEP, *words[a:], SEP]
+        places = [place for place in range(1, len(ids)) if ids[place] != SEP]
+        chosen = sorted(rng.choice(places, min(len(places), int(rng.integers(1, PREDICTIONS + 1))), replace=False))
+        labels = [ids[place] for place in chosen]
+        for place in chosen:
+            ids[place] = [MASK, ids[place], FIRST_WORD][rng.choice(3, p=[0.8, 0.1, 0.1])]
+        padding = [0] * (LENGTH - len(ids))
+        rows["input_ids"].append(ids + padding)
+        rows["input_mask"].append([1] * len(ids) + padding)
+        rows["segment_ids"].append([0] * (a + 2) + [1] * (b + 1) + padding)
+        rows["masked_lm_positions"].append([*chosen, *[0] * (PREDICTIONS - len(chosen))])
+        rows["masked_lm_ids"].append([*labels, *[0] * (PREDICTIONS - len(chosen))])
+        rows["next_sentence_labels"].append(rng.integers(0, 2))
+    return {key: np.array(values, np.int32) for key, values in rows.items()}
+
+
+def write_shard(path: Path, samples: dict[str, np.ndarray], nvidia: bool = False, **attributes) -> None:
+    with h5py.File(path, "w") as file:
+        for key, values in samples.items():
+            if nvidia:
+                wide = key in ("input_ids", "masked_lm_positions", "masked_lm_ids")
+                file.create_dataset(key, data=values.astype("i4" if wide else "i1"), compression="gzip")
+            else:
+                file.create_dataset(key, data=values.astype(np.uint16))
+        file.attrs.update(attributes)
+
+
+@pytest.fixture
+def tokenizer(tmp_path) -> BertTokenizer:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY) + "\n")
+    return BertTokenizer(path)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer) -> Path:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(3):
+        write_shard(folder / f"shard-{number}.hdf5", make_samples(number, 40), vocab_sha256=tokenizer.vocab_sha256)
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
+    findings = verify_folder(folder, tokenizer, workers)
+    lengths, masked, as_mask, as_itself, random_next = [], 0, 0, 0, 0
+    for number in range(3):
+        samples = make_samples(number, 40)
+        for row in range(40):
+            lengths.append(int(samples["input_mask"][row].sum()))
+            random_next += int(samples["next_sentence_labels"][row])
+            for position, label in zip(samples["masked_lm_positions"][row], samples["masked_lm_ids"][row], strict=True):
+                if position:
+                    masked += 1
+                    as_mask += samples["input_ids"][row][position] == MASK
+                    as_itself += samples["input_ids"][row][position] == label
+    assert (findings.shards, findings.samples, findings.tokens) == (3, 120, sum(lengths))
+    assert (findings.masked, findings.masked_as_mask, findings.masked_as_itself) == (masked, as_mask, as_itself)
+    assert findings.masked_as_other == masked - as_mask - as_itself
+    assert findings.labels.tolist() == [0, 120 - random_next, random_next]
+    assert findings.lengths.tolist() == np.bincount(lengths, minlength=LENGTH + 1).tolist()
+    assert findings.positions.sum() == masked
+
+
+def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tmp_path, tokenizer):
+    (tmp_path / "nvidia").mkdir()
+    for number in range(3):
+        write_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number, 40), nvidia=True)
+    ours, theirs = verify_folder(folder, tokenizer), verify_folder(tmp_path / "nvidia", None)
+    for name in ("samples", "tokens", "masked", "masked_as_mask", "masked_as_itself", "repeated_samples"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+def test_repeated_samples_are_counted_and_masks_tell_samples_apart(folder, tokenizer):
+    before = verify_folder(folder, tokenizer)
+    shutil.copyfile(folder / "shard-0.hdf5", folder / "shard-9.hdf5")
+    after = verify_folder(folder, tokenizer)
+    assert after.repeated_samples - before.repeated_samples == 40
+    assert after.distinct_texts == before.distinct_texts
+    with h5py.File(folder / "shard-9.hdf5", "r+") as file:  # the same text, one mask kept in place of hidden
+        row, place = np.argwhere(file["input_ids"][:] == MASK)[0]
+        column = list(file["masked_lm_positions"][row]).index(place)
+        file["input_ids"][row, place] = file["masked_lm_ids"][row, column]
+    changed = verify_folder(folder, tokenizer)
+    assert changed.repeated_samples == after.repeated_samples - 1
+    assert changed.distinct_texts == before.distinct_texts
+
+
+def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):
+    row = {
+        "input_ids": [CLS, 5, MASK, 11, SEP, 8, 7, SEP],
+        "input_mask": [1] * 8,
+        "segment_ids": [0, 0, 0, 0, 0, 1, 1, 1],
+        "masked_lm_positions": [2, 5, 6],
+        "masked_lm_ids": [6, 9, 7],
+    }
+    samples = {key: np.array([values]) for key, values in row.items()} | {"next_sentence_labels": np.array([1])}
+    (tmp_path / "one").mkdir()
+    write_shard(tmp_path / "one" / "shard.hdf5", samples)
+    text = "\n".join(sample_lines(tmp_path / "one", tokenizer, 1))
+    assert "[CLS] alpha {beta -> [MASK]}s [SEP] {epsilon -> delta} {gamma} [SEP]" in text
+    assert "8 tokens, B is random" in text
+
+
+def set_value(key: str, index: tuple, value: int):
+    def damage(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            file[key][index] = value
+
+    return damage
+
+
+def remove_key(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["segment_ids"]
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def foreign(path: Path) -> None:
+    path.write_bytes(b"no HDF5 at all")
+
+
+def other_vocabulary(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs["vocab_sha256"] = "0" * 64
+
+
+def other_length(path: Path) -> None:
+    samples = {key: values[:, :-1] if values.ndim > 1 else values for key, values in make_samples(1, 4).items()}
+    write_shard(path, samples)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (set_value("input_ids", (7, 1), 900), "row 7: input_ids holds an id outside"),
+        (set_value("input_mask", (7, 1), 0), "row 7: input_mask"),
+        (set_value("segment_ids", (7, 1), 2), "row 7: segment_ids"),
+        (set_value("masked_lm_positions", (7, 0), 15), "row 7: masked_lm_positions points outside"),
+        (set_value("masked_lm_positions", (7, slice(0, 2)), 1), "row 7: masked_lm_positions has a position twice"),
+        (set_value("masked_lm_positions", (7,), 0), "row 7: nothing is masked"),
+        (set_value("masked_lm_ids", (7, 0), 900), "row 7: masked_lm_ids"),
+        (set_value("masked_lm_ids", (7, 0), SEP), "row 7: [CLS] or [SEP] is masked"),
+        (set_value("next_sentence_labels", (7,), 5), "row 7: next_sentence_labels"),
+        (set_value("input_ids", (7, 0), 6), "row 7: the sample does not begin with [CLS]"),
+        (remove_key, "segment_ids"),
+        (cut_off, "cut off"),
+        (foreign, "HDF5"),
+        (other_vocabulary, "vocab"),
+        (other_length, "disagree"),
+    ],
+)
+def test_a_bad_shard_is_named(folder, tokenizer, damage, reason):
+    damage(folder / "shard-1.hdf5")
+    with pytest.raises(UserError) as error:
+        verify_folder(folder, tokenizer)
+    assert str(folder / "shard-1.hdf5") in str(error.value)
+    assert reason in str(error.value)
+
+
+def test_another_vocabulary_than_the_shards_is_refused(folder, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join([*VOCABULARY, "more"]) + "\n")
+    with pytest.raises(UserError, match="another vocabulary"):
+        verify_folder(folder, BertTokenizer(other))
+
+
+def test_the_command_reports_and_exits_with_2_on_a_bad_shard(folder, tmp_path):
+    shutil.copyfile(tmp_path / "vocab.txt", folder / "vocab.txt")
+    command = [sys.executable, ROOT / "data" / "prepare.py", "verify", tmp_path, "--num-workers", "1"]
+    good = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "120 of length 16 in 3 shards" in good.stdout
+    assert "[MASK]}" in good.stdout
+    set_value("input_ids", (3, 2), 999)(folder / "shard-2.hdf5")
+    bad = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("error: ") and bad.stderr.count("\n") == 1
+    assert str(folder / "shard-2.hdf5") in bad.stderr
