@@ -1,0 +1,267 @@
+"""run_squad.py through its command line, on a tiny model and questions that it can learn by heart."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, reported, run_program
+from safetensors.torch import load_file, save_file
+
+import run_squad
+from squad_dataset import SquadDataset, read_squad
+from squad_utils import decode
+from tokenizer import BertTokenizer
+from utils.errors import run_main
+
+FACTS = [
+    ("Anna", "Paris", "a baker"),
+    ("Boris", "Cairo", "an old pilot"),
+    ("Carla", "Lima", "a judge"),
+    ("Dmitri", "Oslo", "a painter of ships"),
+]
+
+
+def squad_document(with_impossible: bool) -> dict:
+    paragraphs = []
+    for name, town, trade in FACTS:
+        context = f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
+        pairs = [(f"Where did {name} live?", town), (f"What was {name}?", trade)]
+        if with_impossible:
+            pairs.append((f"Why do cats sleep, {name}?", None))
+        questions = []
+        for number, (question, answer) in enumerate(pairs):
+            found = [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
+            entry = {"id": f"{name}-{number}", "question": question, "answers": found}
+            questions.append(entry | ({"is_impossible": answer is None} if with_impossible else {}))
+        paragraphs.append({"context": context, "qas": questions})
+    return {"version": "v2.0" if with_impossible else "1.1", "data": [{"title": "People", "paragraphs": paragraphs}]}
+
+
+def answers_of(document: dict) -> dict[str, str]:
+    return {
+        entry["id"]: entry["answers"][0]["text"] if entry["answers"] else ""
+        for paragraph in document["data"][0]["paragraphs"]
+        for entry in paragraph["qas"]
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """A model this small only waits for a second thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("run_setup.use_threads", lambda: torch.set_num_threads(1))
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("squad")
+    contents = {
+        "v1": squad_document(with_impossible=False),
+        "v2": squad_document(with_impossible=True),
+        "config": {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    }
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return {name: folder / f"{name}.json" for name in contents}
+
+
+def words(files: dict[str, Path], output: Path, *extra) -> list[str]:
+    """A command line without tasks; windows are short, so that a context has several."""
+    command = [
+        *("--bert-model", "custom", "--config-file", files["config"], "--vocab-file", VOCAB_FILE),
+        *("--output-dir", output, "--report-file", output / "report.json", "--show-config", "false"),
+        *("--max-seq-length", 28, "--doc-stride", 8, "--max-query-length", 10, "--device", "cpu"),
+        *("--train-batch-size", 8, "--learning-rate", 0.005, "--epochs", 40),
+        *extra,
+    ]
+    return [str(word) for word in command]
+
+
+def run(files: dict[str, Path], output: Path, *extra) -> int:
+    return run_squad.main(words(files, output, *extra))
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("trained")
+    assert (
+        run(files, output, "--do-train", "--do-eval", "--train-file", files["v1"], "--predict-file", files["v1"]) == 0
+    )
+    return output / "custom" / "squad"
+
+
+def newest(folder: Path) -> Path:
+    return max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def scores_in(report: Path) -> dict[str, float]:
+    logged = [json.loads(line.removeprefix("DLLL "))["data"] for line in report.read_text().splitlines()]
+    return next(data for data in logged if "f1" in data)
+
+
+def test_questions_learnt_by_heart_are_answered_and_scored(trained, files):
+    predictions = json.loads((trained / "predictions.json").read_text())
+    assert predictions == answers_of(json.loads(files["v1"].read_text()))
+    assert scores_in(trained.parents[1] / "report.json") == {"exact_match": 100.0, "f1": 100.0}
+
+
+def test_answers_from_the_checkpoint_are_those_after_training(trained, files, tmp_path):
+    for given in (trained, newest(trained)):  # a folder of steps, and one of its steps
+        assert run(files, tmp_path, "--do-predict", "--predict-file", files["v1"], "--init-checkpoint", given) == 0
+        for name in ("predictions.json", "nbest_predictions.json"):
+            assert (tmp_path / "custom" / "squad" / name).read_text() == (trained / name).read_text()
+    assert not any(path.name.isdigit() for path in (tmp_path / "custom" / "squad").iterdir())
+
+
+def test_transformers_opens_the_checkpoint_and_gives_the_same_answers(trained, files):
+    from transformers import BertForQuestionAnswering
+
+    model = BertForQuestionAnswering.from_pretrained(newest(trained)).eval()
+    dataset = SquadDataset(
+        read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10
+    )
+    assert len(dataset) > len(dataset.squad.questions)
+    logits = np.zeros((2, len(dataset.input_ids)), np.float32)
+    for feature in range(len(dataset)):
+        stream = {name: torch.from_numpy(array)[None] for name, array in dataset.stream(np.array([feature])).items()}
+        with torch.no_grad():
+            output = model(stream["input_ids"], token_type_ids=stream["token_type_ids"])
+        logits[:, dataset.token_places(np.array([feature]))] = torch.cat([output.start_logits, output.end_logits])
+    expected = decode(dataset, *logits).nbest
+    for question, entries in json.loads((trained / "nbest_predictions.json").read_text()).items():
+        best, best_expected = entries[0], expected[question][0]
+        assert best["text"] == best_expected["text"]
+        for key in ("start_logit", "end_logit", "probability"):
+            assert best[key] == pytest.approx(best_expected[key], abs=1e-4)
+
+
+def test_several_processes_give_the_answers_of_one(trained, files, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "run_squad.py"]
+    command = words(
+        *(files, tmp_path, "--do-eval", "--predict-file", files["v1"], "--init-checkpoint", trained),
+        *("--predict-batch-size", 3),
+    )
+    done = run_program(*launcher, *command)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "custom" / "squad"
+    assert (folder / "predictions.json").read_text() == (trained / "predictions.json").read_text()
+    ours, theirs = (json.loads((path / "nbest_predictions.json").read_text()) for path in (folder, trained))
+    for question, entries in ours.items():
+        assert entries[0]["start_logit"] == pytest.approx(theirs[question][0]["start_logit"], abs=1e-4)
+    assert scores_in(tmp_path / "report.json")["exact_match"] == 100.0
+
+
+def test_v20_learns_which_questions_have_no_answer(files, tmp_path):
+    tasks = ("--do-train", "--do-eval", "--train-file", files["v2"], "--predict-file", files["v2"])
+    flags = ("--version-2-with-negative", "--max-seq-length", 48, "--epochs", 100)
+    assert run(files, tmp_path, *tasks, *flags) == 0
+    folder = tmp_path / "custom" / "squad"
+    expected = answers_of(json.loads(files["v2"].read_text()))
+    assert json.loads((folder / "predictions.json").read_text()) == expected
+    odds = json.loads((folder / "null_odds.json").read_text())
+    assert {question: odd > 0 for question, odd in odds.items()} == {q: text == "" for q, text in expected.items()}
+    scores = scores_in(tmp_path / "report.json")
+    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"], scores["best_f1"]) == (100, 100, 100, 100)
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights_and_only_then_predicts(files, tmp_path):
+    tasks = ["--do-train", "--do-eval", "--train-file", files["v1"], "--predict-file", files["v1"], "--max-steps", 7]
+    folders = {name: tmp_path / name / "custom" / "squad" for name in ("whole", "parts")}
+    assert run(files, tmp_path / "whole", *tasks) == 0
+    tasks += ["--from-checkpoint", folders["parts"], "--last-step-of-checkpoint", "auto"]
+    assert run(files, tmp_path / "parts", *tasks, "--steps-this-run", 3) == 0
+    assert newest(folders["parts"]).name == "3"
+    assert not (folders["parts"] / "predictions.json").exists()
+    assert run(files, tmp_path / "parts", *tasks) == 0
+    whole, parts = (load_file(folder / "7" / "model.safetensors") for folder in folders.values())
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert (folders["parts"] / "predictions.json").read_text() == (folders["whole"] / "predictions.json").read_text()
+
+
+def test_the_warm_up_is_applied_and_then_the_rate_falls_to_nothing(files, tmp_path):
+    flags = ("--do-train", "--train-file", files["v1"], "--max-steps", 10, "--warmup-proportion", 0.4, "--log-freq", 1)
+    assert run(files, tmp_path, *flags) == 0
+    rates = [data["learning_rate"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
+    peak = 0.005
+    expected = [peak * k / 4 for k in range(4)] + [peak * (10 - k) / 6 for k in range(4, 10)]
+    assert rates == pytest.approx(expected, rel=1e-5)
+
+
+def test_steps_are_the_epochs_and_at_most_max_steps(files, tmp_path):
+    dataset = SquadDataset(
+        read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10
+    )
+    flags = ("--do-train", "--train-file", files["v1"], "--train-batch-size", 3, "--gradient-merge-steps", 2)
+    assert run(files, tmp_path / "epochs", *flags, "--epochs", 1) == 0
+    assert newest(tmp_path / "epochs/custom/squad").name == str(-(-len(dataset) // 6))
+    assert run(files, tmp_path / "steps", *flags, "--epochs", 1, "--max-steps", 2) == 0
+    assert newest(tmp_path / "steps/custom/squad").name == "2"
+
+
+def test_a_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
+    tasks = ("--do-train", "--do-predict", "--train-file", files["v1"], "--predict-file", files["v1"])
+    benchmark = ("--benchmark", "--benchmark-steps", 2, "--benchmark-warmup-steps", 1, "--predict-batch-size", 1)
+    assert run(files, tmp_path, *tasks, *benchmark) == 0
+    figures = {}
+    for line in (tmp_path / "report.json").read_text().splitlines():
+        figures |= json.loads(line.removeprefix("DLLL "))["data"]
+    assert figures["sequences_per_second"] > 0
+    assert figures["inference_sequences_per_second"] > 0
+    assert 0 < figures["latency_ms_median"] <= figures["latency_ms_p99"]
+    assert not (tmp_path / "custom").exists()
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ([], "nothing to do"),
+        (["--do-train"], "--do-train needs --train-file"),
+        (["--do-eval", "--init-checkpoint", "{trained}"], "need --predict-file"),
+        (["--do-predict", "--predict-file", "{v1}"], "give --init-checkpoint"),
+        (["--do-train", "--train-file", "nowhere.json"], "nowhere.json does not exist"),
+        (["--do-train", "--train-file", "{v2}"], "--version-2-with-negative"),
+        (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "max_position_embeddings 64"),
+        (["--do-train", "--train-file", "{v1}", "--max-query-length", "25"], "leaves no room"),
+        (["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"], "nowhere does not exist"),
+        (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"], "not fine-tuned on SQuAD"),
+        (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{broken}"], "logits are not finite"),
+        (["--do-train", "--train-file", "{cut}"], "not valid JSON"),
+        (["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{cut}"], "not valid JSON"),
+        (["--do-train", "--train-file", "{v1}", "--epochs", "0"], "--epochs"),
+        (["--do-eval", "--predict-file", "{v1}", "--from-checkpoint", "nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_with_nothing_written(trained, files, tmp_path, capsys, extra, says):
+    config = newest(trained) / "config.json"
+    weights = load_file(newest(trained) / "model.safetensors")
+    variants = {
+        "headless": {name: tensor for name, tensor in weights.items() if not name.startswith("qa_outputs")},
+        "broken": {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()},
+    }
+    for name, tensors in variants.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config.read_text())
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    (tmp_path / "cut.json").write_text(files["v1"].read_text()[:-20])
+    paths = {**files, "trained": trained, "cut": tmp_path / "cut.json"} | {name: tmp_path / name for name in variants}
+    output = tmp_path / "output"
+    with pytest.raises(SystemExit) as exit_:
+        run_main(lambda: run(files, output, *(word.format(**paths) for word in extra)))
+    assert exit_.value.code == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert not (output / "custom").exists()
+
+
+def test_the_program_itself_refuses_in_one_line(files, tmp_path):
+    done = run_program(ROOT / "run_squad.py", *words(files, tmp_path, "--do-train", "--train-file", "nowhere.json"))
+    assert_refused(done, "nowhere.json does not exist")
