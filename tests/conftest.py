@@ -9,11 +9,16 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 CLS, SEP, MASK = 101, 102, 103
+
+# The same examples in every run, on machines of any speed.
+settings.register_profile("project", derandomize=True, deadline=None)
+settings.load_profile("project")
 
 needs_shared_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data folder beside the checkout")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loss import pretraining_sums
@@ -163,7 +163,6 @@ class Sentences:
         }
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8),
     max_seqlen=st.integers(16, 20),
