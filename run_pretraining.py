@@ -117,6 +117,10 @@ def pretrain(args: config.Arguments, runtime: Runtime) -> int:
         raise UserError(f"{args.eval_dir} holds fewer samples than there are processes: make a larger held-out set")
 
     phase = "phase2" if args.phase2 else "phase1"
+    if args.from_phase1_final_params is not None and phase == "phase1":
+        raise UserError("--from-phase1-final-params is for --phase2: use --from-pretrained-params in phase 1")
+    if args.from_phase1_final_params is not None and args.from_pretrained_params is not None:
+        raise UserError("--from-phase1-final-params and --from-pretrained-params were both given: give one of them")
     limits = Limits.for_batch(args.batch_size, args.max_seq_length, args.max_predictions_per_seq)
     task = Pretraining(dataset.has_next_sentence)
     torch.manual_seed(args.seed)

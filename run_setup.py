@@ -150,7 +150,19 @@ def build_trainer(
 
 
 def restore_state(run: Trainer, args: config.Arguments) -> None:
-    """A checkpoint, or else weights alone, or else nothing, as the flags say."""
+    """A checkpoint, or else weights alone, or else nothing, as the flags say; the same on all processes."""
+    take_state(run, args)
+    processes = run.runtime.processes
+    if processes.all_sum([run.step]) != [run.step * processes.world_size]:
+        raise UserError(
+            f"the processes found different checkpoints (this one step {run.step}): --output-dir and "
+            f"--from-checkpoint must be on storage that all machines share"
+        )
+
+
+def take_state(run: Trainer, args: config.Arguments) -> None:
+    if args.last_step_of_checkpoint is not None and args.from_checkpoint is None:
+        raise UserError("--last-step-of-checkpoint needs --from-checkpoint: give the folder of steps")
     tell = show if run.runtime.processes.is_main else (lambda _text: None)
     if args.from_checkpoint is not None:
         found = checkpoints.find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, tell)
@@ -170,7 +182,8 @@ def refuse_newer_checkpoints(run: Trainer, found: Path | None) -> None:
     folder = run.settings.checkpoint_folder
     step = int(found.name) if found is not None and found.parent.resolve() == folder.resolve() else 0
     newer = [other for other in checkpoints.checkpoint_steps(folder) if other > step]
-    if run.settings.benchmark or not any(checkpoints.is_whole(folder / str(other)) for other in newer):
+    newer = [other for other in newer if checkpoints.is_whole(folder / str(other))]
+    if run.settings.benchmark or not newer:
         return
     raise UserError(
         f"{folder} already holds step {newer[-1]}: to go on from it, add --from-checkpoint {folder} "

@@ -30,7 +30,7 @@ from token_stream import Limits, StepBatch, StreamDataset, stream_in_order
 from utils import checkpoint as checkpoints
 from utils.distributed import Precision, Processes, peak_flops
 from utils.errors import UserError
-from utils.logger import Reporter, progress_bar, show
+from utils.logger import Reporter, duration, metrics_text, progress_bar, show
 
 
 class Task(Protocol):
@@ -104,10 +104,13 @@ class Totals:
 
 class StopSignal:
     """Turns SIGTERM and SIGINT into a request that the loop honours after the step at hand. A second SIGINT ends the
-    program at once."""
+    program at once; but one that comes right after the first is torchrun handing on the same Ctrl-C."""
+
+    SECONDS_OF_ONE_KEY_PRESS = 2.0
 
     def __init__(self):
         self.received: int | None = None
+        self.received_at = 0.0
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -120,9 +123,11 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: object) -> None:
-        if self.received == signal.SIGINT == number:
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self.received_at = number, now
+        elif number == signal.SIGINT and now - self.received_at > self.SECONDS_OF_ONE_KEY_PRESS:
             raise KeyboardInterrupt
-        self.received = number
 
 
 class Trainer:
@@ -166,12 +171,17 @@ class Trainer:
     def train(self, loader: Iterable[StepBatch]) -> int:
         """Trains to `max_steps` (or as far as this run is to go) and returns the process's exit code."""
         settings, last_step = self.settings, self._last_step()
+        self._begin()
         batches, meter = iter(loader), Meter(self)
         with StopSignal() as stop, self._progress_bar(last_step) as bar:
             while self.step < last_step:
-                with meter.waiting_for_data():
-                    batch = next(batches)
-                totals = self._totals(batch, stop.received is not None)
+                try:
+                    with meter.waiting_for_data():
+                        batch = next(batches)
+                    totals = self._totals(batch, stop.received is not None or self.writer.error is not None)
+                except UserError:  # damaged data, or another process has ended: nothing learned so far is lost
+                    self._save_now()
+                    raise
                 self.step += 1  # until `_read_back` knows better
                 logs = is_due(self.step, settings.log_freq, last_step)
                 evaluates = settings.eval_steps > 0 and is_due(self.step, settings.eval_steps, last_step)
@@ -189,15 +199,16 @@ class Trainer:
                     self._log(sums, totals, meter, bar)
                 if settings.benchmark:
                     meter.start_after(settings.benchmark_warmup_steps)
-                    continue
-                with meter.paused():
-                    if evaluates:
-                        self._log_evaluation()
-                    if saves:
-                        self.save()
+                else:
+                    with meter.paused():
+                        if evaluates:
+                            self._log_evaluation()
+                        if saves:
+                            self.save()
                 if totals.stop:
                     break
-        self._finish(stop.received, meter)
+            bar.close()
+            self._finish(stop.received, meter)
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
 
     def training_step(self, batch: StepBatch, totals: Totals) -> dict[str, Tensor]:
@@ -235,6 +246,12 @@ class Trainer:
 
     # --- its parts ---
 
+    def _begin(self) -> None:
+        if self.processes.is_main:
+            if not self.settings.benchmark:
+                checkpoints.prepare_folder(self.settings.checkpoint_folder)
+            self.reporter.log("PARAMETER", self.provenance.arguments)
+
     def _last_step(self) -> int:
         if self.settings.benchmark:
             return self.step + self.settings.benchmark_warmup_steps + self.settings.benchmark_steps
@@ -258,18 +275,30 @@ class Trainer:
     def _read_back(self, global_batch_size: int) -> None:
         """Learns from the device how many updates were made, and gives up after too many skips in a row."""
         self.step, skipped = torch.stack([self.device_step, self.skipped_in_a_row]).tolist()
-        if skipped < max(self.settings.max_skipped_steps, 1):
+        if skipped < self.settings.max_skipped_steps:
             return
         first = self.samples_consumed - skipped * global_batch_size
-        if not self.settings.benchmark:
-            self.save()
-            self.writer.wait()
+        diverged = not all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
+        if not diverged:
+            self._save_now()
         raise UserError(
             f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample positions {first} "
             f"to {self.samples_consumed - 1}, after update {self.step} (loss scale {float(self.loss_scale.value):g}): "
-            f"lower --learning-rate, or look at that data; what was learned before is in "
-            f"{self.settings.checkpoint_folder}"
+            + (
+                "the weights are not finite either and were not saved; go on from an earlier checkpoint or other "
+                "weights, with a lower --learning-rate"
+                if diverged
+                else f"lower --learning-rate, or look at that data; checkpoints are in "
+                f"{self.settings.checkpoint_folder}"
+            )
         )
+
+    def _save_now(self) -> None:
+        """Saves, on the way of an error, what was learned until then."""
+        self.step = int(self.device_step)
+        if not self.settings.benchmark:
+            self.save()
+            self.writer.wait()
 
     def _log(self, sums: dict[str, Tensor], totals: Totals, meter: "Meter", bar) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()
@@ -280,25 +309,29 @@ class Trainer:
         if self.precision.needs_loss_scale:
             metrics["loss_scale"] = float(self.loss_scale.value)
         metrics.update(meter.read())
-        text = "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
-        self.reporter.log((self.step,), metrics, f"step {self.step}/{self.settings.max_steps}  {text}")
+        left = duration(metrics["step_seconds"] * (bar.total - self.step))
+        self.reporter.log((self.step,), metrics, f"{self._place()}  {metrics_text(metrics)}  {left} left")
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
     def _log_evaluation(self) -> None:
-        metrics = {f"eval_{name}": value for name, value in self.evaluate(self.model).items()}
-        text = "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
-        self.reporter.log((self.step,), metrics, f"step {self.step}/{self.settings.max_steps}  {text}")
+        metrics = self.evaluate(self.model)
+        text = f"{self._place()}  evaluation: {metrics_text(metrics)}"
+        self.reporter.log((self.step,), {f"eval_{name}": value for name, value in metrics.items()}, text)
+
+    def _place(self) -> str:
+        return f"step {self.step}/{self.settings.max_steps}"
 
     def _finish(self, stopped_by: int | None, meter: "Meter") -> None:
         if self.settings.benchmark:
-            figures = meter.read_all()
-            text = "  ".join(f"{name} {number(value)}" for name, value in figures.items())
-            self.reporter.log((), figures, f"benchmark of {self.settings.benchmark_steps} steps: {text}")
+            if stopped_by is None:
+                figures = meter.read_all()
+                text = f"benchmark of {meter.whole_steps} steps: {metrics_text(figures)}"
+                self.reporter.log((), figures, text)
             return
         self.writer.wait()
         folder = self.settings.checkpoint_folder / str(self.step)
         reached = f"{self.provenance.phase}: step {self.step} of {self.settings.max_steps}"
-        if stopped_by is not None:
+        if stopped_by is not None and self.step < self.settings.max_steps:
             reached += f", stopped by {signal.Signals(stopped_by).name}: the same command goes on from here"
         self.reporter.log((), {"step": self.step, "checkpoint": str(folder)}, f"{reached}; checkpoint in {folder}")
 
@@ -342,6 +375,7 @@ class Trainer:
     def load_weights(self, folder: Path, tell: Callable[[str], None] = show) -> None:
         """Takes the weights in a checkpoint or model folder, and nothing else."""
         tensors = checkpoints.read_tensors(folder / checkpoints.MODEL_FILE)
+        checkpoints.check_same_kind(folder, self.model.config.to_dict(), self.provenance.vocab_file)
         checkpoints.load_weights(self.model, tensors, folder, tell)
         if self.masters is not None:  # these take what the model's narrower type would have rounded
             given = checkpoints.canonical_names(tensors, self.model)
@@ -354,6 +388,11 @@ class Trainer:
         """Goes on from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
         prefix = self.settings.model_prefix
         progress = checkpoints.read_progress(folder, prefix)
+        if progress["phase"] != self.provenance.phase:
+            raise UserError(
+                f"checkpoint {folder} is of {progress['phase']}, and this is {self.provenance.phase}: to start from "
+                f"its weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
+            )
         if progress["optimizer"] != type(self.optimizer).__name__:
             raise UserError(
                 f"checkpoint {folder} was made with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
@@ -496,9 +535,7 @@ def replicate(model: nn.Module, device: torch.device, processes: Processes) -> n
     if processes.world_size == 1:
         return model
     device_ids = [device.index] if device.type == "cuda" else None
-    replica = DistributedDataParallel(
-        model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    replica = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
     def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -548,8 +585,3 @@ def evaluate(
             bar.update(batch.num_sequences)
     sequences, targets, *values = processes.all_sum([sequences, targets, *sums.values()])
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, targets)
-
-
-def number(value: float) -> str:
-    """A figure as people read it: whole numbers above a thousand, four digits otherwise."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.config import read_json
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.logger import show
 
 MODEL_FILE = "model.safetensors"
@@ -70,31 +71,54 @@ def write_checkpoint(parent: str | Path, checkpoint: Checkpoint, keep: int = KEP
     if folder.is_dir():
         if is_whole(folder):
             return folder
-        shutil.rmtree(folder)
-    temporary = parent / f"{checkpoint.step}{TEMPORARY_SUFFIX}"
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+        remove_checkpoint(folder)
+    temporary = temporary_name(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
+        temporary.mkdir(parents=True)
         _write_files(temporary, checkpoint)
         temporary.rename(folder)
-    except OSError as error:
+        _sync(parent)
+    except (OSError, safetensors.SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(str(error))
         raise UserError(
-            f"cannot write the checkpoint {folder} ({error.strerror or error}): the checkpoints before it are "
-            f"untouched; make room or choose another --output-dir, then run the same command again"
-        ) from error
-    except safetensors.SafetensorError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f"cannot write the checkpoint {folder} ({error}): the checkpoints before it are untouched; make room or "
+            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are untouched; make room or "
             f"choose another --output-dir, then run the same command again"
         ) from error
-    _sync(parent)
     upto = [step for step in checkpoint_steps(parent) if step <= checkpoint.step]
     for old in upto[:-keep]:
-        shutil.rmtree(parent / str(old), ignore_errors=True)
+        remove_checkpoint(parent / str(old))
     return folder
+
+
+def prepare_folder(parent: str | Path) -> None:
+    """Makes the folder of steps `parent` and removes what a killed run left half-written there, so that a path that
+    cannot be written is known before the training and not at its first checkpoint."""
+    parent = Path(parent)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for left_over in parent.glob(f"*{TEMPORARY_SUFFIX}"):
+            if left_over.stem.isdigit():
+                shutil.rmtree(left_over)
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write checkpoints to {parent} ({error.strerror or error}): choose another --output-dir"
+        ) from error
+
+
+def temporary_name(folder: Path) -> Path:
+    return folder.with_name(folder.name + TEMPORARY_SUFFIX)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Removes a checkpoint under its temporary name, so that a kill in between leaves no part of one with a step for
+    a name."""
+    temporary = temporary_name(folder)
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
@@ -137,8 +161,8 @@ def sha256_of(path: Path) -> str:
 
 
 class CheckpointWriter:
-    """Writes checkpoints in the background, one at a time, while training goes on. A failure is raised by the next
-    call of `write` or `wait`."""
+    """Writes checkpoints in the background, one at a time, while training goes on. A failure shows in `error` and is
+    raised by the next call of `write` or `wait`."""
 
     def __init__(self, parent: str | Path):
         self.parent = Path(parent)
@@ -183,29 +207,43 @@ def verify_checkpoint(folder: str | Path) -> None:
     folder = Path(folder)
     manifest_path = folder / MANIFEST_FILE
     if not manifest_path.is_file():
-        raise BadCheckpoint(f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete; take another checkpoint")
+        raise BadCheckpoint(
+            f"checkpoint {folder} has no {MANIFEST_FILE}: it is not whole, or no checkpoint of this program "
+            f"(--from-pretrained-params takes the weights of any model folder); take the checkpoint before it"
+        )
     try:
-        files = json.loads(manifest_path.read_text(encoding="utf-8"))["files"]
-        for name, expected in files.items():
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        if manifest["format_version"] != FORMAT_VERSION:
+            raise BadCheckpoint(
+                f"checkpoint {folder} has format {manifest['format_version']}, and this program reads "
+                f"{FORMAT_VERSION}: use the version of this project that wrote it"
+            )
+        for name, expected in manifest["files"].items():
             path = folder / name
             if not path.is_file():
-                raise BadCheckpoint(f"checkpoint {folder} lacks {name}: take another checkpoint")
+                raise BadCheckpoint(f"checkpoint {folder} lacks {name}: take the checkpoint before it")
             if path.stat().st_size != expected["size"] or sha256_of(path) != expected["sha256"]:
-                raise BadCheckpoint(f"{path} is not what was written (its SHA-256 differs): take another checkpoint")
+                raise BadCheckpoint(
+                    f"{path} is damaged (not the bytes that were written): take the checkpoint before it"
+                )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadCheckpoint(f"{manifest_path} is damaged ({error}): take another checkpoint") from error
+        raise BadCheckpoint(f"{manifest_path} is damaged ({error}): take the checkpoint before it") from error
 
 
 def latest_checkpoint(parent: str | Path, tell: Callable[[str], None] = show) -> Path | None:
-    """The newest whole checkpoint in `parent`, passing over damaged ones and saying so; None where there is none."""
-    for step in reversed(checkpoint_steps(parent)):
+    """The newest whole checkpoint in `parent`, passing over damaged ones and saying so; None where there is none yet.
+    Where there are some and none is whole, that is an error: to start from nothing is not what anyone asked for."""
+    steps = checkpoint_steps(parent)
+    for step in reversed(steps):
         folder = Path(parent) / str(step)
         try:
             verify_checkpoint(folder)
         except BadCheckpoint as error:
-            tell(f"warning: {error}; trying the one before")
+            tell(f"warning: {error}")
         else:
             return folder
+    if steps:
+        raise UserError(f"none of the checkpoints in {parent} is whole: move them away to start from step 1")
     return None
 
 
@@ -216,6 +254,11 @@ def find_checkpoint(path: str | Path, last_step: str | None, tell: Callable[[str
     the folder of steps `path`, or None where there is none yet."""
     path = Path(path)
     if last_step == "auto":
+        if path.is_file() or (path / MANIFEST_FILE).is_file():
+            raise UserError(
+                f"{path} is no folder of steps: with --last-step-of-checkpoint auto, --from-checkpoint names the "
+                f"folder that holds the steps' folders"
+            )
         return latest_checkpoint(path, tell)
     folder = path if last_step is None else path / str(last_step)
     if not folder.is_dir():
@@ -257,7 +300,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
-    return read_json(folder / progress_file(prefix), "the progress of a checkpoint")
+    path = folder / progress_file(prefix)
+    if not path.is_file():
+        raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
+    return read_json(path, "the progress of a checkpoint")
 
 
 def read_optimizer(folder: Path, prefix: str) -> dict[str, Tensor]:
@@ -283,6 +329,24 @@ def canonical_names(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str
     if not model_has_prefix and tensors_have_prefix:
         return {name.removeprefix("bert."): tensor for name, tensor in renamed.items()}
     return renamed
+
+
+def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -> None:
+    """Raises UserError where weights of the right shapes would still mean something else in this run: another number
+    of heads, another vocabulary of the same size."""
+    if (folder / CONFIG_FILE).is_file():
+        theirs = read_json(folder / CONFIG_FILE, "the config")
+        for key in ("num_attention_heads", "hidden_act", "layer_norm_eps"):
+            if theirs.get(key, config[key]) != config[key]:
+                raise UserError(
+                    f"{folder / CONFIG_FILE}: {key} is {theirs[key]}, and this run's config has {config[key]}: use "
+                    f"the config that the weights were made with"
+                )
+    given = folder / VOCAB_FILE
+    if given.is_file() and given.read_text(encoding="utf-8").split() != vocab_file.read_text(encoding="utf-8").split():
+        raise UserError(
+            f"{given} and {vocab_file} hold other words: use the vocabulary that the weights were made with"
+        )
 
 
 def load_weights(

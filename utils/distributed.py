@@ -37,7 +37,8 @@ class Processes:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
+        with _others_may_end():
+            dist.all_reduce(tensor, group=self.control)
         return tensor.tolist()
 
     def barrier(self) -> None:
@@ -62,23 +63,37 @@ class Processes:
 
 
 @contextlib.contextmanager
+def _others_may_end():
+    """Says in one line what torch says in many when another process of the run has gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ("gloo", "NCCL", "Connection closed", "Connection reset")):
+            raise
+        raise UserError("another process of this run has ended, and so this one ends: see that one's error") from error
+
+
+@contextlib.contextmanager
 def processes_from_environment(device: torch.device):
     """Joins the process group that torchrun's environment describes, and leaves it at the end."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Processes()
         return
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     try:
-        yield Processes(
-            rank=int(os.environ["RANK"]),
-            world_size=world_size,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-            control=control,
-        )
+        with _others_may_end():
+            yield Processes(
+                rank=int(os.environ["RANK"]),
+                world_size=world_size,
+                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+                control=control,
+            )
     finally:
         dist.destroy_process_group()
 
@@ -158,7 +173,8 @@ def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: 
 def use_threads(num_threads: int | None = None) -> None:
     """Sets the CPU threads of this process, unless OMP_NUM_THREADS was set on purpose. torchrun sets it to 1 for every
     process of several, which is not on purpose; then each takes its share of the cores."""
-    on_purpose = os.environ.get("OMP_NUM_THREADS", "1") != "1"
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    on_purpose = "OMP_NUM_THREADS" in os.environ and not by_torchrun
     if num_threads or not on_purpose:
         torch.set_num_threads(num_threads or default_num_threads())
 
