@@ -576,8 +576,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     return parser.parse_args(argv)
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if args.command == "verify":
         verify_folders(args)
     elif args.dry_run:

@@ -8,6 +8,7 @@ import hashlib
 import heapq
 import math
 import resource
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,31 +67,50 @@ def side_hash(text: bytes, seed: int) -> float:
 
 
 class ShardWriter:
-    """Documents to at most `count` files in `folder`, each whole to the file that is the shortest so far."""
+    """Documents to at most `count` files in `folder`, each whole to the file that is the shortest so far.
+
+    A file gets its second document at once, and a last one that stays alone joins another file: next-sentence
+    prediction draws its random sentences from the other documents of a shard.
+    """
 
     def __init__(self, folder: Path, count: int, stack: ExitStack):
         self.folder, self.stack = folder, stack
         self.shortest = [(0, index) for index in range(count)]  # a heap of sizes
+        self.size, self.index = 0, None  # of the file that is not in the heap: it is written to, or has one document
         self.files: list[Any] = []
-        self.documents = 0
+        self.documents: list[int] = []  # of each file
 
     def write(self, piece: Piece) -> None:
-        size, index = self.shortest[0]
-        if index == len(self.files):  # the heap hands out unused files in order
-            path = self.folder / f"shard-{index:05d}.txt"
+        if self.index is None:
+            self.size, self.index = heapq.heappop(self.shortest)
+        if self.index == len(self.files):  # the heap hands out unused files in order
+            path = self.folder / f"shard-{self.index:05d}.txt"
             self.files.append(self.stack.enter_context(path.open("wb", buffering=BUFFER)))
-        text = b"\n" + piece.text if piece.starts and size else piece.text
+            self.documents.append(0)
+        text = b"\n" + piece.text if piece.starts and self.size else piece.text
         if piece.ends:
             text += b"\n"
-        self.files[index].write(text)
+        self.files[self.index].write(text)
+        self.size += len(text)
         if piece.ends:
-            heapq.heapreplace(self.shortest, (size + len(text), index))
-            self.documents += 1
-        else:
-            self.shortest[0] = (size + len(text), index)  # on top until its document ends
+            self.documents[self.index] += 1
+            if self.documents[self.index] > 1:
+                heapq.heappush(self.shortest, (self.size, self.index))
+                self.index = None
 
-    def split(self) -> Split:
-        return Split(self.documents, sum(size for size, _ in self.shortest), [Path(file.name) for file in self.files])
+    def finish(self) -> Split:
+        paths = [Path(file.name) for file in self.files]
+        if self.index is not None and len(paths) > 1:
+            lone = paths.pop()
+            _, index = min(entry for entry in self.shortest if entry[1] < len(paths))
+            self.files[-1].close()
+            self.files[index].write(b"\n")
+            with lone.open("rb") as file:
+                shutil.copyfileobj(file, self.files[index], BLOCK)
+            lone.unlink()
+        for file in self.files:
+            file.close()
+        return Split(sum(self.documents), sum(path.stat().st_size for path in paths), paths)
 
 
 def write_shards(
@@ -103,8 +123,8 @@ def write_shards(
 ) -> dict[str, Split]:
     """The documents of `paths` as shards of about `shard_bytes` in the new folders `training` and `test` of `folder`.
 
-    A document is on the test side where its hash is below `test_fraction`. So few documents that one side would stay
-    empty are split so that the test side has the one with the lowest hash; a single one is for training.
+    A document is on the test side where its hash is below `test_fraction`. Where that leaves a side without two
+    documents, the test side has the two with the lowest hashes; fewer than four are all for training.
     """
     total = sum(path.stat().st_size for path in paths)
     counts = {
@@ -113,15 +133,15 @@ def write_shards(
     }
     allow_open_files(sum(counts.values()) + FILES_IN_RESERVE)
     splits, lowest = distribute(paths, folder, counts, test_fraction, seed, progress)
-    if splits["training"].documents + splits["test"].documents == 0:
+    documents = sum(split.documents for split in splits.values())
+    if documents == 0:
         raise UserError(f"{', '.join(map(str, paths[:3]))}: no document in them: check the formatted text")
-    if test_fraction > 0 and not all(split.documents for split in splits.values()):
-        only = splits["training"].documents + splits["test"].documents == 1
-        threshold = 0.0 if only else math.nextafter(lowest, 1.0)
+    thresholds = [math.nextafter(lowest[-1], 1.0), 0.0] if documents >= 4 else [0.0]
+    while test_fraction > 0 and thresholds and min(split.documents for split in splits.values()) < 2:
         for split in splits.values():
             for path in split.files:
                 path.unlink()
-        splits, _ = distribute(paths, folder, counts, threshold, seed, progress)
+        splits, _ = distribute(paths, folder, counts, thresholds.pop(0), seed, progress)
     return splits
 
 
@@ -132,9 +152,9 @@ def distribute(
     threshold: float,
     seed: int,
     progress: Callable[[int], Any] | None,
-) -> tuple[dict[str, Split], float]:
-    """One pass: documents whose hash is below `threshold` to the test side. Returns the lowest hash met besides."""
-    lowest = 1.0
+) -> tuple[dict[str, Split], list[float]]:
+    """One pass: documents whose hash is below `threshold` to the test side. Returns the two lowest hashes besides."""
+    lowest: list[float] = []
     with ExitStack() as stack:
         writers = {}
         for side, count in counts.items():
@@ -143,10 +163,10 @@ def distribute(
         for piece in read_pieces(paths, progress):
             if piece.starts:
                 fraction = side_hash(piece.text, seed)
-                lowest = min(lowest, fraction)
+                lowest = sorted([*lowest, fraction])[:2]
                 writer = writers["test" if fraction < threshold else "training"]
             writer.write(piece)
-        return {side: writer.split() for side, writer in writers.items()}, lowest
+        return {side: writer.finish() for side, writer in writers.items()}, lowest
 
 
 def allow_open_files(count: int) -> None:

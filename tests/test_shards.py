@@ -89,19 +89,27 @@ def test_the_side_of_a_document_depends_on_itself_and_the_seed_alone(tmp_path):
     assert 0.13 < len(sides[0]) / 400 < 0.27  # five standard deviations are 0.1; the seed is fixed
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_few_documents_still_leave_one_for_each_side(tmp_path, count):
+@pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])
+def test_few_documents_leave_two_for_the_test_or_none(tmp_path, count, for_test):
     source = write_formatted(tmp_path / "formatted.txt", documents_of(9, count))
     splits = write_shards([source], tmp_path, 1_000_000, 0.001, seed=1)
-    assert splits["test"].documents == 1
-    assert splits["training"].documents == count - 1
+    assert (splits["training"].documents, splits["test"].documents) == (count - for_test, for_test)
 
 
-def test_a_single_document_is_for_training(tmp_path):
-    source = write_formatted(tmp_path / "formatted.txt", ["One sentence only."])
-    splits = write_shards([source], tmp_path, 1000, 0.999999, seed=1)
-    assert (splits["training"].documents, splits["test"].documents) == (1, 0)
-    assert list((tmp_path / "test").iterdir()) == []
+def test_copies_of_one_document_are_all_for_training(tmp_path):
+    source = write_formatted(tmp_path / "formatted.txt", ["One sentence only."] * 10)
+    splits = write_shards([source], tmp_path, 1_000_000, 0.999999, seed=1)
+    assert (splits["training"].documents, splits["test"].documents) == (10, 0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 20])
+def test_no_document_is_alone_in_its_shard(tmp_path, count):
+    documents = ["word " * 5_000, *documents_of(2, count - 1)]
+    source = write_formatted(tmp_path / "formatted.txt", documents)
+    write_shards([source], tmp_path, 100, 0, seed=1)
+    shards_found = read_folder(tmp_path / "training")
+    assert min(map(len, shards_found)) >= 2
+    assert sorted(flat(shards_found)) == sorted(documents)
 
 
 def test_no_document_at_all_is_an_error(tmp_path):
@@ -122,7 +130,7 @@ def test_a_line_of_100_mb_passes_through_in_bounded_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert splits["training"].documents == 3
-    assert splits["training"].bytes == 100_000_000 + len("First document.\nLast document.\n\n")
+    assert splits["training"].bytes == source.stat().st_size
     assert peak < 40_000_000
 
 

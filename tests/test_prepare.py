@@ -1,0 +1,301 @@
+"""The data preparation as a user runs it: `python data/prepare.py ...` on small text, killed, rerun, with bad input."""
+
+import fcntl
+import gzip
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import pytest
+
+from data import formatting, prepare
+
+ROOT = Path(__file__).parents[1]
+SAMPLE = ROOT / "data" / "sample" / "books"
+SMALL = ["--shard-mb", "0.02", "--lengths", "64:10", "--dupe-factor", "2", "--sentence-splitter", "fast"]
+
+
+def run(*arguments: object, code: int = 0, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "data" / "prepare.py", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == code, done.stderr
+    if code == 2:
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every file by its path, but for the lock and the manifests, which say where their inputs lie."""
+    files = (
+        path for path in folder.rglob("*") if path.is_file() and path.name not in (".prepare.lock", "manifest.json")
+    )
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """About 100 kB of real prose in every plain format, with an empty file among it."""
+    folder = tmp_path_factory.mktemp("corpus")
+    text = (SAMPLE / "the-time-machine.txt").read_text(encoding="utf-8")
+    pieces = [text[start : start + 5_000] for start in range(10_000, 110_000, 5_000)]
+    (folder / "a.txt").write_text(pieces[0], encoding="utf-8")
+    (folder / "empty.txt").write_text("")
+    with gzip.open(folder / "b.txt.gz", "wt", encoding="utf-8", compresslevel=1) as file:
+        file.write(pieces[1])
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces[2:]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(corpus, tmp_path_factory) -> Path:
+    """What a run with one worker makes of the corpus when nothing disturbs it."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "data"
+    run("all", "corpus", corpus, "--output-dir", folder, "--num-workers", 1, *SMALL)
+    return folder
+
+
+def test_a_folder_of_text_becomes_verified_shards(built):
+    training = built / "hdf5" / "seq_64_pred_10" / "training"
+    shards = sorted(training.glob("*.hdf5"))
+    assert len(shards) == 5
+    with h5py.File(shards[0]) as file:
+        assert file["input_ids"].shape[1] == 64
+        assert file.attrs["dupe_factor"] == 2
+    assert (built / "hdf5" / "seq_64_pred_10" / "test" / "shard-00000.hdf5").exists()
+    assert "next sentence" in (training / "report.txt").read_text()
+    assert (training / "vocab.txt").read_bytes() == (ROOT / "vocab" / "bert-base-uncased-vocab.txt").read_bytes()
+
+
+def test_the_manifest_names_inputs_and_outputs_with_their_sums(built, corpus):
+    manifest = json.loads((built / "formatted" / "corpus" / "manifest.json").read_text())
+    found = {Path(entry["path"]).name: entry["sha256"] for entry in manifest["inputs"]}
+    assert found == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus.iterdir()}
+    (output,) = manifest["outputs"]
+    part = built / "formatted" / "corpus" / output["path"]
+    assert output["bytes"] == part.stat().st_size
+    assert manifest["counts"]["documents"] == part.read_text().count("\n\n") + 1 == 20
+
+
+def test_a_second_run_has_nothing_to_do(built, corpus):
+    before = digests(built)
+    done = run("all", "corpus", corpus, "--output-dir", built, *SMALL)
+    assert [line.split(": ")[1].startswith("up to date") for line in done.stdout.splitlines()] == [True] * 4
+    assert digests(built) == before
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_path):
+    done = run("all", "corpus", corpus, "--output-dir", tmp_path / "new", *SMALL, "--dry-run")
+    assert not (tmp_path / "new").exists()
+    for word in ("format", "shard", "hdf5 64 training", "estimated"):
+        assert word in done.stdout
+    assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, workers, monkeypatch):
+    # So little text is not worth a second worker and is one batch; here it is worth many.
+    monkeypatch.setattr(prepare, "BYTES_WORTH_A_WORKER", 1)
+    monkeypatch.setattr(formatting, "BATCH", 8_000)
+    arguments = ["all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", workers, *SMALL]
+    prepare.main([str(argument) for argument in arguments])
+    assert digests(tmp_path / "data") == digests(built)
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(built, corpus, tmp_path):
+    rng = random.Random(11)
+    folder = tmp_path / "data"
+    command = [sys.executable, ROOT / "data" / "prepare.py", "all", "corpus", corpus, "--output-dir", folder, *SMALL]
+    kills = 0
+    for _ in range(12):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert process.wait(timeout=rng.uniform(0.3, 1.5)) == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        for path in folder.rglob("manifest.json"):
+            if ".partial" not in str(path):
+                check_against_manifest(path)
+    else:
+        run(*command[2:])
+    assert kills >= 1
+    assert digests(folder) == digests(built)
+
+
+def check_against_manifest(path: Path) -> None:
+    """What has its final name is complete."""
+    for entry in json.loads(path.read_text())["outputs"]:
+        assert hashlib.sha256((path.parent / entry["path"]).read_bytes()).hexdigest() == entry["sha256"]
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    program = (
+        "import sys, time\n"
+        "from data.parallel import ordered_map\n"
+        "from tests.test_prepare import write_pid_and_sleep\n"
+        "if __name__ == '__main__':\n"
+        "    list(ordered_map(write_pid_and_sleep, [sys.argv[1]] * 4, 2))\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, tmp_path / "program.py", tmp_path]
+    parent = subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)})
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
+
+
+def write_pid_and_sleep(folder: str) -> None:
+    (Path(folder) / f"{os.getpid()}.pid").touch()
+    time.sleep(60)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpus, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((corpus / "a.txt").read_text())
+    command = ["all", "corpus", text, "--output-dir", tmp_path / "data", *SMALL, "--test-fraction", 0]
+    run(*command)
+    more_masks = run(*command, "--masked-lm-prob", 0.2).stdout
+    assert "shard: up to date" in more_masks
+    assert "made again, masked_lm_prob was 0.15, is 0.2" in more_masks
+    text.write_text((corpus / "a.txt").read_text()[::-1])
+    assert "format corpus: made again" in run(*command, "--masked-lm-prob", 0.2).stdout
+    (tmp_path / "data" / "sharded" / "training" / "shard-00000.txt").write_text("Tampered with.\n")
+    assert "shard: made again" in run(*command, "--masked-lm-prob", 0.2).stdout
+
+
+BAD_INPUTS = {
+    "latin1.txt": ("Ein Haus für alle.\n".encode("latin-1"), "latin1.txt:1: not UTF-8"),
+    "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
+    "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode())[:4_000], "cut off"),
+    "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
+    "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_text_is_one_line_and_leaves_nothing(tmp_path, name):
+    content, reason = BAD_INPUTS[name]
+    (tmp_path / name).write_bytes(content)
+    done = run("format", "corpus", tmp_path / name, "--output-dir", tmp_path / "data", code=2)
+    assert reason in done.stderr
+    assert "--skip-bad" in done.stderr
+    assert not (tmp_path / "data" / "formatted" / "corpus").exists()
+
+
+def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name, (content, _) in BAD_INPUTS.items():
+        (folder / name).write_bytes(content)
+    done = run("format", "corpus", folder, "--output-dir", tmp_path / "data", "--skip-bad")
+    assert "5 bad skipped" in done.stdout
+    log = (tmp_path / "data" / "formatted" / "corpus" / "skipped.log").read_text()
+    assert all(name in log for name in BAD_INPUTS)
+    assert (tmp_path / "data" / "formatted" / "corpus" / "part-00000.txt").read_text().count("A good one.") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["all", "corpus"], "name the text"),
+        (["all", "corpus", "/nowhere"], "/nowhere does not exist"),
+        (["all", "corpus", ROOT / "vocab" / "README.md"], "holds no .txt"),
+        (["shard"], "run the format stage first"),
+        (["hdf5"], "run the shard stage first"),
+        (["verify", "/nowhere"], "no HDF5 shard"),
+        (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
+        (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
+        (["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"], "/nowhere.json"),
+        (["download", "books"], "--books"),
+        (["download", "books", "--books", "/nowhere"], "/nowhere"),
+        (["format", "corpus", SAMPLE, "--sentence-parameters", "/nowhere.json"], "/nowhere.json"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_commands_are_one_line(tmp_path, arguments, reason):
+    own_folder = [] if arguments[0] in ("verify", "nonsense") else ["--output-dir", tmp_path]
+    assert reason in run(*arguments, *own_folder, code=2).stderr
+
+
+def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / "diary.txt").write_text("Dear diary.")
+    done = run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, code=2)
+    assert "no stage made" in done.stderr
+    assert (tmp_path / "sharded" / "diary.txt").read_text() == "Dear diary."
+
+
+def test_two_runs_in_one_folder_keep_out_of_each_others_way(corpus, tmp_path):
+    with (tmp_path / ".prepare.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run("all", "corpus", corpus, "--output-dir", tmp_path, code=2)
+    assert "another run" in done.stderr
+
+
+def test_odd_text_neither_hangs_nor_fails(tmp_path):
+    """One-sentence documents, a line of 1 MB without a full stop, an empty file."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "short.jsonl").write_text("".join(f'{{"text": "Sentence number {n}."}}\n' for n in range(300)))
+    (folder / "long.txt").write_text("word " * 200_000)
+    (folder / "empty.txt").write_text("")
+    done = run("all", "corpus", folder, "--output-dir", tmp_path / "data", *SMALL, "--dupe-factor", 1)
+    assert "301 documents" in done.stdout
+
+
+def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus, tmp_path):
+    own = ["--train-vocab", "--vocab-size", 700, "--no-do-lower-case", "--unused", 3]
+    run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, *own)
+    vocab_file, config = tmp_path / "vocab" / "vocab.txt", tmp_path / "vocab" / "config.json"
+    tokens = vocab_file.read_text().splitlines()
+    assert json.loads(config.read_text())["vocab_size"] == len(tokens) == 700
+    training = tmp_path / "hdf5" / "seq_64_pred_10" / "training"
+    with h5py.File(next(training.glob("*.hdf5"))) as file:
+        assert file.attrs["vocab_sha256"] == hashlib.sha256(vocab_file.read_bytes()).hexdigest()
+        assert not file.attrs["do_lower_case"]
+        assert file["input_ids"][:].max() < 700
+    assert (training / "vocab.txt").read_bytes() == vocab_file.read_bytes()
+    wrong = run("verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2)
+    assert "another vocabulary" in wrong.stderr
+    assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
+
+
+def test_text_in_another_language_learns_its_own_sentences(tmp_path):
+    """No parameters ship for it, so that they are learnt: an abbreviation that is everywhere ends no sentence."""
+    rng = random.Random(2)
+    words = ["haus", "baum", "wasser", "strasse", "kind", "schule", "garten", "himmel", "wolke", "regen"]
+    lines = []
+    for _ in range(1500):
+        start, *rest = rng.choices(words, k=7)
+        lines.append(f"{start.capitalize()} {rest[0]} ca. {rng.randint(2, 99)} {rest[1]} bzw. {' '.join(rest[2:])}.")
+    paragraphs = [" ".join(lines[number : number + 5]) for number in range(0, 1500, 5)]
+    (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+    run("format", "corpus", tmp_path / "text.txt", "--language", "de", "--output-dir", tmp_path)
+    formatted = tmp_path / "formatted" / "corpus"
+    assert "bzw" in json.loads((formatted / "sentences-de.json").read_text())["abbreviations"]
+    assert (formatted / "part-00000.txt").read_text().splitlines() == lines
