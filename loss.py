@@ -42,14 +42,15 @@ class SummedCrossEntropy(torch.autograd.Function):
             if grad_MV is not None:
                 probs_RV.scatter_add_(1, labels_R1, torch.full_like(target_R1, -1.0))
                 grad_MV[rows] = probs_RV.mul_(kept_R1.float())
-        ctx.save_for_backward(grad_MV)
+        ctx.grad_MV = grad_MV
         ctx.mark_non_differentiable(correct)
         return total, correct
 
     @staticmethod
     def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
-        (grad_MV,) = ctx.saved_tensors
-        return grad_MV * grad_total, None
+        # Scaled in place, since a second copy of this size costs more than the multiplication: one backward a forward.
+        grad_MV, ctx.grad_MV = ctx.grad_MV, None
+        return grad_MV.mul_(grad_total), None
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
