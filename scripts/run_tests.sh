@@ -15,4 +15,5 @@ shellcheck "${shell_scripts[@]}"
 hadolint Dockerfile
 ruff check .
 ruff format --check .
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # as the launch scripts do, see common.sh
 python3 -m pytest "$@"
