@@ -55,12 +55,14 @@ def parse_arguments(argv: list[str] | None = None) -> config.Arguments:
 class Pretraining:
     """The two tasks of BERT's pre-training (Devlin et al., 2018, section 3.1); see trainer.Task."""
 
-    def __init__(self, next_sentence: bool):
+    def __init__(self, next_sentence: bool, max_seq_length: int):
         self.next_sentence = next_sentence
+        self.max_seq_length = max_seq_length
 
     def sums(self, model, micro_batch):
         inputs = {name: value for name, value in micro_batch.items() if not name.endswith("labels")}
-        output = model(**inputs)
+        # The longest that there can be stands for the longest there is, so that no step reads lengths off the device.
+        output = model(**inputs, max_seqlen=self.max_seq_length)
         return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
 
     def loss(self, sums, num_sequences, num_targets):
@@ -121,8 +123,9 @@ def pretrain(args: config.Arguments, runtime: Runtime) -> int:
         raise UserError("--from-phase1-final-params is for --phase2: use --from-pretrained-params in phase 1")
     if args.from_phase1_final_params is not None and args.from_pretrained_params is not None:
         raise UserError("--from-phase1-final-params and --from-pretrained-params were both given: give one of them")
-    limits = Limits.for_batch(args.batch_size, args.max_seq_length, args.max_predictions_per_seq)
-    task = Pretraining(dataset.has_next_sentence)
+    fixed = args.compile != "none"
+    limits = Limits.for_batch(args.batch_size, args.max_seq_length, args.max_predictions_per_seq, fixed)
+    task = Pretraining(dataset.has_next_sentence, args.max_seq_length)
     torch.manual_seed(args.seed)
     run = build_trainer(
         args,

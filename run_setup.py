@@ -146,7 +146,18 @@ def build_trainer(
         evaluate=evaluate,
     )
     restore_state(run, args)
+    compile_model(model, args.compile)
     return run
+
+
+def compile_model(model: torch.nn.Module, what: str) -> None:
+    """Compiles in place, for the fixed shapes that the loader then gives (see token_stream.pad_stream)."""
+    modules = {"none": [], "layers": model.bert.encoder.layer, "model": [model]}[what]
+    if what != "none" and model.bert.embeddings.word_embeddings.weight.device.type == "cpu":
+        # What suits the CPU reads the sequences' lengths, which a compiled graph cannot.
+        model.bert.attention_implementation = "padded"
+    for module in modules:
+        module.compile(fullgraph=True, dynamic=False)
 
 
 def restore_state(run: Trainer, args: config.Arguments) -> None:

@@ -100,11 +100,12 @@ class QuestionAnswering:
     def __init__(self, max_seq_length: int):
         self.max_seq_length = max_seq_length
 
-    def sums(self, model, micro_batch, with_accuracy):
+    def sums(self, model, micro_batch):
         targets = {name: micro_batch[name] for name in ("start_positions", "end_positions")}
         inputs = {name: value for name, value in micro_batch.items() if name not in targets}
         # The longest that there can be stands for the longest there is, so that no step reads lengths off the device.
-        loss = span_sum(*model(**inputs), *targets.values(), micro_batch["cu_seqlens"], self.max_seq_length)
+        output = model(**inputs, max_seqlen=self.max_seq_length)
+        loss = span_sum(*output, *targets.values(), micro_batch["cu_seqlens"], self.max_seq_length)
         return {"span_loss": loss}
 
     def loss(self, sums, num_sequences, num_targets):

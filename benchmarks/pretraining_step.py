@@ -109,7 +109,7 @@ class Ours:
         provenance = Provenance("benchmark", {}, 0, Path("unused"), True)
         schedule = make_schedule("constant", LEARNING_RATE, settings.max_steps, 0.0)
         self.trainer = Trainer(
-            model, Pretraining(True), optimizer, learning_rate, schedule, settings, provenance, runtime
+            model, Pretraining(True, args.seq_length), optimizer, learning_rate, schedule, settings, provenance, runtime
         )
 
     def step(self, batch: StepBatch, clock: Clock) -> None:

@@ -236,6 +236,12 @@ def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
         action=BooleanFlag,
         help="adapt the loss scale, from --scale-loss or, where that is 1, from 2^20",
     )
+    group.add_argument(
+        "--compile",
+        choices=("none", "layers", "model"),
+        default="none",
+        help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
+    )
     group.add_argument("--tf32", action=BooleanFlag, help="float32 matrix products in TF32, on GPUs that have it")
 
 
