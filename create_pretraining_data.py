@@ -41,7 +41,7 @@ from utils.errors import UserError, run_main
 SCHEMA_VERSION = 1
 TEMPORARY_SUFFIX = ".tmp"
 TEXT_SUFFIXES = (".txt", ".txt.gz")
-READ_BLOCK = 4 << 20  # bytes of text tokenized at a time
+READ_BLOCK = 1 << 18  # bytes of text tokenized at a time: a word repeated in the block that first has it costs most
 WRITE_BLOCK = 2048  # samples built at a time: their index arrays stay in the cache
 NO_LABEL = -1  # next_sentence_labels where there is no next-sentence prediction
 

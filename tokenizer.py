@@ -12,7 +12,7 @@ import hashlib
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from itertools import count, repeat
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,9 @@ MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches start afresh above it
 
 # str.split() takes these controls for white space; BERT removes them, as it does NUL, which str.split() leaves alone.
 CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
+
+# Ends a word among its parts in the fast path. No text contains it after normalization, which removes it.
+END_OF_WORD = "\ufffd"
 
 CJK_BLOCKS = (
     (0x4E00, 0x9FFF),  # unified ideographs
@@ -88,35 +91,42 @@ class CharacterMap(dict):
 
 
 class WordTable(dict):
-    """white-space word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word),
-    filled by `encode_word` as words are met."""
+    """word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word), filled by
+    `encode_words` as words are met; that returns tokens a word, ids and spans of a list of distinct words."""
 
-    def __init__(self, encode_word: Callable[[str], tuple[list[int], list[tuple[int, int]]]]):
+    def __init__(self, encode_words: Callable[[list[str]], tuple[Iterable[int], Iterable[int], Iterable[int]]]):
         super().__init__()
-        self.encode_word = encode_word
+        self.encode_words = encode_words
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        self.clear()
         self.ids = array("i")
         self.spans = array("i")
         self.row_starts = array("q", [0])
 
-    def __missing__(self, word: str) -> int:
-        ids, spans = self.encode_word(word)
-        self.ids.extend(ids)
-        self.spans.extend(edge for span in spans for edge in span)
-        row = self[word] = len(self.row_starts) - 1
-        self.row_starts.append(len(self.ids))
-        return row
-
     def look_up(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Indexes of the tokens of `words` in `ids` and `spans` [T], and the number of tokens of each word [W]."""
         if len(self) > MAX_CACHED_WORDS:
-            self.clear()
-            self.__init__(self.encode_word)
-        rows_W = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
-        row_starts = np.array(self.row_starts, np.int64)
+            self.start_afresh()
+        rows_W = np.fromiter(map(self.get, words, repeat(-1)), np.int64, len(words))
+        unknown = np.flatnonzero(rows_W < 0)
+        if len(unknown):
+            unknown_words = [words[place] for place in unknown]
+            self.add(list(dict.fromkeys(unknown_words)))
+            rows_W[unknown] = [self[word] for word in unknown_words]
+        row_starts = np.asarray(self.row_starts)  # a view: gone before the table grows again
         starts_W = row_starts[rows_W]
         tokens_W = row_starts[rows_W + 1] - starts_W
         ends_W = np.cumsum(tokens_W)
         return np.arange(ends_W[-1] if len(words) else 0) + np.repeat(starts_W - ends_W + tokens_W, tokens_W), tokens_W
+
+    def add(self, words: list[str]) -> None:
+        tokens_W, ids, spans = self.encode_words(words)
+        self.update(zip(words, count(len(self)), strict=False))
+        self.row_starts.extend((np.cumsum(tokens_W) + len(self.ids)).tolist())
+        self.ids.extend(ids)
+        self.spans.extend(spans)
 
 
 class BertTokenizer:
@@ -137,10 +147,12 @@ class BertTokenizer:
         )
         self._longest_token = max(map(len, self.vocab))
         self._characters = CharacterMap(do_lower_case)
-        # "house", "house," and "(house" are three entries of the word table, but one here.
-        self._piece_ids = lru_cache(MAX_CACHED_WORDS)(lambda part: [piece[0] for piece in self.wordpiece(part)])
-        self._words = WordTable(self._encode_word)
-        self._words_with_spans = WordTable(self.encode_with_offsets)
+        self._characters_of_lines = CharacterMap(do_lower_case)
+        self._characters_of_lines[ord("\n")] = f" {END_OF_WORD} "
+        self._words = WordTable(self._encode_words)
+        self._words_with_spans = WordTable(self._encode_words_with_spans)
+        # What words are made of: "house", "house," and "(house" are three words with one part in common.
+        self._parts = WordTable(self._encode_parts)
 
     @property
     def vocab_size(self) -> int:
@@ -224,7 +236,7 @@ class BertTokenizer:
             words += words_of_text
             words_per_text.append(len(words_of_text))
         tokens_T, tokens_W = self._words.look_up(words)
-        return np.array(self._words.ids, np.int32)[tokens_T], text_offsets(tokens_W, words_per_text)
+        return np.asarray(self._words.ids)[tokens_T], text_offsets(tokens_W, words_per_text)
 
     def encode_batch_with_offsets(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`encode_batch` with each token's [start, end) in its text.
@@ -241,15 +253,29 @@ class BertTokenizer:
             words += words_of_text
             words_per_text.append(len(words_of_text))
         tokens_T, tokens_W = self._words_with_spans.look_up(words)
-        ids = np.array(self._words_with_spans.ids, np.int32)[tokens_T]
-        spans = np.array(self._words_with_spans.spans, np.int32).reshape(-1, 2)[tokens_T]
+        ids = np.asarray(self._words_with_spans.ids)[tokens_T]
+        spans = np.asarray(self._words_with_spans.spans).reshape(-1, 2)[tokens_T]
         spans += np.repeat(np.array(positions, np.int32), tokens_W)[:, None]
         return ids, spans, text_offsets(tokens_W, words_per_text)
 
-    def _encode_word(self, word: str) -> tuple[list[int], tuple]:
-        """`encode` of one white-space word, several times faster; no offsets."""
-        parts = word.translate(self._characters).split()
-        return [token_id for part in parts for token_id in self._piece_ids(part)], ()
+    def _encode_words(self, words: list[str]) -> tuple[np.ndarray, list[int], tuple]:
+        """Tokens of each white-space word, ids, and no spans: all words in one pass."""
+        parts = ("\n".join(words) + "\n").translate(self._characters_of_lines).split()
+        tokens, tokens_per_part = self._parts.look_up(parts)
+        is_end = np.fromiter(map(END_OF_WORD.__eq__, parts), bool, len(parts))
+        tokens_W = np.diff(np.cumsum(tokens_per_part)[is_end], prepend=0)
+        return tokens_W, np.asarray(self._parts.ids)[tokens].tolist(), ()
+
+    def _encode_parts(self, parts: list[str]) -> tuple[list[int], list[int], tuple]:
+        """The same of words and punctuation marks as `basic_tokenize` gives them; END_OF_WORD has no token."""
+        pieces = [self.wordpiece(part) if part != END_OF_WORD else [] for part in parts]
+        return list(map(len, pieces)), [token_id for piece in pieces for token_id, _, _ in piece], ()
+
+    def _encode_words_with_spans(self, words: list[str]) -> tuple[list[int], list[int], list[int]]:
+        """Tokens of each white-space word, ids and spans, by the specification."""
+        encoded = [self.encode_with_offsets(word) for word in words]
+        tokens_W = [len(ids) for ids, _ in encoded]
+        return tokens_W, [i for ids, _ in encoded for i in ids], [e for _, spans in encoded for s in spans for e in s]
 
 
 def ready_to_split(text: str) -> str:
