@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# The whole recipe on a small scale, on a CPU: sample books to HDF5 shards, both phases of pre-training with a two-layer
+# BERT, fine-tuning and evaluation on a sample of SQuAD. Everything goes to quickstart/; run again, it goes on where it
+# was.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+stage() {
+  printf '\n== %s (%s s)\n' "$1" "$SECONDS"
+}
+
+stage '1/5 environment'
+# shellcheck source=setup_environment.sh
+source scripts/setup_environment.sh
+
+stage '2/5 data: four books to samples of length 128 and 512'
+python3 data/prepare.py all books data/sample/books --output-dir quickstart --test-fraction 0.1
+
+stage '3/5 pre-training: phase 1 (length 128), then phase 2 (length 512)'
+# shellcheck disable=SC2046 # a preset is one word an argument
+RESULTS_DIR=quickstart/results \
+  EVAL_DIR_PHASE1=quickstart/hdf5/seq_128_pred_20/test EVAL_DIR_PHASE2=quickstart/hdf5/seq_512_pred_80/test \
+  bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && cpu_sample_fp32)
+
+stage '4/5 SQuAD: fine-tuning, predictions, evaluation'
+# shellcheck disable=SC2046
+bash scripts/run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample_fp32)
+
+stage '5/5 what was made'
+python3 scripts/quickstart_summary.py quickstart/results/custom

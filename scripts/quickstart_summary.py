@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Says what scripts/quickstart.sh made, from the reports that the programs wrote: python3 scripts/quickstart_summary.py
+FOLDER, the folder of phase1/, phase2/ and squad/."""
+
+import json
+import sys
+from pathlib import Path
+
+
+def read_report(path: Path) -> list[dict]:
+    """The data of each of DLLogger's JSON lines, oldest first."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line.removeprefix("DLLL "))["data"] for line in lines]
+
+
+def values_of(report: list[dict], name: str) -> list[float]:
+    return [data[name] for data in report if name in data]
+
+
+def describe(title: str, folder: Path, report: list[dict], results: str) -> str:
+    losses = values_of(report, "loss")
+    newest = max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0)
+    return (
+        f"{title:<9}loss {losses[0]:.2f} -> {losses[-1]:.2f} in {newest} steps; {results}\n{'':9}{folder / str(newest)}"
+    )
+
+
+def main(folder: Path) -> None:
+    for number in (1, 2):
+        report = read_report(folder / f"phase{number}-report.json")
+        held_out = values_of(report, "eval_loss")[-1]
+        accuracy = values_of(report, "eval_mlm_accuracy")[-1]
+        results = f"on held-out text {held_out:.2f}, {accuracy:.1%} of the masked words right"
+        print(describe(f"phase {number}", folder / f"phase{number}", report, results))
+    report = read_report(folder / "squad-report.json")
+    exact_match, f1 = (values_of(report, name)[-1] for name in ("exact_match", "f1"))
+    predictions = folder / "squad" / "predictions.json"
+    questions = len(json.loads(predictions.read_text(encoding="utf-8")))
+    print(describe("SQuAD", folder / "squad", report, f"exact match {exact_match:.1f}, F1 {f1:.1f} of 100"))
+    print(f"{'':9}{predictions} (answers to {questions} questions)")
+    print(
+        """
+A two-layer BERT that has read one megabyte for a few minutes answers few questions. This shows that each part of the
+recipe works; how good it gets is a matter of text and time. Next, with a folder of text of your own and a GPU:
+
+  bash data/create_datasets_from_start.sh corpus FOLDER
+  bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && h100-80g_1gpu_amp)
+"""
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
