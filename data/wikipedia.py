@@ -1,0 +1,260 @@
+"""A Wikipedia dump, `pages-articles.xml.bz2` plain or multistream, into documents of prose.
+
+The file is read as a stream and never whole. Of a multistream dump, and of what parallel compressors write, each
+process decompresses streams of its own; a plain one is decompressed by this process and cleaned by the others.
+"""
+
+import bz2
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from xml.etree import ElementTree
+
+from data.documents import Document, OnBad, refuse
+from data.parallel import ordered_map
+from data.wikitext import FILE_ALIASES, prose_of
+from utils.errors import UserError
+
+READ_SIZE = 1 << 20
+BATCH = 1 << 22  # bytes of XML, or a fifth as many compressed ones, that go to a worker at a time
+COMPRESSION = 5
+# The head of a bzip2 stream and of its first block: by chance once in 10^24 bytes.
+STREAM_START = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
+STREAM_HEAD = 10
+MULTISTREAM_WITHIN = 16 << 20  # where a second stream must begin if a dump is to count as multistream
+MAX_HEAD = 4 << 20  # bytes of XML within which the dump must describe its wiki
+MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
+PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
+CUT_OFF = "the dump is cut off or damaged: download it again"
+
+NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
+FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
+
+# Pages that only list other pages say so with a template, here in the words of the larger Wikipedias.
+TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
+DISAMBIGUATION = frozenset(
+    [
+        *("disambiguation", "disambig", "disamb", "dab", "hndis", "geodis", "numberdis", "letter-number combination"),
+        *("schooldis", "hospitaldis", "disambiguation page", "begriffsklärung", "homonymie", "desambiguación"),
+        *("desambiguação", "disambigua", "dp", "doorverwijspagina", "ujednoznacznienie", "неоднозначность"),
+        *(
+            "багатозначність",
+            "aimai",
+            "曖昧さ回避",
+            "消歧义",
+            "消歧義",
+            "disambig-cn",
+            "동음이의",
+            "förgrening",
+            "gren",
+        ),
+        *("flertydig", "täsmennyssivu", "rozcestník", "egyért", "anlam ayrımı", "ابهام‌زدایی", "توضيح", "פירושונים"),
+    ]
+)
+
+
+class Batch(NamedTuple):
+    xml: bytes
+    size: int  # compressed bytes that it came from
+
+
+class Piece(NamedTuple):
+    """What came of a run of XML: the documents of its whole pages; what lies before the first of them, and after the
+    last (None if there is no whole page: then `head` is everything); what was bad, as (where, why)."""
+
+    head: bytes
+    documents: list[Document]
+    tail: bytes | None
+    bad: list[tuple[str, str]]
+    size: int = 0  # compressed bytes that it came from
+
+
+def extract(
+    path: str | Path,
+    workers: int,
+    progress: Callable[[int], Any] | None = None,
+    on_bad: OnBad = refuse,
+) -> Iterator[Document]:
+    """The articles of the dump at `path` in its order, prose only, on `workers` processes: no redirects, no other
+    namespaces, no disambiguation pages. A document's name is the page's title.
+
+    `progress` gets the number of compressed bytes done since its last call. `on_bad(where, why)` is called for what is
+    malformed or cut off; if it returns, that is left out. Raises `UserError` if the file is no dump at all.
+    """
+    path = Path(path)
+    hidden = hidden_prefixes(path)
+    if is_multistream(path):
+        pieces = ordered_map(partial(read_streams, path, hidden), stream_spans(path), workers)
+    else:
+        pieces = ordered_map(partial(read_batch, path, hidden), xml_batches(path, on_bad), workers)
+    rest = b""  # what follows the last whole page: the beginning of one, at most
+    for piece in pieces:
+        rest += piece.head
+        if PAGE_END in rest:
+            between = read_xml(path, hidden, rest)
+            yield from reported(between, on_bad)
+            rest = between.head if between.tail is None else between.tail
+        yield from reported(piece, on_bad)
+        if piece.tail is not None:
+            rest = piece.tail
+        if PAGE_START not in rest:
+            rest = rest[-64:]
+        elif len(rest) > MAX_PAGE:
+            on_bad(f"{path}", f"a page of more than {MAX_PAGE >> 20} MB: this is no Wikipedia dump, or a damaged one")
+            rest = b""
+        if progress:
+            progress(piece.size)
+    if DUMP_END not in rest:
+        on_bad(f"{path}, at its end", CUT_OFF)
+
+
+def reported(piece: Piece, on_bad: OnBad) -> list[Document]:
+    for where, why in piece.bad:
+        on_bad(where, why)
+    return piece.documents
+
+
+def hidden_prefixes(path: Path) -> frozenset[str]:
+    """The prefixes, in lower case, of links that show nothing where they stand: files and categories, in English and
+    as this wiki calls them."""
+    try:
+        with open_dump(path) as file:
+            head = file.read(MAX_HEAD)
+    except (EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        head = b""
+    if b"<mediawiki" not in head or b"</siteinfo>" not in head:
+        raise UserError(
+            f"{path} does not begin like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {CUT_OFF}"
+        )
+    names = dict(NAMESPACE.findall(head))
+    own = {names.get(key, b"").decode("utf-8", "replace").lower() for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)}
+    return frozenset({"file", "category"} | FILE_ALIASES | own)
+
+
+def open_dump(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        is_compressed = STREAM_START.match(file.read(STREAM_HEAD))
+    return bz2.open(path) if is_compressed else path.open("rb")
+
+
+def is_multistream(path: Path) -> bool:
+    with path.open("rb") as file:
+        return len(STREAM_START.findall(file.read(MULTISTREAM_WITHIN))) > 1
+
+
+def stream_spans(path: Path) -> Iterator[tuple[int, int]]:
+    """(start, end) of runs of whole bzip2 streams in the file, each of at least `BATCH` / 5 bytes but for the last."""
+    start = position = 0
+    overlap = b""
+    with path.open("rb") as file:
+        while chunk := file.read(READ_SIZE):
+            window = overlap + chunk
+            for found in STREAM_START.finditer(window):
+                at = position - len(overlap) + found.start()
+                if at - start >= BATCH // COMPRESSION:
+                    yield start, at
+                    start = at
+            position += len(chunk)
+            overlap = window[-(STREAM_HEAD - 1) :]
+    yield start, position
+
+
+def read_streams(path: Path, hidden: frozenset[str], span: tuple[int, int]) -> Piece:
+    start, end = span
+    with path.open("rb") as file:
+        file.seek(start)
+        compressed = file.read(end - start)
+    xml: list[bytes] = []
+    bad = []
+    while compressed:
+        decompressor = bz2.BZ2Decompressor()
+        try:
+            xml.append(decompressor.decompress(compressed))
+        except OSError:
+            bad.append((f"{path}, bytes {start} to {end}", CUT_OFF))
+            break
+        if not decompressor.eof:
+            bad.append((f"{path}, byte {end}", CUT_OFF))
+            break
+        compressed = decompressor.unused_data
+    piece = read_xml(path, hidden, b"".join(xml))
+    return piece._replace(bad=piece.bad + bad, size=end - start)
+
+
+def xml_batches(path: Path, on_bad: OnBad) -> Iterator[Batch]:
+    """The XML in batches, not cut at pages."""
+    done = 0
+    with path.open("rb") as raw, bz2.open(raw) if STREAM_START.match(raw.peek(STREAM_HEAD)) else raw as file:
+        while True:
+            chunks, size = [], 0
+            try:
+                while size < BATCH and (chunk := file.read(READ_SIZE)):
+                    chunks.append(chunk)
+                    size += len(chunk)
+            except (EOFError, OSError) as error:
+                if isinstance(error, OSError) and error.errno:
+                    raise
+                on_bad(f"{path}, after byte {done}", CUT_OFF)
+            if not chunks:
+                return
+            position = raw.tell()
+            yield Batch(b"".join(chunks), position - done)
+            done = position
+
+
+def read_batch(path: Path, hidden: frozenset[str], batch: Batch) -> Piece:
+    return read_xml(path, hidden, batch.xml)._replace(size=batch.size)
+
+
+def read_xml(path: Path, hidden: frozenset[str], xml: bytes) -> Piece:
+    """The documents of the whole pages in `xml`, which may begin and end inside others."""
+    first, last = xml.find(PAGE_START), xml.rfind(PAGE_END)
+    if first < 0 or last < first:
+        return Piece(xml, [], None, [])
+    last += len(PAGE_END)
+    documents, bad = [], []
+    position = first
+    while position >= 0 and position < last:
+        end = xml.find(PAGE_END, position) + len(PAGE_END)
+        try:
+            document = read_page(xml[position:end], hidden)
+        except ElementTree.ParseError as error:
+            bad.append((f"{path}, page {title_of(xml[position:end])}", f"malformed XML ({error})"))
+        else:
+            if document is not None:
+                documents.append(document)
+        position = xml.find(PAGE_START, end)
+    return Piece(xml[:first], documents, xml[last:], bad)
+
+
+def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:
+    """The document of one page, or None if it is no article, or one without prose."""
+    page = ElementTree.fromstring(xml)  # noqa: S314 - what begins with <page> can declare no entities
+    title, text = page.findtext("title"), page.findtext("revision/text")
+    if title is None or page.findtext("ns") is None or page.find("revision/text") is None:
+        raise ElementTree.ParseError("no title, namespace or text in it")
+    is_article = page.findtext("ns") == "0" and page.find("redirect") is None
+    if not is_article or not text or page.findtext("revision/model", "wikitext") != "wikitext":
+        return None
+    if is_disambiguation(text):
+        return None
+    paragraphs = prose_of(text, hidden)
+    return Document(title, paragraphs) if paragraphs else None
+
+
+def is_disambiguation(text: str) -> bool:
+    names = {name.lower().replace("_", " ") for name in TEMPLATE_NAME.findall(text)}
+    return (
+        not names.isdisjoint(DISAMBIGUATION)
+        or any(name.endswith(" disambiguation") for name in names)
+        or "__DISAMBIG__" in text
+    )
+
+
+def title_of(xml: bytes) -> str:
+    title = re.search(rb"<title>([^<]*)", xml)
+    return title[1].decode("utf-8", "replace") if title else "without a title"

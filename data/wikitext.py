@@ -1,0 +1,293 @@
+"""Wikipedia's markup into paragraphs of prose: one pass over the brackets with a stack, one over the lines.
+
+Each step takes time in proportion to the text, whatever the text: brackets that close nothing and tags that nothing
+closes cost no second look.
+"""
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from data.wikitext_templates import template_text
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Elements that go with all that is in them. Text in other elements stays and only the tags go.
+DROPPED_ELEMENTS = words(
+    "ref references gallery imagemap table graph timeline score syntaxhighlight source pre hiero math chem ce poem "
+    "mapframe maplink section templatestyles inputbox categorytree indicator ul ol dl includeonly noinclude"
+)
+BLOCK_ELEMENTS = words("blockquote br center div hr p")
+INLINE_ELEMENTS = words(
+    "a abbr b bdi bdo big caption cite code data dd del dfn dt em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr nowiki "
+    "onlyinclude q rb rp rt ruby s samp small span strike strong sub sup td th time tr tt u var wbr"
+)
+KNOWN_ELEMENTS = DROPPED_ELEMENTS | BLOCK_ELEMENTS | INLINE_ELEMENTS | {"!--"}
+TAG = re.compile(r"<(?:!--|(/?)([a-zA-Z][a-zA-Z0-9]*)\b([^<>]*)>)")
+ELEMENT_END = {name: re.compile(rf"</{name}\s*>", re.I) for name in (*DROPPED_ELEMENTS, "nowiki")}
+ELEMENT_END["!--"] = re.compile("-->")
+
+# Runs of brackets, and bars. A table's brackets count at the start of a line only, as in MediaWiki.
+MAX_DEPTH = 100  # MediaWiki's own limit for templates is 40
+TOKEN = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+|\||^[ \t:]*\{\||^[ \t]*\|\}(?!\})", re.M)
+
+# Old names of the file namespace, which a dump's list of namespaces does not have.
+FILE_ALIASES = words("image bild imagen imagem immagine afbeelding grafika attēls kuva fil billede obrázok")
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*|simple")
+
+# Sections of the English Wikipedia that have no prose, whatever form their entries have.
+DROPPED_SECTIONS = frozenset(
+    [
+        *("references", "external links", "see also", "further reading", "bibliography", "notes", "sources"),
+        *("footnotes", "citations", "notes and references", "references and notes", "works cited", "discography"),
+        *("filmography", "general references", "selected bibliography", "publications", "gallery"),
+    ]
+)
+HEADING = re.compile(r"(={1,6})\s*(.*?)\s*\1$")
+
+
+class Frame(NamedTuple):
+    """A bracket that is open: its arguments so far, each a list of pieces of text."""
+
+    kind: str
+    arguments: list[list[str]]
+
+    def texts(self) -> list[str]:
+        return ["".join(argument) for argument in self.arguments]
+
+
+def prose_of(wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "category"}) -> list[str]:
+    """The paragraphs of a page's prose: no headings, lists, tables, templates, references, files or categories.
+    `hidden` are the prefixes, in lower case, of links that show nothing where they stand."""
+    text = without_brackets(without_tags(wikitext), hidden)
+    return [paragraph for raw in prose_lines(text) if is_prose(paragraph := clean(raw))]
+
+
+def without_tags(text: str) -> str:
+    """`text` without comments, without the elements in `DROPPED_ELEMENTS`, and without the tags of all others."""
+    pieces: list[str] = []
+    position = 0
+    unclosed: set[str] = set()  # elements without an end tag from here on
+    for tag in TAG.finditer(text):
+        name = (tag[2] or "!--").lower()
+        if tag.start() < position or name not in KNOWN_ELEMENTS:
+            continue
+        pieces.append(text[position : tag.start()])
+        position = tag.end()
+        if name in BLOCK_ELEMENTS:
+            pieces.append(" " if name == "br" else "\n\n")
+        elif name == "sup" and not tag[1] and text[tag.start() - 1].isdigit():
+            pieces.append("^")
+        is_empty = tag[1] or (tag[3] and tag[3].endswith("/"))
+        if is_empty or name in unclosed or name not in ELEMENT_END:
+            continue
+        end = ELEMENT_END[name].search(text, position)
+        if end is None:
+            unclosed.add(name)
+            continue
+        if name == "nowiki":
+            pieces.append(re.sub(r"[][{}|<>]|''+", "", text[position : end.start()]))
+        elif name == "math":
+            pieces.append(short_formula(text[position : end.start()]))
+        position = end.end()
+    pieces.append(text[position:])
+    return "".join(pieces)
+
+
+LATEX_WORD = re.compile(r"\\(?:(?:text|mathrm|mathit|mathbf|mathbb|mathcal|operatorname|rm)\b\s*|[,;:! ])")
+LATEX_SIGNS = {
+    **{"times": "×", "cdot": "·", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "neq": "≠", "pm": "±"},
+    **{"to": "→", "rightarrow": "→", "in": "∈", "infty": "∞", "approx": "≈", "sim": "~", "ldots": "...", "dots": "..."},
+}
+GREEK = words("alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi chi psi omega")
+MAX_FORMULA = 40
+
+
+def latex_sign(command: re.Match[str]) -> str:
+    name = command[1]
+    return name if name.lower() in GREEK else LATEX_SIGNS.get(name, "\\")
+
+
+def short_formula(formula: str) -> str:
+    """A formula that can be read as text, like x_i or n + 1, as text; nothing for others."""
+    if len(formula) > 2 * MAX_FORMULA:
+        return ""
+    plain = LATEX_WORD.sub("", formula)
+    plain = re.sub(r"\\([A-Za-z]+) ?", latex_sign, plain)
+    plain = re.sub(r"[{}]", "", plain).strip(" ~")
+    return "" if "\\" in plain or "&" in plain or "|" in plain or len(plain) > MAX_FORMULA else plain
+
+
+def without_brackets(text: str, hidden: frozenset[str]) -> str:
+    """`text` with each template, table and link replaced by the text that it shows. A bracket that nothing closes goes;
+    what follows it stays."""
+    root: list[str] = []
+    stack: list[Frame] = []
+    open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
+    out = root  # where text goes now: the last argument of the innermost open bracket
+    position = 0
+
+    def open_bracket(kind: str) -> None:
+        nonlocal out
+        if len(stack) < MAX_DEPTH:
+            out = []
+            stack.append(Frame(kind, [out]))
+            open_count[kind] += 1
+
+    def close_bracket(kind: str) -> Frame:
+        """The innermost open bracket of `kind`; those inside it that are open still lose their brackets only."""
+        nonlocal out
+        while True:
+            frame = stack.pop()
+            open_count[frame.kind] -= 1
+            out = stack[-1].arguments[-1] if stack else root
+            if frame.kind == kind:
+                return frame
+            out.append(unclosed_text(frame))
+
+    for token in TOKEN.finditer(text):
+        bracket = token[0]
+        out.append(text[position : token.start()])
+        position = token.end()
+        kind = bracket[:2]
+        if bracket == "|":
+            if stack and stack[-1].kind != "{|":
+                out = []
+                stack[-1].arguments.append(out)
+            else:
+                out.append("|")
+        elif kind in ("{{", "[["):
+            if bracket == "[[[":
+                out.append("[")
+            for _ in range(len(bracket) // 2):
+                open_bracket(kind)
+        elif kind == "}}":
+            for _ in range(min(len(bracket) // 2, open_count["{{"])):
+                shown = template_text(close_bracket("{{").texts())
+                out.append(shown)
+        elif kind == "]]":
+            if len(bracket) % 2 and stack and closes_external(out):
+                out.append("]")
+                bracket = bracket[1:]
+            while len(bracket) > 1 and stack and stack[-1].kind == "[[":
+                shown = link_text(close_bracket("[[").texts(), hidden)
+                out.append(shown)
+                bracket = bracket[2:]
+            if len(bracket) % 2:
+                out.append("]")
+        elif bracket.endswith("{|"):
+            open_bracket("{|")
+        elif open_count["{|"]:
+            close_bracket("{|")
+    out.append(text[position:])
+    while stack:
+        frame = stack.pop()
+        (stack[-1].arguments[-1] if stack else root).append(unclosed_text(frame))
+    return "".join(root)
+
+
+def closes_external(pieces: list[str]) -> bool:
+    """Whether the first of three closing brackets ends an [http://...] inside a link."""
+    text = "".join(pieces)
+    return text.count("[") > text.count("]")
+
+
+def unclosed_text(frame: Frame) -> str:
+    """What stays of a bracket that nothing closes. A template's name and a table's attributes go with their line."""
+    text = "|".join(frame.texts())
+    if frame.kind == "[[":
+        return text
+    _, line_break, rest = text.partition("\n")
+    return line_break + rest
+
+
+def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:
+    """What [[target|text]] shows: nothing for a file, a category or the page's name in another language."""
+    target = arguments[0].strip()
+    prefix, colon, rest = target.partition(":")
+    prefix = prefix.strip().lower().replace("_", " ")
+    if colon and prefix in hidden:
+        return ""
+    if "\n\n" in "".join(arguments):
+        return "|".join(arguments)  # two brackets that do not belong together
+    if len(arguments) == 1:
+        if colon and LANGUAGE_CODE.fullmatch(prefix):
+            return ""
+        return target.lstrip(":")
+    if arguments[-1].strip():
+        return arguments[-1]
+    # [[Mercury (planet)|]] and [[Help:Link|]] show Mercury and Link.
+    return re.sub(r"\s*\([^()]*\)$", "", rest if colon else target)
+
+
+def prose_lines(text: str) -> Iterator[str]:
+    """The paragraphs of `text`, lines joined: what is no heading, list, table row or rule and in no section that has no
+    prose. Indented lines are paragraphs of their own."""
+    lines: list[str] = []
+    skipped_level = 0  # of the heading whose section is being left out
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if stripped[:1] == "=" and (heading := HEADING.fullmatch(stripped)):
+            level = len(heading[1])
+            if not skipped_level or level <= skipped_level:
+                skipped_level = level if heading[2].lower() in DROPPED_SECTIONS else 0
+        elif stripped and not skipped_level and stripped[0] not in "*#;:|" and not stripped.startswith("----"):
+            lines.append(stripped)
+            continue
+        if lines:
+            yield " ".join(lines)
+            lines = []
+        if stripped[:1] == ":" and not skipped_level:
+            yield stripped.lstrip(":")
+    if lines:
+        yield " ".join(lines)
+
+
+# The character classes leave each other nothing to share, and do not give back: no second look at a character.
+EXTERNAL_LINK = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]*+\s*+([^\[\]]*+)\]")
+MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
+# ''Titanic'''s: italics end, then an apostrophe; L'''Étoile'': an apostrophe, then italics begin.
+APOSTROPHE = re.compile(r"(?<=\w)'''(?=s\b)|(?<![\w'])([LlDdMmNnSs])'''(?=\w)")
+EMPHASIS = re.compile(r"'{2,}")
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u2060\ufeff"))
+HOLES = (
+    (re.compile(r"(?<=[(\[])[ ,;:]+"), ""),
+    (re.compile(r"(?<![ ,;:])[ ,;:]+(?=[)\]])"), ""),
+    (re.compile(r" ?(?:\([/–—-]*\)|\[\]|“”|«»)"), ""),
+    (re.compile(r"([,;])(?: ?[,;])+"), r"\1"),
+    (re.compile(r" ([,.])(?= |$)"), r"\1"),
+)
+
+
+def clean(text: str) -> str:
+    """`text` without what is left of markup, and without the holes that dropped templates leave."""
+    if "[" in text:
+        text = EXTERNAL_LINK.sub(r"\1", text)
+    if "''" in text:
+        text = EMPHASIS.sub("", APOSTROPHE.sub(r"\1'", text))
+    if "__" in text:
+        text = MAGIC_WORD.sub("", text)
+    text = html.unescape(text)
+    if not text.isascii():
+        text = text.translate(INVISIBLE)
+    text = " ".join(text.split())
+    for hole, filling in HOLES:
+        text = hole.sub(filling, text)
+    if text.count("[") != text.count("]"):
+        text = text.replace("[", "").replace("]", "")
+    return text.strip()
+
+
+SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$")
+MIN_FRAGMENT = 60
+
+
+def is_prose(paragraph: str) -> bool:
+    """Whether `paragraph` ends like a sentence or is too long for a caption or a row of a table."""
+    if "||" in paragraph or (paragraph[:1] == "!" and "|" in paragraph):
+        return False
+    return len(paragraph) >= MIN_FRAGMENT or (len(paragraph) >= 10 and SENTENCE_END.search(paragraph) is not None)

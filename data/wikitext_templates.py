@@ -1,0 +1,137 @@
+"""What Wikipedia's templates show where they stand for words in a sentence. All others show nothing: infoboxes,
+references, notices and navigation are no prose."""
+
+import calendar
+import re
+from collections.abc import Callable, Sequence
+
+NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
+TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|quote|content)\s*=")
+MEASURE = re.compile(r"[-−–+]?[\d.,/+e]+")
+RANGE_WORDS = {
+    **dict.fromkeys(["-", "–", "(-)", "to(-)"], "–"),
+    **{word: f" {word} " for word in ("to", "and", "or", "by", "x", "±")},
+    **{"*": " x ", "×": " x ", "xx": " x ", "+/-": " ± ", "+": " + ", ",": ", "},
+}
+
+
+def template_text(arguments: Sequence[str]) -> str:
+    """What the template with the name `arguments[0]` shows, for those that are known here."""
+    name = arguments[0].strip().lower().replace("_", " ")
+    if name in CONSTANTS:
+        return CONSTANTS[name]
+    show = SHOW.get(name)
+    if show is None:
+        if name.startswith("lang-"):
+            show = first
+        elif name.startswith(("formatnum:", "lc:", "uc:", "ucfirst:")):
+            return arguments[0].partition(":")[2].strip()
+        else:
+            return ""
+    values = [value.strip() for value in arguments[1:] if not NAMED_ARGUMENT.match(value)]
+    if not values:
+        values = [value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)][:1]
+    return show(values) if values else ""
+
+
+def first(values: list[str]) -> str:
+    return values[0]
+
+
+def second(values: list[str]) -> str:
+    return values[1] if len(values) > 1 else ""
+
+
+def last(values: list[str]) -> str:
+    return values[-1]
+
+
+def quotation(values: list[str]) -> str:
+    return f"\n\n{values[0]}\n\n"
+
+
+def circa(values: list[str]) -> str:
+    return "c. " + " – ".join(values[:2])
+
+
+def fraction(values: list[str]) -> str:
+    if len(values) == 1:
+        return f"1/{values[0]}"
+    return (f"{values[0]} " if len(values) == 3 else "") + "/".join(values[-2:])
+
+
+def date(values: list[str]) -> str:
+    """Year, month and day as July 20, 1969, or what there is of them."""
+    year, month, day = (*values[:3], "", "")[:3]
+    if month.isdigit() and 1 <= int(month) <= 12:
+        month = calendar.month_name[int(month)]
+    return f"{month} {day}, {year}" if month and day else f"{month} {year}".strip()
+
+
+def measure(values: list[str]) -> str:
+    """{{convert|5|to|10|km|mi}}: the measure as given, 5 to 10 km."""
+    shown, rest = values[0], values[1:]
+    while len(rest) > 1 and rest[0] in RANGE_WORDS:
+        shown += RANGE_WORDS[rest[0]] + rest[1]
+        rest = rest[2:]
+    if rest and rest[0]:
+        shown += f" {rest[0]}"
+    # Feet and inches, pounds and ounces.
+    if len(rest) > 2 and MEASURE.fullmatch(rest[1]) and not MEASURE.fullmatch(rest[2]):
+        shown += f" {rest[1]} {rest[2]}"
+    return shown
+
+
+def ship(prefix: str) -> Callable[[list[str]], str]:
+    return lambda values: f"{prefix} {values[0]}"
+
+
+def currency(sign: str) -> Callable[[list[str]], str]:
+    return lambda values: sign + values[0]
+
+
+def by_names(show: str | Callable[[list[str]], str], names: str) -> dict:
+    return dict.fromkeys(names.split(", "), show)
+
+
+CONSTANTS: dict[str, str] = {
+    **by_names(" – ", "snd, spnd, sndash, spaced ndash, spaced en dash"),
+    **by_names("–", "ndash, en dash, nsndns"),
+    **by_names("—", "mdash, em dash, mdashb"),
+    **by_names(" — ", "spaced mdash, spaced em dash"),
+    **by_names(" ", "nbsp, nnbsp, space, spaces, thinsp, pad, ·, •, bull"),
+    **by_names("'", "', `"),
+    **{"'s": "'s", "=": "=", "minus": "−", "times": "×", "co2": "CO2", "h2o": "H2O", "okina": "ʻ", "c.": "c."},
+}
+
+SHOW: dict[str, Callable[[list[str]], str]] = {
+    **by_names(first, "nowrap, nobr, nobreak, nowr, j, small, smaller, big, larger, large, avoidwrap, keep together"),
+    **by_names(first, "sub, sup, em, strong, var, mvar, math, bigmath, tt, mono, code, kbd, samp, keypress, underline"),
+    **by_names(first, "smallcaps, small caps, sc, smallcaps2, uc, lc, i, italics, b, bold, noitalic, nobold, normal"),
+    **by_names(first, "abbr, abbrv, tooltip, hover, unicode, polytonic, hebrew, bdi, angbr, linktext, ordinal, ord"),
+    **by_names(first, "ill, illm, link, interlanguage link, interlanguage link multi, visible anchor, vanchor"),
+    **by_names(first, "sic, sic!, typo, not a typo, as written, q, iast, bibleref, chem2, format price, translation"),
+    **by_names(first, "flag, flagu, flagcountry, flag country, nihongo, nihongo2, nihongo3, nihongo foot, nihongo krt"),
+    **by_names(second, "lang, lang2, color, colour, font color, script, rtl-lang, audio, native phrase"),
+    **by_names(last, "transl, translit, transliteration, wikt-lang"),
+    **by_names(quotation, "quote, blockquote, quotation, bquote, cquote, quote paragraph"),
+    **by_names(circa, "circa, ca, ca., c"),
+    **by_names(fraction, "frac, fraction, sfrac, tfrac"),
+    **by_names(measure, "convert, cvt, conv, val"),
+    **by_names(date, "start date, end date, birth date, death date, start date and age, birth date and age"),
+    **by_names(first, "birth-date, death-date, start-date, end-date, birth year"),
+    **by_names("".join, "chem"),
+    **by_names(" ".join, "bibleverse"),
+    **by_names(lambda values: f"As of {date(values)}", "as of"),
+    **by_names(lambda values: f"r. {'–'.join(values[:2])}", "reign"),
+    **by_names(lambda values: f"fl. {'–'.join(values[:2])}", "floruit, fl."),
+    **by_names(lambda values: " ".join(values[:2]), "ship"),
+    **{name.lower(): ship(name) for name in ("HMS", "USS", "SS", "RMS", "MV", "USNS", "HMCS", "HMAS", "SMS", "HMNZS")},
+    **by_names(currency("US$"), "us$, usd"),
+    **by_names(currency("A$"), "a$, aud"),
+    **by_names(currency("C$"), "c$, cad"),
+    **by_names(currency("£"), "£, gbp"),
+    **by_names(currency("€"), "€, eur"),
+    **by_names(currency("₹"), "inr, indian rupee"),
+    **by_names(currency("¥"), "jpy, yen, ¥"),
+}
