@@ -195,7 +195,11 @@ def make_optimizer(
                 "--optimizer FusedLAMB needs apex, which is not installed here: use NVIDIA's PyTorch container, "
                 "or --optimizer Lamb, which makes the same updates"
             ) from error
-        return FusedLAMB(groups, float(lr), betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=float("inf"))
+        optimizer = FusedLAMB(
+            groups, float(lr), betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=float("inf")
+        )
+        optimizer.learning_rate = lr  # apex takes learning rates as numbers only, so `apply_step` hands it over
+        return optimizer
     raise ValueError(f"unknown optimizer {name!r}: expected one of {OPTIMIZERS}")
 
 
@@ -207,8 +211,11 @@ def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: 
         optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
         optimizer.step()
         return
-    if not bool(found_inf):  # an optimizer that knows nothing of the protocol
-        torch._foreach_div_([p.grad for g in optimizer.param_groups for p in g["params"]], grad_scale)
+    if not bool(found_inf):  # apex's, which knows nothing of the protocol
+        for group in optimizer.param_groups:
+            group["lr"] = float(optimizer.learning_rate)
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_div_(grads, grad_scale)
         optimizer.step()
 
 

@@ -1,0 +1,464 @@
+"""LAMB against the algorithm written out in float64, and what surrounds every optimizer's step."""
+
+import copy
+import json
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, pretraining_command, reported, run_program, sample_rows, write_shard
+from transformers import BertConfig as HFConfig
+from transformers import BertForPreTraining as HFForPreTraining
+
+from optimizer import Lamb, LossScale, MasterWeights, apply_step, make_optimizer, parameter_groups
+from token_stream import sample_order
+from utils.errors import UserError
+
+SHAPES = {
+    "dense.weight": (24, 16),
+    "dense.bias": (24,),
+    "output.weight": (300, 40),
+    "LayerNorm.weight": (16,),
+    "LayerNorm.bias": (16,),
+    "empty.weight": (5, 5),
+}
+UNDECAYED = {"dense.bias", "LayerNorm.weight", "LayerNorm.bias"}
+STEPS = 20
+
+
+def initial_weights() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.5, shape) for name, shape in SHAPES.items()}
+    weights["LayerNorm.bias"][:] = 0  # as at a model's start, where ||w|| is zero
+    weights["empty.weight"][:] = 0
+    return {name: values.astype(np.float32) for name, values in weights.items()}
+
+
+def gradients_of_steps(steps: int = STEPS) -> list[dict[str, np.ndarray]]:
+    """Norms from 0.03 to 30, so that about half of the steps are clipped; `empty.weight` never has any gradient."""
+    random = np.random.default_rng(1)
+    all_steps = []
+    for _ in range(steps):
+        size = 10 ** random.uniform(-1.5, 1.5) / 110
+        grads = {name: random.normal(0.2 * size, size, shape).astype(np.float32) for name, shape in SHAPES.items()}
+        grads["empty.weight"][:] = 0
+        all_steps.append(grads)
+    return all_steps
+
+
+def lamb_written_out(
+    weights,
+    gradients,
+    lrs,
+    betas=(0.9, 0.999),
+    eps=1e-6,
+    weight_decay=0.01,
+    max_grad_norm=1.0,
+    bias_correction=True,
+    trust_bounds=None,
+    adapt_undecayed=False,
+) -> dict[str, np.ndarray]:
+    """Recipe and paper line by line, in float64."""
+    beta1, beta2 = betas
+    weights = {name: w.astype(np.float64) for name, w in weights.items()}
+    m = {name: np.zeros_like(w) for name, w in weights.items()}
+    v = {name: np.zeros_like(w) for name, w in weights.items()}
+    for t, (grads, lr) in enumerate(zip(gradients, lrs, strict=True), 1):
+        grads = {name: g.astype(np.float64) for name, g in grads.items()}
+        if max_grad_norm is not None:
+            norm = sum((g**2).sum() for g in grads.values()) ** 0.5
+            grads = {name: g / max(1.0, norm / max_grad_norm) for name, g in grads.items()}
+        for name, w in weights.items():
+            g = grads[name]
+            decay = 0.0 if name in UNDECAYED else weight_decay
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            v[name] = beta2 * v[name] + (1 - beta2) * g**2
+            m_hat, v_hat = m[name], v[name]
+            if bias_correction:
+                m_hat, v_hat = m_hat / (1 - beta1**t), v_hat / (1 - beta2**t)
+            u = m_hat / (np.sqrt(v_hat) + eps) + decay * w
+            weight_norm, update_norm = (w**2).sum() ** 0.5, (u**2).sum() ** 0.5
+            r = 1.0
+            if (decay > 0 or adapt_undecayed) and weight_norm > 0 and update_norm > 0:
+                r = weight_norm / update_norm
+                if trust_bounds is not None:
+                    r = min(max(r, trust_bounds[0]), trust_bounds[1])
+            weights[name] = w - lr * r * u
+    return weights
+
+
+def as_parameters(weights) -> dict[str, torch.nn.Parameter]:
+    return {name: torch.nn.Parameter(torch.tensor(values)) for name, values in weights.items()}
+
+
+def set_gradients(parameters, grads, factor: float = 1.0) -> None:
+    for name, p in parameters.items():
+        p.grad = torch.tensor(grads[name]) * factor
+
+
+def lamb(parameters, lr=0.01, weight_decay=0.01, **options) -> Lamb:
+    return Lamb(parameter_groups(parameters.items(), weight_decay), lr, weight_decay=weight_decay, **options)
+
+
+def assert_close(parameters, expected, tolerance=1e-6) -> None:
+    for name, p in parameters.items():
+        difference = np.linalg.norm(p.detach().double().numpy() - expected[name])
+        assert difference <= tolerance * np.linalg.norm(expected[name]), name
+
+
+def snapshot(optimizer, parameters) -> list[torch.Tensor]:
+    states = [value for p in parameters.values() for _, value in sorted(optimizer.state.get(p, {}).items())]
+    return [tensor.detach().clone() for tensor in (*parameters.values(), *states)]
+
+
+# --- LAMB -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_grad_norm": 0.3},
+        {"max_grad_norm": None},
+        {"weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-8},
+        {"bias_correction": False},
+        {"trust_bounds": (0.01, 0.3)},
+        {"adapt_undecayed": True},
+        {"bias_correction": False, "trust_bounds": (0.01, 0.3), "adapt_undecayed": True},  # DeepSpeed's
+    ],
+    ids=str,
+)
+def test_lamb_is_the_algorithm_written_out_in_float64(options):
+    parameters = as_parameters(initial_weights())
+    optimizer = lamb(parameters, **options)
+    lrs = [0.02 * (k + 1) / STEPS for k in range(STEPS)]
+    for grads, lr in zip(gradients_of_steps(), lrs, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        set_gradients(parameters, grads)
+        optimizer.step()
+    assert_close(parameters, lamb_written_out(initial_weights(), gradients_of_steps(), lrs, **options))
+
+
+def test_the_reference_tells_the_variants_apart():
+    """Else the test above could not fail."""
+    plain, *others = [
+        lamb_written_out(initial_weights(), gradients_of_steps(), [0.01] * STEPS, **options)
+        for options in (
+            {},
+            {"max_grad_norm": 0.3},
+            {"max_grad_norm": None},
+            {"bias_correction": False},
+            {"trust_bounds": (0.01, 0.3)},
+            {"adapt_undecayed": True},
+        )
+    ]
+    for other in others:
+        assert max(np.linalg.norm(other[n] - plain[n]) / max(np.linalg.norm(plain[n]), 1e-9) for n in SHAPES) > 1e-4
+
+
+def test_tensors_of_zeros_without_gradient_stay_zero():
+    parameters = as_parameters(initial_weights())
+    optimizer = lamb(parameters)
+    set_gradients(parameters, gradients_of_steps(1)[0])
+    optimizer.step()
+    assert parameters["empty.weight"].eq(0).all()
+    assert parameters["LayerNorm.bias"].ne(0).all()  # zero weights, but a gradient: r is 1
+
+
+def test_a_parameter_without_gradient_is_left_alone():
+    parameters = as_parameters(initial_weights())
+    optimizer = lamb(parameters)
+    set_gradients(parameters, gradients_of_steps(1)[0])
+    parameters["output.weight"].grad = None
+    before = parameters["output.weight"].detach().clone()
+    optimizer.step()
+    assert torch.equal(parameters["output.weight"], before)
+    assert not torch.equal(parameters["dense.weight"], torch.tensor(initial_weights()["dense.weight"]))
+
+
+def test_a_learning_rate_in_a_tensor_is_read_at_every_step():
+    lr = torch.tensor(0.0)
+    parameters = as_parameters(initial_weights())
+    optimizer = lamb(parameters, lr=lr)
+    lrs = [0.002 * (k + 1) for k in range(STEPS)]
+    for grads, value in zip(gradients_of_steps(), lrs, strict=True):
+        lr.fill_(value)
+        set_gradients(parameters, grads)
+        optimizer.step()
+    assert_close(parameters, lamb_written_out(initial_weights(), gradients_of_steps(), lrs))
+
+
+def test_lamb_goes_on_from_its_state_dict_bit_for_bit():
+    parameters = as_parameters(initial_weights())
+    optimizer = lamb(parameters)
+    steps = gradients_of_steps()
+    for grads in steps[:7]:
+        set_gradients(parameters, grads)
+        optimizer.step()
+    restored = as_parameters({name: p.detach().numpy().copy() for name, p in parameters.items()})
+    other = lamb(restored, lr=0.5)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for grads in steps[7:]:
+        for named, each in ((parameters, optimizer), (restored, other)):
+            set_gradients(named, grads)
+            each.step()
+    for one, two in zip(snapshot(optimizer, parameters), snapshot(other, restored), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}, {"lr": -1.0}, {"weight_decay": -0.1}]
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="must"):
+        Lamb([torch.nn.Parameter(torch.zeros(2))], **wrong)
+
+
+# --- around the step --------------------------------------------------------------------------------------------------
+
+
+def named_optimizer(name, parameters, lr=0.01):
+    return make_optimizer(name, parameters.items(), torch.tensor(lr), (0.9, 0.999), 1e-6, 0.01)
+
+
+@pytest.mark.parametrize("name", ["Lamb", "AdamW"])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_gradient_that_is_not_finite_moves_nothing(name, steps_before):
+    parameters = as_parameters(initial_weights())
+    optimizer = named_optimizer(name, parameters)
+    for grads in gradients_of_steps(steps_before):
+        set_gradients(parameters, grads)
+        apply_step(optimizer, torch.tensor(1.0), torch.tensor(0.0))
+    before = snapshot(optimizer, parameters)
+    set_gradients(parameters, gradients_of_steps(1)[0], factor=float("inf"))
+    apply_step(optimizer, torch.tensor(1.0), torch.tensor(1.0))
+    weights = [p.detach() for p in parameters.values()]
+    for now, then in zip(weights, before, strict=False):
+        assert torch.equal(now, then)
+    if steps_before:  # a first step may leave moments of zeros behind
+        assert all(map(torch.equal, snapshot(optimizer, parameters), before))
+
+    # What comes after is what would have come without it.
+    untouched = as_parameters(initial_weights())
+    reference = named_optimizer(name, untouched)
+    steps = gradients_of_steps()
+    for grads in steps[:steps_before]:
+        set_gradients(untouched, grads)
+        apply_step(reference, torch.tensor(1.0), torch.tensor(0.0))
+    for grads in steps[steps_before : steps_before + 3]:
+        for named, each in ((parameters, optimizer), (untouched, reference)):
+            set_gradients(named, grads)
+            apply_step(each, torch.tensor(1.0), torch.tensor(0.0))
+    for name_, p in parameters.items():
+        assert torch.equal(p, untouched[name_])
+
+
+def test_lamb_divides_gradients_by_scale_and_clipping():
+    """Loss scale 1024, and the factor that brings each step's norm to 0.5 at most."""
+    parameters = as_parameters(initial_weights())
+    optimizer = named_optimizer("Lamb", parameters)
+    for grads in gradients_of_steps():
+        set_gradients(parameters, grads, factor=1024.0)
+        norm = sum((g.astype(np.float64) ** 2).sum() for g in grads.values()) ** 0.5
+        apply_step(optimizer, torch.tensor(1024 * max(1.0, norm / 0.5), dtype=torch.float32), torch.tensor(0.0))
+    expected = lamb_written_out(initial_weights(), gradients_of_steps(), [0.01] * STEPS, max_grad_norm=0.5)
+    assert_close(parameters, expected)
+
+
+def test_adamw_through_apply_step_is_torch_adamw_on_unscaled_gradients():
+    ours, theirs = as_parameters(initial_weights()), as_parameters(initial_weights())
+    optimizer = named_optimizer("AdamW", ours)
+    groups = [
+        {"params": [p for name, p in theirs.items() if name not in UNDECAYED], "weight_decay": 0.01},
+        {"params": [p for name, p in theirs.items() if name in UNDECAYED], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, 0.01, (0.9, 0.999), 1e-6, foreach=False, fused=False)
+    for grads in gradients_of_steps():
+        set_gradients(ours, grads, factor=512.0)
+        apply_step(optimizer, torch.tensor(512.0), torch.tensor(0.0))
+        set_gradients(theirs, grads)
+        reference.step()
+    assert_close(ours, {name: p.detach().double().numpy() for name, p in theirs.items()})
+
+
+def test_biases_and_layer_norms_take_no_decay():
+    decayed, undecayed = parameter_groups(as_parameters(initial_weights()).items(), 0.01)
+    assert decayed["weight_decay"] == 0.01 and undecayed["weight_decay"] == 0.0
+    assert [tuple(p.shape) for p in decayed["params"]] == [(24, 16), (300, 40), (5, 5)]
+    assert [tuple(p.shape) for p in undecayed["params"]] == [(24,), (16,), (16,)]
+
+
+def test_fused_lamb_without_apex_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apex", None)
+    with pytest.raises(UserError, match=r"apex.*--optimizer Lamb"):
+        named_optimizer("FusedLAMB", as_parameters(initial_weights()))
+
+
+def test_fused_lamb_follows_the_schedule_and_unscaled_gradients(monkeypatch):
+    """apex's optimizer knows neither a learning rate in a tensor nor the protocol of torch's fused ones."""
+
+    class FusedLAMB(torch.optim.SGD):
+        def __init__(self, groups, lr, betas, eps, weight_decay, max_grad_norm):
+            assert isinstance(lr, float) and max_grad_norm == float("inf")
+            super().__init__([{"params": group["params"]} for group in groups], lr)
+
+    apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
+    optimizers.FusedLAMB = FusedLAMB
+    monkeypatch.setitem(sys.modules, "apex", apex)
+    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
+
+    lr = torch.tensor(0.5)
+    p, unused = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
+    named = [("dense.weight", p), ("unused.weight", unused)]
+    optimizer = make_optimizer("FusedLAMB", named, lr, (0.9, 0.999), 1e-6, 0.01)
+    for value, found_inf in ((0.25, 0.0), (0.125, 0.0), (1.0, 1.0)):
+        lr.fill_(value)
+        p.grad = torch.full((3,), 8.0)
+        apply_step(optimizer, torch.tensor(8.0), torch.tensor(found_inf))
+    assert p.tolist() == [-0.375] * 3
+
+
+# --- narrow types -----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_bfloat16_follows_its_float32_masters():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)).requires_grad_()
+    masters = MasterWeights(model)
+    exact = {name: p.detach().double().numpy() for name, p in model.named_parameters()}
+    model.to(torch.bfloat16)
+    optimizer = torch.optim.SGD([p for _, p in masters.named_parameters()], lr=1e-5)
+    for _ in range(200):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.5)
+        masters.pull_gradients()
+        optimizer.step()
+        masters.push_weights()
+        model.zero_grad()
+    for name, p in model.named_parameters():
+        # 200 steps of 5e-6, each too small to move a weight of 0.1 in bfloat16.
+        expected = exact[name] - 200 * 1e-5 * 0.5
+        master = dict(masters.named_parameters())[name]
+        assert master.dtype == torch.float32
+        assert np.abs(master.detach().double().numpy() - expected).max() < 5e-6
+        assert p.dtype == torch.bfloat16 and torch.equal(p, master.bfloat16())
+
+
+def test_a_master_without_gradient_has_none():
+    model = torch.nn.Linear(2, 2)
+    masters = MasterWeights(model)
+    model.weight.grad = torch.ones(2, 2)
+    masters.pull_gradients()
+    model.weight.grad = None
+    masters.pull_gradients()
+    assert all(p.grad is None for _, p in masters.named_parameters())
+
+
+CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)
+
+
+def test_the_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow():
+    scale = LossScale(2.0**20, dynamic=True)
+    for _ in range(1999):
+        scale.update(CLEAN)
+    assert scale.value == 2**20
+    scale.update(CLEAN)
+    assert scale.value == 2**21
+    for _ in range(1999):
+        scale.update(CLEAN)
+    scale.update(OVERFLOW)  # just before it would double: halves, and counts from nothing
+    assert scale.value == 2**20
+    for _ in range(1999):
+        scale.update(CLEAN)
+    assert scale.value == 2**20
+    scale.update(CLEAN)
+    assert scale.value == 2**21
+
+
+def test_the_loss_scale_never_falls_below_one():
+    scale = LossScale(128, dynamic=True)
+    for _ in range(20):
+        scale.update(OVERFLOW)
+    assert scale.value == 1
+
+
+def test_a_fixed_loss_scale_stays():
+    scale = LossScale(64, dynamic=False)
+    for found_inf in [OVERFLOW] * 3 + [CLEAN] * 3000:
+        scale.update(found_inf)
+    assert scale.value == 64
+
+
+def test_the_loss_scale_goes_on_from_its_state():
+    scale = LossScale(2.0**10, dynamic=True)
+    for _ in range(1500):
+        scale.update(CLEAN)
+    other = LossScale(1.0, dynamic=True)
+    other.load_state_dict(json.loads(json.dumps(scale.state_dict())))
+    for _ in range(500):
+        other.update(CLEAN)
+    assert other.value == 2**11
+
+
+# --- against transformers ---------------------------------------------------------------------------------------------
+
+
+def transformers_losses(folder, rows, steps, batch_size, seed, lr):
+    """The losses of transformers' model under torch's AdamW with BERT's groups, warm-up, decay and clipping."""
+    model = HFForPreTraining.from_pretrained(folder, attn_implementation="eager").train()
+    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for p in model.parameters() if all(p is not other for other in undecayed)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr, (0.9, 0.999), 1e-6)
+    warmup = steps // 10
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda k: k / warmup if k < warmup else (steps - k) / (steps - warmup)
+    )
+    labels = np.full_like(rows["input_ids"], -100)
+    for row, (places, words) in enumerate(zip(rows["masked_lm_positions"], rows["masked_lm_ids"], strict=True)):
+        labels[row, places[places > 0]] = words[places > 0]
+    tensors = {
+        "input_ids": rows["input_ids"],
+        "attention_mask": rows["input_mask"],
+        "token_type_ids": rows["segment_ids"],
+        "labels": labels,
+        "next_sentence_label": rows["next_sentence_labels"],
+    }
+    losses = []
+    for step in range(steps):
+        batch = sample_order(np.arange(step * batch_size, (step + 1) * batch_size), len(labels), seed)
+        loss = model(**{name: torch.tensor(values[batch]) for name, values in tensors.items()}).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_fifty_adamw_steps_give_the_losses_of_transformers_and_torch(tmp_path):
+    steps, batch_size, lr, seed = 50, 8, 2e-3, 5
+    config = {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    HFForPreTraining(HFConfig(**config)).save_pretrained(tmp_path / "start")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = sample_rows(90, 32, 5, seed=2)
+    write_shard(tmp_path / "shards" / "shard.hdf5", rows)
+
+    # Two micro-batches a step here, one padded batch there.
+    command = pretraining_command(
+        *(tmp_path / "shards", tmp_path / "config.json", tmp_path / "out"),
+        *("--optimizer", "AdamW", "--max-steps", steps, "--learning-rate", lr, "--gradient-merge-steps", 2),
+        *("--from-pretrained-params", tmp_path / "start", "--seed", seed, "--log-freq", 1),
+    )
+    result = run_program(*command)
+    assert result.returncode == 0, result.stderr
+    ours = [values["loss"] for _, values in sorted(reported(tmp_path / "out" / "report.json").items())]
+    theirs = transformers_losses(tmp_path / "start", rows, steps, batch_size, seed, lr)
+    assert len(ours) == steps
+    assert theirs[-1] < theirs[0] - 1  # it learns, so that steps matter
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
