@@ -99,7 +99,7 @@ def read_source(
     if dataset == "wikicorpus":
         from data.wikipedia import extract
 
-        return chain.from_iterable(extract(path, workers) for path in paths)
+        return chain.from_iterable(extract(path, workers, on_bad=on_bad) for path in paths)
     return chain.from_iterable(read_documents(path, options.text_field, on_bad, options.empty_line) for path in paths)
 
 
