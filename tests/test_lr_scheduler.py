@@ -1,0 +1,108 @@
+"""Learning-rate schedules against published values and their formulas written out."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lr_scheduler import DECAYS, make_schedule
+
+TOTALS = st.integers(1, 20_000)
+PROPORTIONS = st.floats(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("proportion", "step", "expected"),
+    [
+        *((0.06, 0, 0.001), (0.06, 225, 0.00375), (0.06, 450, 0.012), (0.06, 1000, 0.009724), (0.06, 6149, 0.001996)),
+        *((0.02, 150, 0.012), (0.02, 450, 0.010694)),
+    ],
+)
+def test_warmup_exp_decay_exp_gives_the_values_that_deepspeed_publishes(proportion, step, expected):
+    schedule = make_schedule("warmup_exp_decay_exp", 11e-3, 7500, proportion, rate=0.90, decay_steps=250, offset=1e-3)
+    assert schedule(step) == pytest.approx(expected, abs=5e-7)
+
+
+def test_warmup_exp_decay_exp_without_warm_up_starts_at_its_peak():
+    assert make_schedule("warmup_exp_decay_exp", 2e-3, 7500, 0.0, rate=0.9, decay_steps=150)(0) == 2e-3
+
+
+# --- poly -------------------------------------------------------------------------------------------------------------
+
+
+@given(total=TOTALS, proportion=PROPORTIONS, start_lr=st.floats(0, 1), power=st.sampled_from([0.5, 1.0, 2.0]))
+def test_poly_rises_to_its_peak_and_falls_to_nothing(total, proportion, start_lr, power):
+    lr, warmup = 1.5, math.floor(proportion * total)
+    schedule = make_schedule("poly", lr, total, proportion, start_lr, power)
+    assert schedule(0) == pytest.approx(start_lr if warmup else lr)
+    if warmup < total:
+        assert schedule(warmup) == pytest.approx(lr)
+    assert schedule(total) == schedule(total + 10) == 0
+    for k in {0, warmup // 2, max(warmup - 1, 0)}:
+        if k + 1 < warmup:  # a straight line
+            assert schedule(k + 1) - schedule(k) == pytest.approx((lr - start_lr) / warmup, abs=1e-12)
+    for k in {warmup, (warmup + total) // 2, total - 1}:
+        if warmup <= k < total:
+            assert schedule(k + 1) < schedule(k) <= lr
+
+
+def test_poly_is_continuous_where_the_warm_up_ends():
+    """NVIDIA's phase 1 and 2, of W = floor(.2843 * 7038) = 2000 and floor(.128 * 1563) = 200 updates."""
+    for lr, total, proportion, warmup in ((6e-3, 7038, 0.2843, 2000), (4e-3, 1563, 0.128, 200)):
+        schedule = make_schedule("poly", lr, total, proportion)
+        rates = [schedule(k) for k in range(total + 1)]
+        assert rates.index(max(rates)) == warmup and rates[warmup] == lr
+        assert rates[warmup - 1] == pytest.approx(lr * (warmup - 1) / warmup)
+        assert rates[warmup + 1] == pytest.approx(lr * (total - warmup - 1) / (total - warmup))
+        assert max(abs(a - b) for a, b in zip(rates[1:], rates[:-1], strict=True)) <= lr / warmup * 1.0001
+
+
+def test_a_power_of_a_half_is_a_square_root():
+    schedule = make_schedule("poly", 1.0, 100, 0.0, power=0.5)
+    assert schedule(75) == 0.5 and schedule(0) == 1.0 and schedule(100) == 0.0
+
+
+# --- BMTrain's --------------------------------------------------------------------------------------------------------
+
+
+@given(total=st.integers(2, 500), proportion=st.floats(0, 0.99), place=st.floats(0, 1))
+def test_bmtrains_schedules_are_their_formulas(total, proportion, place):
+    s, w, e = 3e-4, math.floor(proportion * total), total
+    n = round(place * total)
+    warm = n < w
+    expected = {
+        "noam": s * n / w**1.5 if warm else s / math.sqrt(max(n, 1)),
+        "linear": s * n / w if warm else s * (e - n) / (e - w),
+        "cosine": s * n / w if warm else s / 2 * (1 + math.cos(math.pi * (n - w) / (e - w))),
+        "exponential": s * n / w if warm else s * 0.95 ** (n - w),
+        "constant": s * n / w if warm else s,
+    }
+    for name, value in expected.items():
+        assert make_schedule(name, s, total, proportion)(n) == pytest.approx(value, abs=1e-18), name
+
+
+def test_noam_is_continuous_where_the_warm_up_ends():
+    schedule = make_schedule("noam", 1.0, 1000, 0.1)
+    assert schedule(99.999999) == pytest.approx(schedule(100), rel=1e-6)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@given(total=TOTALS, proportion=PROPORTIONS, place=st.floats(0, 1.2))
+def test_every_schedule_is_finite_and_never_negative(decay, total, proportion, place):
+    rate = make_schedule(decay, 1e-3, total, proportion)(round(place * total))
+    assert math.isfinite(rate) and 0 <= rate <= 1e-3 * 1.0001
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_without_warm_up_every_schedule_starts_at_its_peak(decay):
+    assert make_schedule(decay, 1e-3, 1000, 0.0)(0) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_a_run_that_is_all_warm_up_has_a_rate_at_every_update(decay):
+    rates = [make_schedule(decay, 1.0, 10, 1.0)(k) for k in range(10)]
+    assert rates == sorted(rates) and rates[0] == 0
