@@ -203,7 +203,7 @@ def run_transformers(args: config.Arguments, model_folder: Path) -> dict[str, fl
     predict_features, characters = encode(tokenizer, squad, args, training=False)
 
     torch.manual_seed(args.seed)
-    model = BertForQuestionAnswering.from_pretrained(model_folder).to(device).train()
+    model = BertForQuestionAnswering.from_pretrained(model_folder).to(device)
     optimizer = torch.optim.AdamW(
         parameter_groups(model.named_parameters(), WEIGHT_DECAY), args.learning_rate, BETAS, EPSILON, fused=True
     )
@@ -215,6 +215,7 @@ def run_transformers(args: config.Arguments, model_folder: Path) -> dict[str, fl
             for epoch in range(math.ceil(args.epochs))
         ]
     )
+    model.train()
     started = time.perf_counter()
     with progress_bar(max_steps, "transformers", "step") as bar:
         for step in range(max_steps):
@@ -301,16 +302,13 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     }
 
 
-def save(path: Path, settings: dict[str, Any], name: str, half: dict[str, Any]) -> dict[str, Any]:
-    """Adds one half to the result file, which has to be of the same settings; returns the whole."""
-    result: dict[str, Any] = {"settings": settings}
-    if path.is_file():
-        result = config.read_json(path, "the result file")
-        if result["settings"] != settings:
-            raise UserError(f"{path} holds results with other settings: give another --result-file")
-    result[name] = half
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+def open_result(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the result file holds so far, which has to be of the same settings."""
+    if not path.is_file():
+        return {"settings": settings}
+    result = config.read_json(path, "the result file")
+    if result["settings"] != settings:
+        raise UserError(f"{path} holds results with other settings: give another --result-file")
     return result
 
 
@@ -338,7 +336,7 @@ def main() -> None:
     result_file = args.result_file
     if result_file is None:
         result_file = ROOT / "benchmarks" / "results" / f"squad_finetune_{datetime.date.today()}.json"
-    result: dict[str, Any] = {}
+    result = open_result(result_file, settings)
     for name in [args.only] if args.only else ["ours", "transformers"]:
         with tempfile.TemporaryDirectory(prefix="squad_finetune_") as work:
             files = {
@@ -351,8 +349,9 @@ def main() -> None:
                 if name == "ours"
                 else run_transformers(half_args, model_folder)
             )
-        half |= surroundings(select_device(args.device))
-        result = save(result_file, settings, name, half)
+        result[name] = half | surroundings(select_device(args.device))
+        result_file.parent.mkdir(parents=True, exist_ok=True)
+        result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     show_table(result)
     show(f"written to {result_file}")
 

@@ -1,0 +1,48 @@
+"""The side-by-side fine-tuning in benchmarks/, in small."""
+
+import json
+import shutil
+
+import pytest
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, run_program
+from test_run_squad import squad_document
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    folder = tmp_path_factory.mktemp("model")
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(**{**TINY, **without_dropout, "max_position_embeddings": 96})
+    BertForQuestionAnswering(config).save_pretrained(folder)
+    shutil.copy(VOCAB_FILE, folder / "vocab.txt")
+    tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin starve each other where cores are shared
+
+
+def test_both_sides_learn_the_questions_and_the_halves_meet_in_one_file(model_folder, tmp_path):
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps(squad_document(with_impossible=False)))
+    result_file = tmp_path / "result.json"
+    command = [
+        *("benchmarks/squad_finetune.py", "--train-file", squad, "--predict-file", squad),
+        *("--model-folder", model_folder, "--result-file", result_file, "--device", "cpu"),
+        *("--max-seq-length", 80, "--epochs", 60, "--batch-size", 8, "--learning-rate", 0.005),
+        *("--max-train-questions", 6, "--max-predict-questions", 6),
+    ]
+    for half in ("ours", "transformers"):
+        done = run_program(*command, "--only", half, env=PASSIVE)
+        assert done.returncode == 0, done.stderr
+    result = json.loads(result_file.read_text())
+    for half in ("ours", "transformers"):
+        assert (result[half]["exact_match"], result[half]["f1"], result[half]["steps"]) == (100.0, 100.0, 45)
+        assert result[half]["train_seconds"] > 0
+        assert result[half]["versions"]["torch"]
+    assert str(ROOT) not in result_file.read_text()
+    refused = run_program(*command, "--only", "ours", "--seed", 7, env=PASSIVE)
+    assert_refused(refused, "result.json holds results with other settings")
