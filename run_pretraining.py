@@ -109,6 +109,12 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, args: 
     return dataset
 
 
+def has_no_capitals(vocab_file: Path) -> bool:
+    """Whether a vocabulary is for lower-cased text, for shards that do not say how they were made."""
+    words = vocab_file.read_text(encoding="utf-8").split()
+    return not any(word != word.lower() for word in words if not word.startswith("["))
+
+
 def pretrain(args: config.Arguments, runtime: Runtime) -> int:
     bert_config, vocab_file = load_config(args), find_vocab_file(args)
     check_vocabulary(vocab_file, bert_config)
@@ -137,7 +143,7 @@ def pretrain(args: config.Arguments, runtime: Runtime) -> int:
             arguments=config.jsonable(args),
             num_samples=len(dataset),
             vocab_file=vocab_file,
-            do_lower_case=bool(dataset.attributes.get("do_lower_case", "uncased" in vocab_file.name)),
+            do_lower_case=bool(dataset.attributes.get("do_lower_case", has_no_capitals(vocab_file))),
         ),
         runtime,
         partial(evaluate, task=task, dataset=eval_dataset, limits=limits, runtime=runtime) if eval_dataset else None,

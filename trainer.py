@@ -104,13 +104,10 @@ class Totals:
 
 class StopSignal:
     """Turns SIGTERM and SIGINT into a request that the loop honours after the step at hand. A second SIGINT ends the
-    program at once; but one that comes right after the first is torchrun handing on the same Ctrl-C."""
-
-    SECONDS_OF_ONE_KEY_PRESS = 2.0
+    program at once."""
 
     def __init__(self):
         self.received: int | None = None
-        self.received_at = 0.0
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -123,11 +120,9 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if self.received is None:
-            self.received, self.received_at = number, now
-        elif number == signal.SIGINT and now - self.received_at > self.SECONDS_OF_ONE_KEY_PRESS:
+        if self.received == signal.SIGINT == number:
             raise KeyboardInterrupt
+        self.received = number
 
 
 class Trainer:

@@ -224,7 +224,8 @@ def verify_checkpoint(folder: str | Path) -> None:
                 raise BadCheckpoint(f"checkpoint {folder} lacks {name}: take the checkpoint before it")
             if path.stat().st_size != expected["size"] or sha256_of(path) != expected["sha256"]:
                 raise BadCheckpoint(
-                    f"{path} is damaged (not the bytes that were written): take the checkpoint before it"
+                    f"{path} is damaged (its bytes are not those that {MANIFEST_FILE} names): take the checkpoint "
+                    f"before it"
                 )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadCheckpoint(f"{manifest_path} is damaged ({error}): take the checkpoint before it") from error
