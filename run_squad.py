@@ -160,7 +160,7 @@ def train(
     )
     loader = StepLoader(
         dataset,
-        Limits.for_batch(args.train_batch_size, args.max_seq_length, targets_per_sequence=0),
+        Limits.for_batch(args.train_batch_size, args.max_seq_length, 0, fixed=args.compile != "none"),
         global_batch_size=global_batch_size,
         seed=args.seed,
         first_position=run.samples_consumed,
@@ -211,7 +211,9 @@ def predict_logits(
     batches = prediction_batches(dataset, args, runtime)
     logits_2T = np.zeros((2, len(dataset.input_ids)), np.float32)
     seconds: list[float] = []
-    with progress_bar(len(batches), "prediction", "batch", enabled=processes.is_main) as bar:
+    # What --compile compiled wants streams of one fixed size; these are of any size, so the model runs as it stands.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, progress_bar(len(batches), "prediction", "batch", enabled=processes.is_main) as bar:
         for features in batches:
             started = time.perf_counter()
             micro_batch = {name: torch.from_numpy(array) for name, array in dataset.stream(features).items()}
