@@ -27,6 +27,7 @@ KEYS = (
     "next_sentence_labels",
 )
 SHARD_SUFFIXES = (".hdf5", ".h5")
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises, depending on where the damage is
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Shard:
         self.path = path
         try:
             with h5py.File(path, "r") as file:
-                missing = [key for key in KEYS if key not in file]
+                missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
                 if missing:
                     raise UserError(f"shard {path} lacks the key {', '.join(missing)}: it must hold {', '.join(KEYS)}")
                 self.layouts = {key: layout_of(file[key]) for key in KEYS}
                 self.attributes = {key: plain(value) for key, value in file.attrs.items()}
-        except OSError as error:
+        except HDF5_ERRORS as error:
             raise UserError(
                 f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
             ) from error
@@ -117,7 +118,7 @@ class Shard:
         try:
             with h5py.File(self.path, "r") as file:
                 return {key: smallest_integers(file[key][:]) for key in KEYS}
-        except OSError as error:
+        except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
 
@@ -125,7 +126,7 @@ def layout_of(dataset: h5py.Dataset) -> Layout:
     is_plain = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
     # An empty data set takes no room in the file and has no offset.
     offset = dataset.id.get_offset() if is_plain else None
-    return Layout(dataset.shape, dataset.dtype, offset)
+    return Layout(dataset.shape or (), dataset.dtype, offset)
 
 
 def plain(value):
@@ -205,15 +206,12 @@ class PretrainingDataset:
     def rows(self, key: str, indices: np.ndarray) -> np.ndarray:
         """The rows `indices` of the data set `key`, gathered from all shards."""
         which = np.searchsorted(self.ends, indices, side="right")
-        if (which == which[0]).all():
-            shard = self.shards[which[0]]
-            return shard.arrays[key][indices - (self.ends[which[0]] - len(shard))]
+        parts = {number: self.shards[number].arrays[key] for number in np.unique(which)}
         shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
-        out = np.empty(shape, dtype=np.int32)
-        for number in np.unique(which):
+        out = np.empty(shape, dtype=np.result_type(*{part.dtype for part in parts.values()}))
+        for number, part in parts.items():
             here = which == number
-            shard = self.shards[number]
-            out[here] = shard.arrays[key][indices[here] - (self.ends[number] - len(shard))]
+            out[here] = part[indices[here] - (self.ends[number] - len(part))]
         return out
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
@@ -225,9 +223,9 @@ class PretrainingDataset:
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The samples laid end to end without padding."""
         offsets_S = np.arange(self.sequence_length, dtype=np.int64)
-        lengths_N = np.count_nonzero(self.rows("input_mask", indices), axis=1)
+        real_NS = self.rows("input_mask", indices) != 0
+        lengths_N = np.count_nonzero(real_NS, axis=1)
         starts_N = np.cumsum(lengths_N) - lengths_N
-        real_NS = offsets_S < lengths_N[:, None]
 
         positions_NP = self.rows("masked_lm_positions", indices).astype(np.int64)
         masked_NP = positions_NP > 0
@@ -245,6 +243,8 @@ class PretrainingDataset:
 
     def _check(self, indices, lengths_N, positions_NP, stream) -> None:
         """Damaged data must stop a run and not train it."""
+        empty = (lengths_N == 0).any()
+        holes = empty or (stream["position_ids"][stream["cu_seqlens"][1:] - 1] != lengths_N - 1).any()
         out_of_range = max(stream["input_ids"].max(initial=0), stream["mlm_labels"].max(initial=0)) >= self.vocab_size
         negative = min(stream["input_ids"].min(initial=0), stream["mlm_labels"].min(initial=0)) < 0
         types = stream["token_type_ids"]
@@ -252,7 +252,7 @@ class PretrainingDataset:
         bad_positions = (positions_NP.max(axis=1, initial=0) >= lengths_N) | (positions_NP.min(axis=1, initial=0) < 0)
         labels_N = stream["nsp_labels"]
         bad_labels = (labels_N < -1) | (labels_N > 1)
-        if not (out_of_range or negative or bad_types or bad_positions.any() or bad_labels.any()):
+        if not (holes or out_of_range or negative or bad_types or bad_positions.any() or bad_labels.any()):
             return
         for index in indices:
             self._check_sample(int(index))
@@ -262,18 +262,23 @@ class PretrainingDataset:
         shard = self.shards[number]
         row = index - int(self.ends[number] - len(shard))
         values = {key: np.asarray(shard.arrays[key][row]).astype(np.int64) for key in KEYS}
+        where = f"shard {shard.path}, row {row}"
         length = np.count_nonzero(values["input_mask"])
+        if length == 0 or not values["input_mask"][:length].all():
+            raise UserError(
+                f"{where}: input_mask is not ones and then zeros: the shard is damaged, make or fetch it again"
+            )
         checks = [
-            ("input_ids", values["input_ids"][:length], self.vocab_size, "the vocabulary's size"),
-            ("masked_lm_ids", values["masked_lm_ids"], self.vocab_size, "the vocabulary's size"),
-            ("segment_ids", values["segment_ids"][:length], 2, "2"),
-            ("masked_lm_positions", values["masked_lm_positions"], length, "the sample's length"),
-            ("next_sentence_labels", np.maximum(values["next_sentence_labels"], 0), 2, "2"),
+            ("input_ids", values["input_ids"][:length], 0, self.vocab_size, "the vocabulary's size"),
+            ("masked_lm_ids", values["masked_lm_ids"], 0, self.vocab_size, "the vocabulary's size"),
+            ("segment_ids", values["segment_ids"][:length], 0, 2, "two segments"),
+            ("masked_lm_positions", values["masked_lm_positions"], 0, length, "the sample's length"),
+            ("next_sentence_labels", values["next_sentence_labels"], -1, 2, "two labels, or -1 for none"),
         ]
-        for key, found, limit, name in checks:
-            if found.size and (found.max() >= limit or found.min() < 0):
+        for key, found, low, limit, name in checks:
+            if found.size and (found.max() >= limit or found.min() < low):
                 worst = found.max() if found.max() >= limit else found.min()
                 raise UserError(
-                    f"shard {shard.path}, row {row}: {key} holds {worst}, outside [0, {limit}), {name}: the shards do "
-                    f"not fit this vocabulary and config, or are damaged"
+                    f"{where}: {key} holds {worst}, outside [{low}, {limit}), {name}: the shards do not fit this "
+                    f"vocabulary and config, or are damaged"
                 )
