@@ -14,7 +14,7 @@ stage '1/5 environment'
 source scripts/setup_environment.sh
 
 stage '2/5 data: four books to samples of length 128 and 512'
-python3 data/prepare.py all books data/sample/books --output-dir quickstart --test-fraction 0.1
+bash data/create_datasets_from_start.sh books data/sample/books --output-dir quickstart --test-fraction 0.1
 
 stage '3/5 pre-training: phase 1 (length 128), then phase 2 (length 512)'
 # shellcheck disable=SC2046 # a preset is one word an argument
