@@ -71,6 +71,12 @@ def test_a_folder_holds_what_the_documentation_says_and_the_newest_three_are_kep
         assert {path.name for path in (steps_folder(finished) / step).iterdir()} == set(FILES)
 
 
+def test_all_files_have_the_permissions_that_new_files_have(finished, tmp_path):
+    (tmp_path / "new").write_text("")
+    modes = {path.stat().st_mode for path in (steps_folder(finished) / "8").iterdir()}
+    assert modes == {(tmp_path / "new").stat().st_mode}
+
+
 def test_nothing_in_a_folder_is_pickled(finished):
     for path in (steps_folder(finished) / "8").iterdir():
         if path.suffix == ".json":

@@ -138,6 +138,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     files = {path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     _write_json(folder / MANIFEST_FILE, {"format_version": FORMAT_VERSION, "files": files})
     for path in folder.iterdir():
+        shutil.copymode(folder / CONFIG_FILE, path)  # safetensors' own files are for their owner only
         _sync(path)
     _sync(folder)
 

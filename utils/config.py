@@ -110,6 +110,13 @@ def fraction(text: str) -> float:
     return value
 
 
+def decay_factor(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 up and below 1, not {text}")
+    return value
+
+
 def read_json(path: str | Path, what: str) -> Any:
     """The JSON value in the file `path`; `what` names its kind in errors."""
     path = Path(path)
@@ -212,8 +219,8 @@ def add_training_arguments(
     group.add_argument("--lr-decay-rate", type=positive_float, default=0.9, help="of warmup_exp_decay_exp")
     group.add_argument("--lr-decay-steps", type=positive_int, default=250, help="of warmup_exp_decay_exp")
     group.add_argument("--lr-offset", type=non_negative_float, default=0.0, help="of warmup_exp_decay_exp")
-    group.add_argument("--beta1", type=fraction, default=0.9, help="decay of the first moment")
-    group.add_argument("--beta2", type=fraction, default=0.999, help="decay of the second moment")
+    group.add_argument("--beta1", type=decay_factor, default=0.9, help="decay of the first moment")
+    group.add_argument("--beta2", type=decay_factor, default=0.999, help="decay of the second moment")
     group.add_argument("--epsilon", type=positive_float, default=1e-6, help="of the optimizer")
     group.add_argument("--weight-decay", type=non_negative_float, default=0.01, help="not on biases and LayerNorms")
     group.add_argument("--max-grad-norm", type=positive_float, default=1.0, help="gradients are clipped to this norm")
