@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from utils.errors import UserError
 
@@ -71,71 +72,79 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and bool(found_inf):
-            return loss
-        divisor = getattr(self, "grad_scale", None)
-        if self.max_grad_norm is not None:
-            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(grads)
-            norm = norm if divisor is None else norm / divisor
-            clip = (norm / self.max_grad_norm).clamp(min=1.0)
-            divisor = clip if divisor is None else divisor * clip
-        for group in self.param_groups:
-            self._step_group(group, divisor)
+        self._update(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         return loss
 
-    def _step_group(self, group: dict, divisor: Tensor | None) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        for p in params:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
-                self.state[p]["exp_avg"] = torch.zeros_like(p)
-                self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            self.state[p]["step"] += 1
-        # On a GPU one launch for many tensors; on a CPU one tensor after another, while it is in the cache.
-        batches = [[p] for p in params] if params and params[0].device.type == "cpu" else [params]
-        for batch in batches:
-            if batch:
-                self._step_tensors(batch, group, divisor)
+    def _update(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        if self.max_grad_norm is not None:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(grads).float()
+            if grad_scale is None:
+                grad_scale = torch.ones_like(norm)
+            grad_scale = grad_scale * (norm / grad_scale / self.max_grad_norm).clamp(min=1.0)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
+            # On a GPU few launches for all tensors; on a CPU one tensor after another, while it is in the cache.
+            on_cpu = bool(params) and params[0].device.type == "cpu"
+            for batch in [[p] for p in params] if on_cpu else [params]:
+                if group["weight_decay"] or group["adapt_undecayed"]:
+                    self._adapt(batch, group, grad_scale, found_inf)
+                else:
+                    self._adam(batch, batch, group["lr"], group, grad_scale, found_inf)
 
-    def _step_tensors(self, params: list[Tensor], group: dict, divisor: Tensor | None) -> None:
-        beta1, beta2 = group["betas"]
-        grads = [p.grad for p in params]
-        moments = [self.state[p]["exp_avg"] for p in params]
-        squares = [self.state[p]["exp_avg_sq"] for p in params]
-        step = float(self.state[params[0]]["step"])
-        correction1 = 1 - beta1**step if group["bias_correction"] else 1.0
-        correction2 = 1 - beta2**step if group["bias_correction"] else 1.0
+    def _adam(
+        self, params: list[Tensor], moved: list[Tensor], lr: float | Tensor, group: dict, grad_scale, found_inf
+    ) -> None:
+        """Updates the moments of `params` and moves `moved` by -lr * m / (sqrt(v) + eps), in one pass: torch's fused
+        kernel for AdamW without its weight decay."""
+        states = [self.state[p] for p in params]
+        steps = [state["step"] for state in states]
+        if not group["bias_correction"]:
+            steps = [
+                torch.full_like(step, torch.inf) for step in steps
+            ]  # beta^inf is 0, so that both corrections are 1
+        adamw(
+            moved,
+            [p.grad for p in params],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            fused=True,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=lr,
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
 
-        if divisor is not None:
-            torch._foreach_div_(grads, divisor)
-        torch._foreach_lerp_(moments, grads, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
-        updates = torch._foreach_sqrt(squares)
-        torch._foreach_div_(updates, correction2**0.5)
-        torch._foreach_add_(updates, group["eps"])
-        torch._foreach_reciprocal_(updates)
-        torch._foreach_mul_(updates, moments)
-        torch._foreach_div_(updates, correction1)
+    def _adapt(self, params: list[Tensor], group: dict, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """A step of length lr * r; the kernel leaves -m / (sqrt(v) + eps) in tensors that start as zero."""
+        descents = [torch.zeros_like(p) for p in params]
+        self._adam(params, descents, 1.0, group, grad_scale, found_inf)
         if group["weight_decay"]:
-            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
-
-        if group["weight_decay"] or group["adapt_undecayed"]:
-            scales = self._trust_ratios(params, updates, group["trust_bounds"])
-            torch._foreach_mul_(updates, [ratio * group["lr"] for ratio in scales])
-        else:
-            torch._foreach_mul_(updates, group["lr"])
-        torch._foreach_sub_(params, updates)
+            torch._foreach_add_(descents, params, alpha=-group["weight_decay"])
+        ratios = self._trust_ratios(params, descents, group["trust_bounds"])
+        lengths = ratios * group["lr"] if found_inf is None else ratios * group["lr"] * (1 - found_inf)
+        torch._foreach_mul_(descents, list(lengths.unbind()))
+        torch._foreach_add_(params, descents)
 
     @staticmethod
-    def _trust_ratios(params, updates, bounds: tuple[float, float] | None) -> list[Tensor]:
+    def _trust_ratios(params: list[Tensor], updates: list[Tensor], bounds: tuple[float, float] | None) -> Tensor:
         weight_norms, update_norms = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(updates))
         ratios = weight_norms / update_norms
         if bounds is not None:
             ratios = ratios.clamp(*bounds)
-        return list(torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0).unbind())
+        return torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0)
 
 
 class MasterWeights:

@@ -432,9 +432,7 @@ class Trainer:
                     f"checkpoint {folder}: the optimizer's {full_name} belongs to no parameter of the model"
                 )
             p = parameters[name]
-            filled = self._fill(tensor, p) if key != "step" else tensor
-            on_device = key != "step" or self.optimizer.defaults.get("fused")
-            self.optimizer.state[p][key] = filled.to(p.device, copy=True) if on_device else filled
+            self.optimizer.state[p][key] = self._fill(tensor, p).to(p.device, copy=True)
         for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
             if step is not None:
                 group["step"] = step
