@@ -12,11 +12,10 @@ result file.
 
 import collections
 import datetime
+import importlib.metadata
 import importlib.util
 import json
 import math
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.peers import RESULTS, surroundings  # noqa: E402
 from evaluate_squad import evaluate, read_predictions  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from optimizer import parameter_groups  # noqa: E402
@@ -62,7 +62,7 @@ def parse_arguments() -> config.Arguments:
     parser.add_argument("--seed", type=int, default=42, help="of the new head, dropout and the order of samples")
     parser.add_argument("--max-train-questions", type=config.positive_int, help="a smaller benchmark, to try it out")
     parser.add_argument("--max-predict-questions", type=config.positive_int, help="the same for the predictions")
-    parser.add_argument("--result-file", type=Path, help="by default benchmarks/results/squad_finetune_<date>.json")
+    parser.add_argument("--result-file", type=Path, help="by default benchmarks/results/squad_finetune-<date>.json")
     return parser.parse_args()
 
 
@@ -274,34 +274,6 @@ def best_answers(squad: Squad, characters: list, logits: list[tuple[np.ndarray, 
 # --- the result -----------------------------------------------------------------------------------------------------
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    import transformers
-
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
-    )
-    return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": cpu,
-            "cores": len(os.sched_getaffinity(0)),
-            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "commit": commit.stdout.strip(),
-    }
-
-
 def open_result(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What the result file holds so far, which has to be of the same settings."""
     if not path.is_file():
@@ -335,7 +307,7 @@ def main() -> None:
     settings["model"] = config.read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
     result_file = args.result_file
     if result_file is None:
-        result_file = ROOT / "benchmarks" / "results" / f"squad_finetune_{datetime.date.today()}.json"
+        result_file = RESULTS / f"squad_finetune-{datetime.date.today()}.json"
     result = open_result(result_file, settings)
     for name in [args.only] if args.only else ["ours", "transformers"]:
         with tempfile.TemporaryDirectory(prefix="squad_finetune_") as work:
@@ -349,7 +321,8 @@ def main() -> None:
                 if name == "ours"
                 else run_transformers(half_args, model_folder)
             )
-        result[name] = half | surroundings(select_device(args.device))
+        where = surroundings(select_device(args.device)) | {"transformers": importlib.metadata.version("transformers")}
+        result[name] = half | {"surroundings": where}
         result_file.parent.mkdir(parents=True, exist_ok=True)
         result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     show_table(result)

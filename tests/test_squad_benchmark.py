@@ -42,7 +42,7 @@ def test_both_sides_learn_the_questions_and_the_halves_meet_in_one_file(model_fo
     for half in ("ours", "transformers"):
         assert (result[half]["exact_match"], result[half]["f1"], result[half]["steps"]) == (100.0, 100.0, 45)
         assert result[half]["train_seconds"] > 0
-        assert result[half]["versions"]["torch"]
+        assert result[half]["surroundings"]["torch"]
     assert str(ROOT) not in result_file.read_text()
     refused = run_program(*command, "--only", "ours", "--seed", 7, env=PASSIVE)
     assert_refused(refused, "result.json holds results with other settings")
