@@ -15,7 +15,6 @@ Legend: T tokens in the stream, N sequences, M masked tokens, G sequences in a g
 """
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -233,10 +232,6 @@ class StepLoader:
                 yield batch
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
-
-
-def default_num_workers() -> int:
-    return 1 if (os.cpu_count() or 1) <= 4 else 2
 
 
 def stream_in_order(dataset: StreamDataset, indices: np.ndarray, limits: Limits) -> Iterator[StepBatch]:

@@ -170,18 +170,20 @@ def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: 
     return Precision(dtype, pure)
 
 
-def use_threads(num_threads: int | None = None) -> None:
-    """Sets the CPU threads of this process, unless OMP_NUM_THREADS was set on purpose. torchrun sets it to 1 for every
-    process of several, which is not on purpose; then each takes its share of the cores."""
+def use_threads() -> None:
+    """Sets the CPU threads of this process to its share of the cores, unless OMP_NUM_THREADS was set on purpose.
+    torchrun sets it to 1 for each of several processes where nobody did, which is not on purpose."""
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
-    on_purpose = "OMP_NUM_THREADS" in os.environ and not by_torchrun
-    if num_threads or not on_purpose:
-        torch.set_num_threads(num_threads or default_num_threads())
+    if by_torchrun or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(default_num_threads())
 
 
-# Dense matrix throughput by the vendors' datasheets, in TFLOP/s: (16-bit, TF32, float32).
+# Dense matrix throughput by the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key whose words
+# are all in the device's name counts.
 PEAK_TFLOPS = {
+    "H200 NVL": (835.5, 417.5, 60.0),
     "H200": (989.4, 494.7, 67.0),
+    "H100 NVL": (835.5, 417.5, 60.0),
     "H100 PCIe": (756.0, 378.0, 51.0),
     "H100": (989.4, 494.7, 67.0),
     "A100": (312.0, 156.0, 19.5),
