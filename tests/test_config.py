@@ -1,0 +1,170 @@
+"""Command lines: the forms of a flag, and one line for what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from utils.config import (
+    ArgumentParser,
+    BooleanFlag,
+    add_global_arguments,
+    add_precision_arguments,
+    add_training_arguments,
+    checkpoint_step,
+    fraction,
+    jsonable,
+    non_negative_float,
+    non_negative_int,
+    positive_float,
+    positive_int,
+    read_json,
+    show_arguments,
+)
+from utils.errors import UserError
+
+
+def parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="train.py")
+    add_global_arguments(parser, steps_required=True)
+    add_training_arguments(parser, ("Lamb", "AdamW"), ("poly", "noam"), "Lamb", 1e-4, 0.01)
+    add_precision_arguments(parser)
+    return parser
+
+
+REQUIRED = ["--output-dir", "out", "--max-steps", "5"]
+
+
+def refusal(words: list[str], capsys, which=None) -> str:
+    """The one line with which `words` are refused."""
+    with pytest.raises(SystemExit) as caught:
+        (which or parser()).parse_args(words)
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert caught.value.code == 2 and line.startswith("error: ") and captured.out == ""
+    return line
+
+
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--use-it"], True),
+        (["--use_it"], True),
+        (["--use-it", "true"], True),
+        (["--use-it", "True"], True),
+        (["--use_it", "yes"], True),
+        (["--use-it=1"], True),
+        (["--use-it", "false"], False),
+        (["--use_it=False"], False),
+        (["--use-it", "0"], False),
+        (["--no-use-it"], False),
+        (["--no_use_it"], False),
+        (["--no-use-it", "true"], False),
+        (["--no-use-it=false"], True),
+        (["--use-it", "--no-use-it"], False),
+        (["--no-use-it", "--use-it"], True),
+    ],
+    ids=str,
+)
+def test_a_boolean_flag_takes_every_form(default, words, expected):
+    boolean = ArgumentParser()
+    boolean.add_argument("--use-it", action=BooleanFlag, default=default)
+    assert boolean.parse_args([]).use_it is default
+    assert boolean.parse_args(words).use_it is expected
+
+
+def test_a_boolean_flag_refuses_other_words(capsys):
+    boolean = ArgumentParser()
+    boolean.add_argument("--use-it", action=BooleanFlag)
+    assert "--use-it: expected true or false, not 'maybe'" in refusal(["--use-it", "maybe"], capsys, boolean)
+
+
+def test_underscores_are_hyphens_in_names_and_stay_in_values():
+    args = parser().parse_args(["--output_dir", "my_out", "--max_steps=7", "--model_prefix=my_model", "--beta1", "0.5"])
+    assert (args.output_dir, args.max_steps, args.model_prefix, args.beta1) == (Path("my_out"), 7, "my_model", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-step", "9"], "--max-step"),  # no guessing at beginnings of flags
+        (["--frobnicate"], "--frobnicate"),
+        (["stray"], "stray"),
+        (["--max-steps", "0"], "--max-steps: expected a whole number from 1 up, not 0"),
+        (["--max-steps", "many"], "'many'"),
+        (["--optimizer", "Adam"], "'Adam'"),
+        (["--learning-rate", "nan"], "--learning-rate: expected a number from 0 up, not nan"),
+        (["--epsilon", "inf"], "--epsilon"),
+        (["--warmup-proportion", "1.5"], "--warmup-proportion: expected a number from 0 to 1, not 1.5"),
+        (["--beta2", "1"], "--beta2"),
+        (["--last-step-of-checkpoint", "newest"], "expected None, auto or a step, not newest"),
+        (["--amp", "perhaps"], "--amp"),
+        (["--learning-rate"], "--learning-rate: expected one argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_refused_in_one_line(words, said, capsys):
+    line = refusal([*REQUIRED, *words], capsys)
+    assert said in line and "train.py --help" in line
+
+
+def test_a_missing_flag_is_named(capsys):
+    assert "--max-steps" in refusal(["--output-dir", "out"], capsys)
+
+
+def test_parsed_arguments_cannot_change():
+    args = parser().parse_args(REQUIRED)
+    with pytest.raises(AttributeError, match="frozen"):
+        args.seed = 1
+    assert args.seed == 42
+
+
+def test_help_shows_every_default(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0
+    assert "(default: 42)" in text and "(default: 1e-06)" in text and "--no-amp" in text
+
+
+def test_arguments_are_shown_one_a_line_and_saved_as_json():
+    args = parser().parse_args([*REQUIRED, "--from-checkpoint", "None"])
+    lines = show_arguments(args, "title:").splitlines()
+    assert lines[0] == "title:" and len(lines) == len(args.as_dict()) + 1
+    assert any(line.split() == ["--max-steps", "5"] for line in lines)
+    values = jsonable(args)
+    assert values["output_dir"] == "out" and values["from_checkpoint"] is None and "_frozen" not in values
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (positive_int, ["1", "70"], ["0", "-1", "1.5", ""]),
+        (non_negative_int, ["0", "3"], ["-1", "x"]),
+        (positive_float, ["1e-6", "2"], ["0", "-1", "nan", "inf"]),
+        (non_negative_float, ["0", "0.5"], ["-0.1", "nan", "inf"]),
+        (fraction, ["0", "1", ".28"], ["-0.1", "1.01", "nan"]),
+        (checkpoint_step, ["auto", "200", "none", "None"], ["-5", "last"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_number_types_keep_to_their_range(kind, good, bad, capsys):
+    single = ArgumentParser()
+    single.add_argument("--value", type=kind)
+    for text in good:
+        value = single.parse_args(["--value", text]).value
+        assert value is None if text.lower() == "none" else str(value) == text or float(text) == value
+    for text in bad:
+        assert "--value" in refusal([f"--value={text}"], capsys, single)
+
+
+def test_a_json_file_is_read_or_refused_by_name(tmp_path):
+    path = tmp_path / "c.json"
+    with pytest.raises(UserError, match=r"the config .*c\.json does not exist"):
+        read_json(path, "the config")
+    for content in (b'{"a": 1', b"", b"\xff\xfe"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"the config .*c\.json is not valid JSON"):
+            read_json(path, "the config")
+    path.write_text('{"a": "\u00e9"}', encoding="utf-8")
+    assert read_json(path, "the config") == {"a": "\u00e9"}

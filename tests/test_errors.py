@@ -1,0 +1,84 @@
+"""The one line that a person gets when something outside the program is wrong."""
+
+import errno
+import os
+
+import pytest
+
+from utils.errors import UserError, run_main
+
+
+def outcome(main, capsys) -> tuple[int, list[str]]:
+    """The exit code of `run_main(main)` and the lines on standard error."""
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    return caught.value.code, capsys.readouterr().err.splitlines()
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+def test_a_user_error_is_one_line_and_exit_code_2(capsys):
+    assert outcome(raising(UserError("the folder x\n  is   empty:\tfill it")), capsys) == (
+        2,
+        ["error: the folder x is empty: fill it"],
+    )
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
+def test_a_program_that_ends_exits_with_what_it_returned(returned, code, capsys):
+    assert outcome(lambda: returned, capsys) == (code, [])
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.ENOENT, "no such file"),
+        (errno.ENOTDIR, "not a folder"),
+        (errno.EISDIR, "this is a folder"),
+        (errno.EIO, "input/output error"),
+    ],
+)
+def test_a_failure_of_the_machine_names_the_path_and_what_to_do(number, words, capsys):
+    code, (line,) = outcome(raising(OSError(number, os.strerror(number), "/data/shard.hdf5")), capsys)
+    assert code == 2
+    assert line.startswith("error: /data/shard.hdf5: ") and words in line
+
+
+def test_of_a_rename_the_new_name_is_told(capsys):
+    error = OSError(errno.EACCES, "denied", "/data/.part", None, "/data/whole")
+    assert outcome(raising(error), capsys)[1][0].startswith("error: /data/whole: permission denied")
+
+
+def test_a_real_missing_file_and_a_failure_without_a_path(capsys, tmp_path):
+    code, (line,) = outcome(lambda: (tmp_path / "none").read_text(), capsys)
+    assert code == 2 and line == f"error: {tmp_path / 'none'}: no such file or folder: check the path"
+    assert outcome(raising(OSError(errno.ENOSPC, "full")), capsys)[1] == ["error: the disk is full: free some space"]
+
+
+def test_too_little_memory_is_one_line(capsys):
+    code, (line,) = outcome(raising(MemoryError()), capsys)
+    assert code == 2 and line.startswith("error: out of memory")
+
+
+def test_an_interrupt_is_no_error(capsys):
+    assert outcome(raising(KeyboardInterrupt()), capsys) == (130, ["interrupted"])
+
+
+def test_of_several_processes_the_line_names_the_rank(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "3")
+    assert outcome(raising(UserError("no GPU")), capsys)[1] == ["error: rank 3: no GPU"]
+
+
+@pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a bug"), KeyError("bug")])
+def test_a_bug_keeps_its_traceback(bug):
+    with pytest.raises(type(bug)):
+        run_main(raising(bug))
