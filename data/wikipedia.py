@@ -24,6 +24,7 @@ COMPRESSION = 5
 STREAM_START = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
 STREAM_HEAD = 10
 MULTISTREAM_WITHIN = 16 << 20  # where a second stream must begin if a dump is to count as multistream
+HEAD_READ_SIZE = 1 << 14
 MAX_HEAD = 4 << 20  # bytes of XML within which the dump must describe its wiki
 MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
 PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
@@ -119,13 +120,14 @@ def reported(piece: Piece, on_bad: OnBad) -> list[Document]:
 def hidden_prefixes(path: Path) -> frozenset[str]:
     """The prefixes, in lower case, of links that show nothing where they stand: files and categories, in English and
     as this wiki calls them."""
+    head = b""
     try:
         with open_dump(path) as file:
-            head = file.read(MAX_HEAD)
+            while b"</siteinfo>" not in head and len(head) < MAX_HEAD and (chunk := file.read1(HEAD_READ_SIZE)):
+                head += chunk
     except (EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        head = b""
     if b"<mediawiki" not in head or b"</siteinfo>" not in head:
         raise UserError(
             f"{path} does not begin like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {CUT_OFF}"
@@ -192,7 +194,7 @@ def xml_batches(path: Path, on_bad: OnBad) -> Iterator[Batch]:
         while True:
             chunks, size = [], 0
             try:
-                while size < BATCH and (chunk := file.read(READ_SIZE)):
+                while size < BATCH and (chunk := file.read1(READ_SIZE)):
                     chunks.append(chunk)
                     size += len(chunk)
             except (EOFError, OSError) as error:

@@ -1,0 +1,292 @@
+import bz2
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.wikipedia import extract
+from data.wikitext import prose_of
+from utils.errors import UserError
+
+SAMPLE = Path(__file__).parent.parent / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
+SHARED = Path(__file__).parent.parent.parent / "shared/data/wiki/enwiki-sample-pages-articles.xml.bz2"
+
+HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="de"><siteinfo><namespaces>
+<namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
+<namespace key="14" case="first-letter">Kategorie</namespace></namespaces></siteinfo>
+"""
+PROSE = "The aardvark is a medium-sized, burrowing, nocturnal mammal that lives in Africa."
+
+
+def page(title: str, text: str, namespace: int = 0, extra: str = "") -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    return (
+        f"  <page>\n    <title>{title}</title>\n    <ns>{namespace}</ns>\n    <id>1</id>{extra}\n    <revision>"
+        f'<model>wikitext</model><text xml:space="preserve">{text}</text></revision>\n  </page>\n'
+    )
+
+
+def write_dump(path: Path, pages: list[str], head: str = HEAD, end: str = "</mediawiki>\n") -> Path:
+    path.write_bytes(bz2.compress((head + "".join(pages) + end).encode()))
+    return path
+
+
+def sample_xml() -> bytes:
+    return bz2.decompress(SAMPLE.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("The [[Orycteropus|aardvark]]s of [[Africa]] dig.", "The aardvarks of Africa dig."),
+        ("A[[File:a.jpg|thumb|A [[dog]] and [http://x y]]] dog barks at night.", "A dog barks at night."),
+        ("A dog barks.[[Category:Dogs]] [[Kategorie:Hunde]]", "A dog barks."),
+        ("A [[:Category:Dogs|dog]] barks at night.", "A dog barks at night."),
+        ("''Titanic'''s crew and '''bold''' and L'''Étoile''.", "Titanic's crew and bold and L'Étoile."),
+        ("It is {{convert|5|to|10|km|mi}} long, or {{convert|6|ft|2|in|m}}.", "It is 5 to 10 km long, or 6 ft 2 in."),
+        ("Paris ({{IPA-fr|paʁi}}; {{lang-fr|''Paris''}}) is big.", "Paris (Paris) is big."),
+        ("He was born ({{circa|1800}}) in {{lang|de|Wien}}.", "He was born (c. 1800) in Wien."),
+        ("Foo ({{pron|x}}, {{y}}) is {{cn}} here.{{sfn|A|p=1}}", "Foo is here."),
+        ("One.<ref name=a>Two {{cite|[[x]]}}</ref> Three<ref name=a /> four.", "One. Three four."),
+        ("About 10<sup>6</sup> litres of H<sub>2</sub>O.", "About 10^6 litres of H2O."),
+        ("Here <math>x_i</math> is <math>\\alpha</math>, not <math>\\frac{1}{2}</math>.", "Here x_i is alpha, not."),
+        ("Bread&nbsp;&amp; butter are <nowiki>[[good]]</nowiki> here.", "Bread & butter are good here."),
+        ("See [http://example.org the ''example''] and [[Mercury (planet)|]].", "See the example and Mercury."),
+        ("The [sic] mark is in {{nowrap|5 m}} there__NOTOC__.", "The [sic] mark is in 5 m there."),
+        ("Ships like {{HMS|Victory|1765|6}} cost {{US$|5}} m.", "Ships like HMS Victory cost US$5 m."),
+        ("Some <!-- not [[ this --> words {{{param|}}} stay.", "Some words stay."),
+        ("If a < b and b > c then a is small.", "If a < b and b > c then a is small."),
+    ],
+)
+def test_a_sentence_reads_as_wikipedia_shows_it(markup, text):
+    hidden = frozenset(["file", "category", "kategorie"])
+    assert prose_of(markup, hidden) == [text]
+
+
+def test_only_prose_stays_of_a_page():
+    markup = f"""{{{{Infobox animal
+| name = {{{{nowrap|Aardvark}}}}
+| text = [[File:a.jpg|a caption that is long enough to be taken for a sentence of the page.]]
+}}}}
+'''{PROSE}'''
+It eats ants.
+
+== Heading ==
+{{{{main|Ants}}}}
+* a list item that is a sentence and is long enough to stay if it were none.
+# another [[list]] item that is a sentence and is long enough to stay.
+; term : definition of a term that is long enough to be a paragraph of prose.
+{{| class="wikitable"
+|-
+! A header cell in a table || another one that is long enough to be prose
+|-
+| A cell that is a sentence and is long enough to be a paragraph of prose.
+{{| nested
+| A nested cell that is a sentence and is long enough to be a paragraph.
+|}}
+|}}
+<gallery>
+File:b.jpg|Another caption that is long enough to be a paragraph of prose.
+</gallery>
+{PROSE}
+<blockquote>I have never seen an aardvark in my life, and nor have you.</blockquote>
+== References ==
+{{{{reflist}}}}
+Smith, John. ''A History of the Aardvark in Four Volumes''. London, 1900. 1,234 pages.
+== Legacy ==
+It is remembered to this day by all who met it.
+[[Category:Mammals]]
+"""
+    assert prose_of(markup) == [
+        f"{PROSE} It eats ants.",
+        PROSE,
+        "I have never seen an aardvark in my life, and nor have you.",
+        "It is remembered to this day by all who met it.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "opened", ["[[", "{{\n", "{|\n", "<ref>", "<!-- ", "[http://a ", "''", "[[File:a|", "<nowiki>", "{{{"]
+)
+def test_what_nothing_closes_loses_no_paragraph(opened):
+    assert PROSE in prose_of(f"Before it.\n{opened}\n\n{PROSE}\n\n{PROSE} [[Africa]] {{{{cn}}}}")
+
+
+MARKUP = [*"[]{}|<>='*#:;!/- ab.", "\n", "ref", "{{", "}}", "[[", "]]", "\n{|", "\n|}", "<!--", "-->"]
+
+
+@given(st.lists(st.sampled_from(MARKUP)).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_no_markup_makes_it_fail_or_stays(markup):
+    for paragraph in prose_of(markup + f"\n\n{PROSE}"):
+        assert not re.search(r"\[\[|\]\]|\{\{|\}\}|''|  |\n", paragraph)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "{{",
+        "[[",
+        "\n{|",
+        "<ref>",
+        "<!--",
+        "<math",
+        "[http://a ",
+        "]]] ",
+        ", ",
+        "( ",
+        "'",
+        "|",
+        "{{lang|fr|",
+        "[[a|b\n\n",
+    ],
+)
+def test_time_grows_with_the_text_and_not_with_its_square(unit):
+    def seconds(size: int) -> float:
+        started = time.process_time()
+        prose_of(unit * (size // len(unit)))
+        return time.process_time() - started
+
+    # 16 times the text would take 256 times as long; 64 leaves room for noise.
+    small = min(seconds(1 << 14) for _ in range(3))
+    assert seconds(1 << 18) < 64 * small + 0.5
+
+
+def test_redirects_other_namespaces_and_disambiguation_pages_are_left_out(tmp_path):
+    dump = write_dump(
+        tmp_path / "dump.xml.bz2",
+        [
+            page("Aardvark", PROSE),
+            page("Earth pig", "#REDIRECT [[Aardvark]]", extra='<redirect title="Aardvark" />'),
+            page("Talk:Aardvark", PROSE, namespace=1),
+            page("Ant", f"{PROSE}\n* [[Ant (insect)]]\n{{{{disambiguation}}}}"),
+            page("Ameise", f"{PROSE}\n{{{{Begriffsklärung}}}}"),
+            page("Erdferkel", f"{PROSE}[[Datei:a.jpg|mini|Ein Bild.]][[Kategorie:Tiere]]"),
+            page("Empty", ""),
+        ],
+    )
+    assert [(document.name, document.paragraphs) for document in extract(dump, workers=1)] == [
+        ("Aardvark", [PROSE]),
+        ("Erdferkel", [PROSE]),
+    ]
+
+
+def test_every_layout_of_a_dump_gives_the_same_documents_with_any_number_of_workers(tmp_path):
+    xml = sample_xml()
+    expected = list(extract(SAMPLE, workers=1))
+    assert len(expected) == 12
+    first_page, end = xml.index(b"  <page>"), xml.index(b"</mediawiki>")
+    pages = re.findall(rb"  <page>.*?</page>\n", xml, re.S)
+    multistream = [xml[:first_page], *pages, xml[end:]]
+    anywhere = [xml[at : at + 9_973] for at in range(0, len(xml), 9_973)]
+    for name, streams in {"plain": [xml], "multistream": multistream, "parallel compressor": anywhere}.items():
+        path = tmp_path / f"{name}.xml.bz2"
+        path.write_bytes(b"".join(map(bz2.compress, streams)))
+        assert list(extract(path, workers=1)) == expected, name
+    assert list(extract(path, workers=2)) == expected
+    (tmp_path / "dump.xml").write_bytes(xml)
+    assert list(extract(tmp_path / "dump.xml", workers=1)) == expected
+
+
+def test_small_batches_change_nothing(tmp_path, monkeypatch):
+    expected = list(extract(SAMPLE, workers=1))
+    multistream = tmp_path / "multistream.xml.bz2"
+    xml = sample_xml()
+    multistream.write_bytes(b"".join(bz2.compress(xml[at : at + 4_099]) for at in range(0, len(xml), 4_099)))
+    monkeypatch.setattr("data.wikipedia.BATCH", 5_000)
+    monkeypatch.setattr("data.wikipedia.READ_SIZE", 1_009)
+    done = []
+    assert list(extract(multistream, workers=1, progress=done.append)) == expected
+    assert sum(done) == multistream.stat().st_size
+    assert list(extract(SAMPLE, workers=1)) == expected
+
+
+def test_the_sample_dump_has_no_residue():
+    sentences = [paragraph for document in extract(SAMPLE, workers=1) for paragraph in document.paragraphs]
+    assert sum(len(paragraph.split()) for paragraph in sentences) > 15_000
+    for paragraph in sentences:
+        residue = re.search(r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|  |__[A-Z]|https?:| [,.]( |$)", paragraph)
+        assert not residue, paragraph
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the larger sample dump")
+def test_a_larger_dump_leaves_residue_in_less_than_one_sentence_of_a_thousand():
+    text = "\n".join(paragraph for document in extract(SHARED, workers=1) for paragraph in document.paragraphs)
+    sentences = re.split(r"(?<=[.?!]) |\n", text)
+    residue = [one for one in sentences if re.search(r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|__[A-Z]", one)]
+    assert len(sentences) > 10_000
+    assert len(residue) < len(sentences) / 1000
+
+
+class Bad(list):
+    """What was bad, as `on_bad` is told."""
+
+    def __call__(self, where: str, why: str) -> None:
+        self.append((where, why))
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.99])
+def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, cut):
+    whole = [document.name for document in extract(SAMPLE, workers=1)]
+    xml = sample_xml()
+    compressed = b"".join(bz2.compress(xml[at : at + 20_011]) for at in range(0, len(xml), 20_011))
+    path = tmp_path / "dump.xml.bz2"
+    path.write_bytes(compressed[: int(len(compressed) * cut)])
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2.*cut off or damaged"):
+        list(extract(path, workers=1))
+    bad = Bad()
+    names = [document.name for document in extract(path, workers=1, on_bad=bad)]
+    assert bad
+    assert names == whole[: len(names)]
+    assert len(names) >= len(whole) * cut - 3
+
+
+def test_a_plain_dump_that_is_cut_off_is_refused(tmp_path):
+    # More than one block of bzip2, so that the first is whole.
+    pages = [page(f"Page {number}", f"{PROSE} {random.Random(number).randbytes(9_000).hex()}") for number in range(70)]
+    path = write_dump(tmp_path / "dump.xml.bz2", pages)
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2, after byte \d+: the dump is cut off"):
+        list(extract(path, workers=1))
+    bad = Bad()
+    names = [document.name for document in extract(path, workers=1, on_bad=bad)]
+    assert bad
+    assert len(names) > 30
+    assert names == [f"Page {number}" for number in range(len(names))]
+
+
+def test_a_damaged_stream_costs_its_own_pages_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.wikipedia.BATCH", 5)  # each stream goes to a worker by itself
+    pages = [page(f"Page {number}", f"{PROSE} {number}.") for number in range(20)]
+    streams = [bz2.compress(part.encode()) for part in (HEAD, *pages, "</mediawiki>\n")]
+    streams[7] = streams[7][:60] + bytes(20) + streams[7][80:]
+    path = tmp_path / "dump.xml.bz2"
+    path.write_bytes(b"".join(streams))
+    bad = Bad()
+    names = [document.name for document in extract(path, workers=1, on_bad=bad)]
+    assert names == [f"Page {number}" for number in range(20) if number != 6]
+    assert len(bad) == 1
+
+
+def test_a_malformed_page_is_named(tmp_path):
+    broken = page("Broken", PROSE).replace("</revision>", "")
+    path = write_dump(tmp_path / "dump.xml.bz2", [page("Good", PROSE), broken, page("Better", PROSE)])
+    with pytest.raises(UserError, match="page Broken: malformed XML"):
+        list(extract(path, workers=1))
+    bad = Bad()
+    assert [document.name for document in extract(path, workers=1, on_bad=bad)] == ["Good", "Better"]
+    assert [where for where, _ in bad] == [f"{path}, page Broken"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no dump", bz2.compress(b"no dump"), b"BZh9" + bytes(100), b"<mediawiki>" * 5]
+)
+def test_a_file_that_is_no_dump_is_refused(tmp_path, content):
+    path = tmp_path / "other.xml.bz2"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"other\.xml\.bz2 does not begin like a Wikipedia dump"):
+        list(extract(path, workers=1))
