@@ -1,0 +1,326 @@
+"""run_pretraining.py does what its flags say: the same numbers however the work is divided, and honest figures."""
+
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, assert_refused, reported, sample_rows, write_shard
+from safetensors.torch import load_file
+from small_runs import (
+    ONE_THREAD,
+    Ground,
+    ended,
+    losses,
+    run_here,
+    start_several,
+    steps_folder,
+    steps_in,
+    torchrun,
+    trained,
+    weights,
+)
+from transformers import AutoModelForPreTraining
+
+from run_pretraining import has_no_capitals
+from utils import distributed
+from utils.logger import duration, metrics_text
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory) -> Ground:
+    return Ground.make(tmp_path_factory.mktemp("ground"))
+
+
+def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# --- however the work is divided --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["Lamb", "AdamW"])
+def test_one_process_and_two_make_the_same_updates(ground, tmp_path, optimizer):
+    """1 process of 4 micro-batches equals 2 of 2 each; LAMB's two under a real torchrun. Without dropout, in fp32."""
+    flags = ("--max-steps", 10, "--log-freq", 1, "--optimizer", optimizer, "--learning-rate", 1e-3)
+    flags = (*flags, "--eval-dir", ground.held_out)
+    trained(ground.command(tmp_path / "one", *flags, "--gradient-merge-steps", 4, dropout=False))
+    two = ground.command(tmp_path / "two", *flags, "--gradient-merge-steps", 2, dropout=False)
+    if optimizer == "Lamb":
+        with torchrun(two, tmp_path / "log") as process:
+            assert process.wait(120) == 0, (tmp_path / "log").read_text()
+    else:
+        assert ended(start_several(two, tmp_path / "log")) == [0, 0], (tmp_path / "log.0").read_text()
+
+    one, two = (reported(tmp_path / name / "report.json") for name in ("one", "two"))
+    assert len(one) == 10
+    for step in one:
+        for figure in ("loss", "mlm_loss", "nsp_loss", "grad_norm", "learning_rate"):
+            assert two[step][figure] == pytest.approx(one[step][figure], rel=1e-5), (step, figure)
+        assert two[step]["mlm_accuracy"] == one[step]["mlm_accuracy"]
+    assert two[10]["eval_loss"] == pytest.approx(one[10]["eval_loss"], rel=1e-5)
+    assert_same_weights(weights(tmp_path / "two", 10), weights(tmp_path / "one", 10), atol=2e-6)
+
+
+def test_the_global_batch_is_what_counts_and_not_the_micro_batches(ground, tmp_path):
+    for batch_size, merge in ((8, 1), (4, 2), (1, 8)):
+        flags = ("--max-steps", 6, "--log-freq", 1, "--batch-size", batch_size, "--gradient-merge-steps", merge)
+        trained(ground.command(tmp_path / str(merge), *flags, "--learning-rate", 1e-3, dropout=False))
+    for merge in ("2", "8"):
+        assert losses(tmp_path / merge) == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+        assert_same_weights(weights(tmp_path / merge, 6), weights(tmp_path / "1", 6), atol=2e-6)
+
+
+def test_threads_that_read_ahead_and_tf32_change_nothing_to_the_last_bit(ground, tmp_path):
+    for name, flags in {
+        "plain": ("--num-workers", 0),
+        "one": ("--num-workers", 1),
+        "two": ("--num_workers=2", "--gradient_merge_steps=1"),
+        "tf32": ("--tf32",),
+        "no affinity": ("--enable-cpu-affinity", "false"),
+    }.items():
+        trained(ground.command(tmp_path / name, "--max-steps", 8, "--log-freq", 1, *flags))
+        assert losses(tmp_path / name) == losses(tmp_path / "plain")
+        model = (steps_folder(tmp_path / name) / "8" / "model.safetensors").read_bytes()
+        assert model == (steps_folder(tmp_path / "plain") / "8" / "model.safetensors").read_bytes()
+
+
+def test_another_seed_is_another_run(ground, tmp_path):
+    for seed in (1, 2):
+        trained(ground.command(tmp_path / str(seed), "--max-steps", 2, "--log-freq", 1, "--seed", seed))
+    assert losses(tmp_path / "1") != losses(tmp_path / "2")
+
+
+# --- what is learned --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--optimizer", "AdamW"),
+        ("--amp",),
+        ("--use-pure-fp16",),
+    ],
+    ids=" ".join,
+)
+def test_the_loss_falls(ground, tmp_path, flags):
+    rate = 5e-3 if "AdamW" in flags else 3e-2
+    trained(ground.command(tmp_path, "--max-steps", 80, "--learning-rate", rate, "--batch-size", 8, *flags))
+    found = losses(tmp_path)
+    assert found[80] < found[10] - 1.0
+
+
+@pytest.mark.parametrize("flag", ["--amp", "--use-pure-fp16"])
+def test_bfloat16_stays_near_float32_and_saves_float32_weights(ground, tmp_path, flag):
+    flags = ("--max-steps", 8, "--log-freq", 1, "--learning-rate", 1e-3)
+    trained(ground.command(tmp_path / "fp32", *flags, dropout=False))
+    trained(ground.command(tmp_path / "bf16", *flags, flag, dropout=False))
+    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=5e-3)
+    assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")
+    assert {tensor.dtype for tensor in weights(tmp_path / "bf16", 8).values()} == {torch.float32}
+
+
+def test_float16_is_refused_where_the_processor_has_none(ground, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "has_float16", lambda device: False)
+    result = run_here(ground.command(tmp_path / "output", "--max-steps", 2, "--amp", "--amp-dtype", "float16"))
+    assert_refused(result, "--amp-dtype float16", "bfloat16")
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_loss_scale_that_overflows_skips_steps_and_is_halved(ground, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "has_float16", lambda device: True)  # slow on this processor, but it computes
+    flags = ("--amp", "--amp-dtype", "float16", "--use-dynamic-loss-scaling", "--scale-loss", 2.0**24)
+    trained(ground.command(tmp_path, "--max-steps", 4, "--log-freq", 1, *flags))
+    found = reported(tmp_path / "report.json")
+    assert found[4]["loss_scale"] < 2.0**24
+    assert math.log2(found[4]["loss_scale"]).is_integer()
+    assert found[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), "a skipped step advances no schedule"
+    consumed = json.loads((steps_folder(tmp_path) / "4" / "model_progress.json").read_text())["samples_consumed"]
+    assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
+
+
+DECAYS = {  # update k of 10, of which 2 warm up, at a learning rate of 0.01
+    ("poly",): lambda k: 0.01 * (k / 2 if k < 2 else (10 - k) / 8),
+    ("poly", "--lr-decay-power", "0.5", "--warmup-start-lr", "0.004"): (
+        lambda k: 0.004 + 0.006 * k / 2 if k < 2 else 0.01 * math.sqrt((10 - k) / 8)
+    ),
+    ("linear",): lambda k: 0.01 * (k / 2 if k < 2 else (10 - k) / 8),
+    ("cosine",): lambda k: 0.01 * (k / 2 if k < 2 else (1 + math.cos(math.pi * (k - 2) / 8)) / 2),
+    ("exponential",): lambda k: 0.01 * (k / 2 if k < 2 else 0.95 ** (k - 2)),
+    ("constant",): lambda k: 0.01 * min(k / 2, 1),
+    ("noam",): lambda k: 0.01 * (k / 2**1.5 if k < 2 else 1 / math.sqrt(k)),
+    ("warmup_exp_decay_exp", "--lr-decay-rate", "0.8", "--lr-decay-steps", "3", "--lr-offset", "0.001"): (
+        lambda k: 0.001 + 0.01 * ((k / 2) ** 2 if k < 2 else 0.8 ** ((k - 2) / 3))
+    ),
+}
+
+
+@pytest.mark.parametrize("decay", DECAYS, ids=" ".join)
+def test_every_decay_gives_its_learning_rates(ground, tmp_path, decay):
+    flags = ("--max-steps", 10, "--log-freq", 1, "--warmup-proportion", 0.2, "--lr-decay", *decay)
+    trained(ground.command(tmp_path, *flags))
+    found = {step: entry["learning_rate"] for step, entry in reported(tmp_path / "report.json").items()}
+    assert found == pytest.approx({k + 1: DECAYS[decay](k) for k in range(10)}, rel=1e-6)
+
+
+def test_a_run_without_next_sentences_says_nothing_of_them(ground, tmp_path):
+    rows = sample_rows(32, 32, 5, seed=1)
+    rows["next_sentence_labels"][:] = -1
+    write_shard(tmp_path / "shards" / "a.hdf5", rows, {"next_sentence_prediction": False})
+    result = trained(ground.command(tmp_path, "--max-steps", 10, "--input-dir", tmp_path / "shards"))
+    (entry,) = reported(tmp_path / "report.json").values()
+    assert "nsp" not in result.stdout and not [name for name in entry if "nsp" in name]
+    assert entry["loss"] == entry["mlm_loss"]
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_what_transformers_finds_on_the_same_held_out_samples(ground, tmp_path):
+    flags = ("--max-steps", 9, "--num-steps-per-checkpoint", 3, "--eval-dir", ground.held_out, "--eval-steps", 3)
+    trained(ground.command(tmp_path, *flags))
+    found = {step: entry for step, entry in reported(tmp_path / "report.json").items() if "eval_loss" in entry}
+    assert list(found) == [3, 6, 9]
+    with h5py.File(ground.held_out / "shard_000.hdf5") as file:
+        rows = {key: torch.from_numpy(file[key][:].astype(np.int64)) for key in file}
+    labels = torch.full_like(rows["input_ids"], -100)
+    for row, (places, ids) in enumerate(zip(rows["masked_lm_positions"], rows["masked_lm_ids"], strict=True)):
+        labels[row, places[places > 0]] = ids[places > 0]
+    for step, entry in found.items():
+        model = AutoModelForPreTraining.from_pretrained(steps_folder(tmp_path) / str(step)).eval()
+        with torch.no_grad():
+            output = model(rows["input_ids"], rows["input_mask"], rows["segment_ids"])
+        logits = output.prediction_logits
+        mlm_loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
+        nsp_loss = F.cross_entropy(output.seq_relationship_logits, rows["next_sentence_labels"]).item()
+        correct = (logits.argmax(-1) == labels)[labels != -100].double().mean().item()
+        nsp_correct = output.seq_relationship_logits.argmax(-1) == rows["next_sentence_labels"]
+        assert entry["eval_mlm_loss"] == pytest.approx(mlm_loss, rel=1e-5)
+        assert entry["eval_nsp_loss"] == pytest.approx(nsp_loss, rel=1e-5)
+        assert entry["eval_loss"] == pytest.approx(mlm_loss + nsp_loss, rel=1e-5)
+        assert entry["eval_mlm_accuracy"] == pytest.approx(correct)
+        assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
+
+
+def test_evaluation_changes_nothing_in_the_training(ground, tmp_path):
+    flags = ("--max-steps", 6, "--log-freq", 1)
+    trained(ground.command(tmp_path / "without", *flags))
+    trained(ground.command(tmp_path / "with", *flags, "--eval-dir", ground.held_out, "--eval-steps", 2))
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    trained(ground.command(tmp_path / "end", *flags, "--eval-dir", ground.held_out))
+    assert [step for step, entry in reported(tmp_path / "end" / "report.json").items() if "eval_loss" in entry] == [6]
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_dllogger_lines_that_begin_with_the_settings(ground, tmp_path):
+    result = trained(ground.command(tmp_path, "--max-steps", 20, "--log-freq", 5))
+    lines = (tmp_path / "report.json").read_text().splitlines()
+    assert all(line.startswith("DLLL {") for line in lines)
+    entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
+    assert [entry["step"] for entry in entries] == ["PARAMETER", [5], [10], [15], [20], []]
+    assert entries[0]["data"]["max_steps"] == 20
+    assert entries[-1]["data"] == {"step": 20, "checkpoint": str(steps_folder(tmp_path) / "20")}
+    named = "loss mlm_loss mlm_accuracy nsp_loss nsp_accuracy learning_rate grad_norm"
+    speeds = "step_seconds sequences_per_second tokens_per_second model_tflops data_wait"
+    assert set(entries[1]["data"]) == {*named.split(), *speeds.split()}
+    assert len([line for line in result.stdout.splitlines() if line.startswith("step ")]) == 4
+    assert not result.stderr, "no progress bar where there is no terminal"
+
+
+def test_a_terminal_shows_a_progress_bar_and_lines_above_it(ground, tmp_path):
+    reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, (40, 120))
+    command = ground.command(tmp_path, "--max-steps", 20, "--log-freq", 10, "--show-config", "true")
+    with subprocess.Popen(
+        [sys.executable, "run_pretraining.py", *command],
+        cwd=ROOT,
+        env={**os.environ, **ONE_THREAD},
+        stdout=writer,
+        stderr=writer,
+        stdin=subprocess.DEVNULL,
+    ) as process:
+        os.close(writer)
+        shown = b""
+        while chunk := read_or_nothing(reader):
+            shown += chunk
+        assert process.wait(60) == 0
+    os.close(reader)
+    lines = shown.decode().replace("\r\n", "\n").split("\n")
+    assert "pre-training on 1 x cpu:" in lines[0]
+    assert any(line.split() == ["--max-steps", "20"] for line in lines)
+    assert any("\rphase1:" in line and "20/20" in line for line in lines)
+    assert any("\rstep 10/20  loss " in line for line in lines)
+
+
+def read_or_nothing(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_the_benchmark_prints_figures_and_saves_nothing(ground, tmp_path):
+    flags = ("--max-steps", 3, "--benchmark", "--benchmark-steps", 6, "--benchmark-warmup-steps", 4)
+    result = trained(ground.command(tmp_path, *flags))
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    last = json.loads((tmp_path / "report.json").read_text().splitlines()[-1].removeprefix("DLLL "))
+    assert last["step"] == []
+    assert set(last["data"]) == {"step_seconds", "sequences_per_second", "tokens_per_second", "model_tflops"}
+    assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
+    assert "benchmark of 6 steps: " in result.stdout
+
+
+def test_figures_are_shown_as_people_read_them():
+    shown = metrics_text(
+        {"loss": 1.23456, "mlm_accuracy": 0.5, "learning_rate": 1e-4, "tokens_per_second": 12345.6, "f1": 88.12}
+    )
+    assert shown == "loss 1.2346 (50.0%)  lr 0.0001  12,346 tokens/s  f1 88.1"
+    assert [duration(seconds) for seconds in (0, 61.4, 90000)] == ["0:00:00", "0:01:01", "1 day, 1:00:00"]
+
+
+# --- what else a run takes from its flags -----------------------------------------------------------------------------
+
+
+def test_steps_this_run_stops_early_and_saves(ground, tmp_path):
+    result = trained(ground.command(tmp_path, "--max-steps", 20, "--steps-this-run", 7, "--phase2"))
+    assert steps_in(tmp_path, "phase2") == ["7"]
+    assert "phase2: step 7 of 20" in result.stdout
+
+
+def test_weight_decay_and_clipping_reach_the_optimizer(ground, tmp_path):
+    """Each moves the weights elsewhere from the same start and data; a tiny clip makes LAMB's updates no smaller."""
+    found = {}
+    for name, flags in {
+        "plain": (),
+        "decay": ("--weight-decay", 1.0),
+        "clip": ("--max-grad-norm", 0.1),
+        "beta1": ("--beta1", 0.5),
+        "beta2": ("--beta2", 0.9),
+        "epsilon": ("--epsilon", 0.1),
+    }.items():
+        trained(ground.command(tmp_path / name, "--max-steps", 4, *flags))
+        found[name] = load_file(steps_folder(tmp_path / name) / "4" / "model.safetensors")
+    for name in found.keys() - {"plain"}:
+        moved = found[name]["bert.encoder.layer.0.output.dense.weight"]
+        assert not torch.equal(moved, found["plain"]["bert.encoder.layer.0.output.dense.weight"]), name
+
+
+@pytest.mark.parametrize("words, expected", [("[PAD] [UNK] the a", True), ("[PAD] The the", False)])
+def test_the_casing_of_a_vocabulary_is_seen_in_its_words(tmp_path, words, expected):
+    path = Path(tmp_path / "vocab.txt")
+    path.write_text("\n".join(words.split()))
+    assert has_no_capitals(path) is expected
