@@ -66,9 +66,14 @@ def run(stage: Stage, workers: int) -> None:
 
 def fill(stage: Stage, folder: Path, inputs: Sequence[Path], workers: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    counts = stage.make(folder)
-    outputs = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != manifest.FILE_NAME)
-    manifest.write(folder, stage.name, stage.options, inputs, outputs, counts, workers)
+    try:
+        counts = stage.make(folder)
+        outputs = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != manifest.FILE_NAME)
+        manifest.write(folder, stage.name, stage.options, inputs, outputs, counts, workers)
+    except OSError as error:
+        # A write to an open file that fails, for lack of room say, does not know the file's name.
+        error.filename = error.filename or str(folder)
+        raise
 
 
 def replace(folder: Path, new: Path) -> None:

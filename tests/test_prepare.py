@@ -1,5 +1,6 @@
 """The data preparation as a user runs it: `python data/prepare.py ...` on small text, killed, rerun, with bad input."""
 
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -16,6 +17,7 @@ import h5py
 import pytest
 
 from data import formatting, prepare
+from utils.errors import run_main
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -283,6 +285,32 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus,
     wrong = run("verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2)
     assert "another vocabulary" in wrong.stderr
     assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
+
+
+def test_a_full_disk_is_one_line_that_names_the_place(built, corpus, tmp_path, monkeypatch, capsys):
+    def no_room(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(formatting.PartWriter, "write", no_room)
+    arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--num-workers", "1"]
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda: prepare.main(arguments))
+    assert ended.value.code == 2
+    assert f"error: {tmp_path}/formatted/corpus.partial: the disk is full" in capsys.readouterr().err
+    assert not (tmp_path / "formatted" / "corpus").exists()
+
+
+def test_the_script_passes_everything_on(corpus, tmp_path):
+    script = ["bash", ROOT / "data" / "create_datasets_from_start.sh"]
+    env = {"PYTHON": sys.executable, "PATH": os.environ["PATH"]}
+    folder = tmp_path / "with a space"
+    options = ["--output-dir", folder, "--dry-run", *SMALL]
+    done = subprocess.run([*script, "corpus", corpus, *options], env=env, capture_output=True, text=True, check=True)
+    assert f"{folder}/hdf5/seq_64_pred_10/training" in done.stdout
+    assert "usage" in subprocess.run([*script, "--help"], capture_output=True, text=True, check=True).stdout
+    wrong = subprocess.run([*script, "wikipedia"], env=env, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "wiki_only" in wrong.stderr
 
 
 def test_text_in_another_language_learns_its_own_sentences(tmp_path):
