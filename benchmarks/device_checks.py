@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Whether the fast paths compute the same as the plain ones on this device, and then how fast they are.
+
+    python3 benchmarks/device_checks.py --device cuda --measure base:128 large:128 large:512 --output-dir "$OUT"
+    python3 benchmarks/device_checks.py --model tiny --device cpu
+
+Each check compares the loss and all gradients of one batch of unequal lengths, dropout 0, by ||difference|| over
+||reference||. The reference is the padded attention in float32. Then benchmarks/pretraining_step.py runs for every
+MODEL:LENGTH of --measure, in bfloat16, with torch.compile and without. Exit code 1 where a check fails; results are
+JSON files.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import pretraining_step  # noqa: E402
+from benchmarks.peers import surroundings, write_result  # noqa: E402
+from modeling import BertConfig, BertForPreTraining  # noqa: E402
+from run_pretraining import Pretraining  # noqa: E402
+from run_setup import compile_model  # noqa: E402
+from token_stream import Limits, make_step_batch  # noqa: E402
+from trainer import to_device  # noqa: E402
+from utils import config  # noqa: E402
+from utils.distributed import Precision, select_device, use_threads  # noqa: E402
+from utils.errors import run_main  # noqa: E402
+from utils.logger import show  # noqa: E402
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+FLOAT32, BFLOAT16 = Precision(), Precision(torch.bfloat16)
+
+
+def parse_arguments(argv=None) -> config.Arguments:
+    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=sorted(pretraining_step.MODELS), default="base", help="of the checks")
+    parser.add_argument("--seq-length", type=config.positive_int, default=128, help="of the checks")
+    parser.add_argument("--batch-size", type=config.positive_int, default=16, help="of the checks")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
+    parser.add_argument("--measure", nargs="*", default=[], metavar="MODEL:LENGTH", help="steps to measure afterwards")
+    parser.add_argument("--measure-batch-size", type=config.positive_int, default=64, help="sequences a measured step")
+    parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmarks" / "results", help="for JSON files")
+    return parser.parse_args(argv)
+
+
+class RandomSamples:
+    """Samples of unequal lengths over the whole vocabulary; see token_stream.StreamDataset."""
+
+    def __init__(self, count: int, seq_length: int, vocab_size: int):
+        random = np.random.default_rng(0)
+        self.lengths = random.integers(seq_length // 8, seq_length + 1, count)
+        self.lengths[: count // 2] = seq_length
+        self.ids = random.integers(0, vocab_size, (count, seq_length))
+        self.labels = random.integers(0, 2, count)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        return np.column_stack([self.lengths[indices], np.maximum(self.lengths[indices] // 7, 1)])
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        lengths, masked = self.sizes(indices).T
+        starts = np.cumsum(lengths) - lengths
+        rows = list(zip(indices, lengths, strict=True))
+        return {
+            "input_ids": np.concatenate([self.ids[i, :n] for i, n in rows]),
+            "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
+            "position_ids": np.concatenate([np.arange(n) for n in lengths]),
+            "cu_seqlens": np.append(0, np.cumsum(lengths)).astype(np.int32),
+            "mlm_positions": np.concatenate([s + 1 + np.arange(m) for s, m in zip(starts, masked, strict=True)]),
+            "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, masked, strict=True)]),
+            "nsp_labels": self.labels[indices],
+        }
+
+
+def loss_and_gradients(
+    model: BertForPreTraining, batches: list[dict], totals: tuple[int, int], seq_length: int, precision: Precision
+) -> dict[str, torch.Tensor]:
+    """The loss of the whole batch and every parameter's gradient, in float64."""
+    device = next(model.parameters()).device
+    task = Pretraining(True, seq_length)
+    model.zero_grad(set_to_none=True)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    for micro_batch in batches:
+        with precision.context(device):
+            sums = task.sums(model, to_device(micro_batch, device))
+        loss = task.loss(sums, *totals)
+        loss.backward()
+        loss_sum += loss.detach()
+    # The keys' biases have no gradient in exact arithmetic, only rounding.
+    gradients = {n: p.grad.double() for n, p in model.named_parameters() if not n.endswith("key.bias")}
+    return {"loss": loss_sum, **gradients}
+
+
+def relative_errors(found: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Of the loss, and of all gradients as one vector."""
+    names = [name for name in reference if name != "loss"]
+    difference = torch.stack([(found[name] - reference[name]).norm() for name in names]).norm()
+    whole = torch.stack([reference[name].norm() for name in names]).norm()
+    loss = (found["loss"] - reference["loss"]).abs() / reference["loss"].abs()
+    return {"loss": float(loss), "gradients": float(difference / whole)}
+
+
+def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
+    name = pretraining_step.MODELS[args.model]
+    values = BertConfig.from_json_file(ROOT / "bert_configs" / f"{name}.json").to_dict()
+    bert_config = BertConfig(**{**values, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    torch.manual_seed(0)
+    model = BertForPreTraining(bert_config).to(device)
+    samples = RandomSamples(args.batch_size, args.seq_length, bert_config.vocab_size)
+    indices = np.arange(args.batch_size)
+    micro_batches = {
+        fixed: make_step_batch(
+            samples, indices, Limits.for_batch(args.batch_size, args.seq_length, args.seq_length // 7 + 1, fixed)
+        ).micro_batches
+        for fixed in (False, True)
+    }
+    totals = args.batch_size, int(samples.sizes(indices)[:, 1].sum())
+
+    def compute(precision: Precision, implementation: str, fixed: bool = False) -> dict[str, torch.Tensor]:
+        model.bert.attention_implementation = implementation
+        return loss_and_gradients(model, micro_batches[fixed], totals, args.seq_length, precision)
+
+    def compiled(precision: Precision, what: str) -> dict[str, torch.Tensor]:
+        # A fresh model, since compiling is for good; the same weights.
+        copy = BertForPreTraining(bert_config).to(device)
+        copy.load_state_dict(model.state_dict())
+        compile_model(copy, what)
+        return loss_and_gradients(copy, micro_batches[True], totals, args.seq_length, precision)
+
+    reference = compute(FLOAT32, "padded")
+    auto = "flash" if device.type == "cuda" else "by_length"
+    checks: dict[str, tuple[Precision, Callable[[], dict]]] = {
+        "padded, bf16": (BFLOAT16, lambda: compute(BFLOAT16, "padded")),
+        f"{auto}, bf16": (BFLOAT16, lambda: compute(BFLOAT16, auto)),
+        f"{auto}, bf16, fixed sizes": (BFLOAT16, lambda: compute(BFLOAT16, auto, fixed=True)),
+        "padded, fp32, fixed sizes": (FLOAT32, lambda: compute(FLOAT32, "padded", fixed=True)),
+        "compiled layers, bf16": (BFLOAT16, lambda: compiled(BFLOAT16, "layers")),
+        "compiled model, bf16": (BFLOAT16, lambda: compiled(BFLOAT16, "model")),
+    }
+    if device.type == "cpu":
+        checks["by_length, fp32"] = (FLOAT32, lambda: compute(FLOAT32, "by_length"))
+    results = []
+    for title, (precision, found) in checks.items():
+        errors = relative_errors(found(), reference)
+        limit = TOLERANCES[precision.dtype]
+        passed = all(error < limit for error in errors.values())
+        show(
+            f"{'ok  ' if passed else 'FAIL'} {title:28} loss {errors['loss']:.1e}  gradients {errors['gradients']:.1e}"
+            f"  (limit {limit:.0e})"
+        )
+        results.append({"check": title, **errors, "limit": limit, "passed": passed})
+    return results
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    device = select_device(args.device)
+    use_threads()
+    result = {"surroundings": surroundings(device), "arguments": config.jsonable(args)}
+    result["checks"] = run_checks(args, device)
+    path = write_result(args.output_dir / f"device_checks-{device.type}-{args.model}.json", "device_checks", result)
+    show(f"written to {path}")
+    for measured in args.measure:
+        model, _, length = measured.partition(":")
+        for flags in ([], ["--compile"]):
+            name = "-".join(["pretraining_step", device.type, model, length, "bf16", *(f[2:] for f in flags)])
+            options = {
+                "--model": model,
+                "--seq-length": length,
+                "--batch-size": args.measure_batch_size,
+                "--device": args.device,
+                "--output": args.output_dir / f"{name}.json",
+            }
+            words = [str(word) for option in options.items() for word in option]
+            pretraining_step.main([*words, "--amp", *flags])
+    return 0 if all(check["passed"] for check in result["checks"]) else 1
+
+
+if __name__ == "__main__":
+    run_main(main)

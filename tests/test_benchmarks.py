@@ -1,0 +1,30 @@
+"""The benchmarks at toy size: they run, and what they print can be trusted where it can be checked."""
+
+import json
+
+import pytest
+from conftest import write_shards
+
+from benchmarks import device_checks, pretraining_step
+
+
+def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tmp_path):
+    toy = ["--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device", "cpu"]
+    assert device_checks.main([*toy, "--output-dir", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "device_checks-cpu-tiny.json").read_text())
+    names = {check["check"] for check in result["checks"]}
+    assert {"by_length, bf16", "compiled layers, bf16", "compiled model, bf16", "by_length, fp32"} <= names
+
+
+def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
+    shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
+    toy = ["--model", "tiny", "--batch-size", "4", "--rounds", "2", "--steps", "1", "--device", "cpu"]
+    assert pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
+    result = json.loads(output.read_text())
+    ours, theirs = result["sides"]["ours"], result["sides"]["transformers"]
+    medians = [side["tokens_per_second"]["median"] for side in (ours, theirs)]
+    assert result["ratio"] == pytest.approx(medians[0] / medians[1])
+    for side in (ours, theirs):
+        assert 0 < side["peak_memory_gib"] < 20
+        seconds = sum(side["milliseconds"].values()) / 1000
+        assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
