@@ -1,5 +1,6 @@
 """The data preparation as a user runs it: `python data/prepare.py ...` on small text, killed, rerun, with bad input."""
 
+import bz2
 import errno
 import fcntl
 import gzip
@@ -327,3 +328,27 @@ def test_text_in_another_language_learns_its_own_sentences(tmp_path):
     formatted = tmp_path / "formatted" / "corpus"
     assert "bzw" in json.loads((formatted / "sentences-de.json").read_text())["abbreviations"]
     assert (formatted / "part-00000.txt").read_text().splitlines() == lines
+
+
+def test_a_dump_that_is_here_already_needs_no_download(tmp_path):
+    pages = [
+        ("Alpha", "0", "'''Alpha''' is the [[Greek alphabet|first]] letter. It comes before beta.{{citation needed}}"),
+        ("Talk:Alpha", "1", "This is talk and no article, and must not come through at all."),
+        ("Beta", "0", "Beta is the second letter of the alphabet.\n\n== See also ==\n* [[Gamma]]"),
+        ("Gamma", "0", "Gamma is the third letter. It has the value of three in Greek numerals."),
+        ("Delta", "0", "Delta is the fourth letter. A river's mouth is named after its form."),
+    ]
+    xml = '<mediawiki xml:lang="en"><siteinfo><namespaces></namespaces></siteinfo>'
+    for title, namespace, text in pages:
+        revision = f"<revision><text>{text}</text></revision>"
+        xml += f"<page><title>{title}</title><ns>{namespace}</ns>{revision}</page>"
+    (tmp_path / "dump.xml.bz2").write_bytes(bz2.compress((xml + "</mediawiki>").encode()))
+    options = ["--output-dir", tmp_path / "data", *SMALL]
+    run("all", "wiki_only", tmp_path / "dump.xml.bz2", *options)
+    formatted = (tmp_path / "data" / "formatted" / "wikicorpus_en" / "part-00000.txt").read_text()
+    assert formatted.startswith("Alpha is the first letter.\nIt comes before beta.\n\nBeta is the second")
+    assert formatted.count("\n\n") == 3
+    cut = (tmp_path / "dump.xml.bz2").read_bytes()[:-30]
+    (tmp_path / "cut.xml.bz2").write_bytes(cut)
+    done = run("format", "wikicorpus", tmp_path / "cut.xml.bz2", "--output-dir", tmp_path / "other", code=2)
+    assert "cut.xml.bz2" in done.stderr
