@@ -1,0 +1,251 @@
+"""BERT's tokenizer against transformers' on real text and all of Unicode, its fast path against its specification."""
+
+import bz2
+import json
+import re
+import sys
+import unicodedata
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, SHARED, VOCAB_FILE, needs_shared_data
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import BertTokenizerFast
+
+import tokenizer as tokenizer_module
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ALL_CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+TRICKY = (
+    "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327漢字한국のкий🙂👩𝔘ﬁ […]"
+)
+
+
+@cache
+def ours(do_lower_case: bool) -> BertTokenizer:
+    return BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
+
+
+@cache
+def hugging_face(do_lower_case: bool):
+    vocab_file = VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE
+    vocab = {token: number for number, token in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())}
+    fast = BertTokenizerFast(vocab=vocab, vocab_file=str(vocab_file), do_lower_case=do_lower_case)
+    assert fast.get_vocab() == vocab
+    return fast
+
+
+def without_special_tokens(text: str) -> str:
+    """transformers takes "[SEP]" in a text for the separator; here it is ordinary text."""
+    return re.sub(r"\[(PAD|UNK|CLS|SEP|MASK)\]", "", text)
+
+
+def hugging_face_batch(texts: list[str], do_lower_case: bool) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+    encoded = hugging_face(do_lower_case).backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encoded], [encoding.offsets for encoding in encoded]
+
+
+def rows(values: np.ndarray, offsets: np.ndarray) -> list[list]:
+    return [values[begin:end].tolist() for begin, end in pairwise(offsets)]
+
+
+def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> None:
+    texts = [without_special_tokens(text) for text in texts]
+    ids, spans, offsets = ours(do_lower_case).encode_batch_with_offsets(texts)
+    expected_ids, expected_spans = hugging_face_batch(texts, do_lower_case)
+    for text, our_ids, our_spans, their_ids, their_spans in zip(
+        texts, rows(ids, offsets), rows(spans, offsets), expected_ids, expected_spans, strict=True
+    ):
+        assert our_ids == their_ids, text
+        # Our spans take in the accents that were stripped off the last letter; theirs end before them.
+        ends = [end - len(text[begin:end]) + len(text[begin:end].rstrip(ACCENTS)) for begin, end in our_spans]
+        if do_lower_case:
+            our_spans = [[begin, max(end, begin + 1)] for (begin, _), end in zip(our_spans, ends, strict=True)]
+        assert [tuple(span) for span in our_spans] == their_spans, text
+
+
+UNASSIGNED = ["\u0378", "\ue000", "\uffff", "\U000e0080", "\U000f0000", "\U0010ffff"]
+ACCENTS = "".join(character for character in ALL_CHARACTERS if unicodedata.category(character) == "Mn")
+
+
+def sample_texts() -> list[str]:
+    books = [
+        line for path in sorted((ROOT / "data/sample/books").glob("*.txt")) for line in path.open(encoding="utf-8")
+    ]
+    squad = json.loads((ROOT / "data/sample/squad/dev-v1.1.json").read_text(encoding="utf-8"))
+    return books + [paragraph["context"] for article in squad["data"] for paragraph in article["paragraphs"]]
+
+
+def all_shared_texts() -> list[str]:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((SHARED / "books").glob("*.txt"))]
+    texts.append(bz2.decompress(next((SHARED / "wiki").glob("*.bz2")).read_bytes()).decode("utf-8"))
+    squad = json.loads((SHARED / "squad/train-v1.1.json").read_text(encoding="utf-8"))
+    for article in squad["data"]:
+        for paragraph in article["paragraphs"]:
+            texts += [paragraph["context"], *(question["question"] for question in paragraph["qas"])]
+    return [line for text in texts for line in text.split("\n")]
+
+
+# Against transformers.
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_ids_and_offsets_are_those_of_transformers_on_the_sample_text(do_lower_case):
+    assert_agrees_with_hugging_face(sample_texts(), do_lower_case)
+
+
+@needs_shared_data
+@pytest.mark.parametrize(("do_lower_case", "every"), [(True, 25), (False, 50)])
+def test_ids_and_offsets_are_those_of_transformers_on_books_wikipedia_and_squad(do_lower_case, every):
+    assert_agrees_with_hugging_face(all_shared_texts()[::every], do_lower_case)
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_every_unicode_character_is_treated_as_in_transformers(do_lower_case):
+    """But for the marks, signs and formats that Unicode added after version 8, which transformers does not know, and
+    the first half of CJK extension E, which it leaves out by a slip."""
+    characters = [c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")] + UNASSIGNED
+    texts = [f"x{character}y" for character in characters]
+    ids, offsets = ours(do_lower_case).encode_batch(texts)
+    expected, _ = hugging_face_batch(texts, do_lower_case)
+    differing = [c for c, a, b in zip(characters, rows(ids, offsets), expected, strict=True) if a != b]
+    differing = [character for character in differing if not 0x2B820 <= ord(character) <= 0x2B91F]
+    assert {unicodedata.category(character)[0] for character in differing} <= set("PMCS")
+    old = unicodedata.ucd_3_2_0
+    known_for_long = [c for c in differing if old.category(c) == unicodedata.category(c)]
+    assert len(known_for_long) == 0
+    assert len(differing) < 700
+
+
+# The fast path against the specification.
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_the_fast_path_gives_the_specifications_ids_and_offsets_for_every_character(do_lower_case):
+    tokenizer = BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
+    texts = ["".join(ALL_CHARACTERS[start : start + 50]) for start in range(0, 0x30000, 50)]
+    texts += [" a".join(text) for text in texts[:600]]
+    assert_fast_path_agrees(tokenizer, texts)
+
+
+any_text = st.text() | st.text(st.sampled_from(TRICKY), max_size=60)
+
+
+@given(st.lists(any_text, max_size=8), st.booleans())
+def test_the_fast_path_gives_the_specifications_ids_and_offsets_for_any_text(texts, do_lower_case):
+    assert_fast_path_agrees(ours(do_lower_case), texts)
+
+
+def assert_fast_path_agrees(tokenizer: BertTokenizer, texts: list[str]) -> None:
+    ids, spans, offsets = tokenizer.encode_batch_with_offsets(texts)
+    fast_ids, fast_offsets = tokenizer.encode_batch(texts)
+    assert np.array_equal(ids, fast_ids)
+    assert np.array_equal(offsets, fast_offsets)
+    for text, ids_of_text, spans_of_text in zip(texts, rows(ids, offsets), rows(spans, offsets), strict=True):
+        assert (ids_of_text, [tuple(span) for span in spans_of_text]) == tokenizer.encode_with_offsets(text)
+
+
+@given(any_text, st.booleans())
+def test_spans_lie_in_the_text_in_order_and_apart(text, do_lower_case):
+    _, spans = ours(do_lower_case).encode_with_offsets(text)
+    for begin, end in spans:
+        assert 0 <= begin < end <= len(text)
+    for (begin, end), (next_begin, next_end) in pairwise(spans):
+        # Pieces of one character overlap: "½"-like letters that come apart, or hangul in lower case.
+        assert next_begin >= end or next_begin == end - 1 or (begin, end) == (next_begin, next_end)
+
+
+def test_the_word_table_starts_afresh_when_it_is_full(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "MAX_CACHED_WORDS", 50)
+    tokenizer = BertTokenizer(VOCAB_FILE)
+    texts = sample_texts()[:400]
+    for start in range(0, 400, 20):
+        assert_fast_path_agrees(tokenizer, texts[start : start + 20])
+    assert len(tokenizer._words) < 500
+
+
+# What is decided, by example.
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        (" \t\n\r ", []),
+        ("Hello, World!", ["hello", ",", "world", "!"]),
+        ("unaffable", ["una", "##ffa", "##ble"]),
+        ("résumé e\u0301", ["resume", "e"]),
+        ("the漢字of", ["the", "漢", "字", "of"]),
+        ("w\u200bi\u00adn\ufefft\x00er e\ufffd", ["winter", "e"]),
+        ("w\x0bi\x1cn\x85ter e\xa0f\u2028g", ["winter", "e", "f", "g"]),
+        ("x" * 100, None),
+        ("x" * 101, ["[UNK]"]),
+        ("q" * 10_000, ["[UNK]"]),
+        ("🙂", ["[UNK]"]),
+        ("[MASK] [sep]", ["[", "mask", "]", "[", "sep", "]"]),
+        ("ΣΑΣ ΟΔΟΣ", ["σ", "##α", "##σ", "ο", "##δ", "##ο", "##σ"]),
+        ("don't US$5^2", ["don", "'", "t", "us", "$", "5", "^", "2"]),
+    ],
+)
+def test_uncased_examples(text, tokens):
+    got = ours(True).tokenize(text)
+    assert got == tokens if tokens is not None else got[0] != "[UNK]"
+
+
+def test_cased_text_keeps_its_case_and_accents():
+    assert ours(False).tokenize("Zürich Zurich été") == ["Zürich", "Zurich", "é", "##té"]
+
+
+def test_a_span_takes_in_the_accents_that_were_stripped():
+    text = "cafe\u0301s cafe\u0301"
+    _, spans = ours(True).encode_with_offsets(text)
+    assert [text[begin:end] for begin, end in spans] == ["cafe\u0301s", "cafe\u0301"]
+
+
+def test_tokens_and_ids_convert_into_each_other():
+    tokenizer = ours(True)
+    tokens = tokenizer.tokenize("The quick brown fox jumped over the lazy tokenizer.")
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    assert tokenizer.convert_ids_to_tokens(ids) == tokens
+    assert tokenizer.convert_ids_to_tokens(np.array(ids)) == tokens
+    assert tokenizer.encode("The quick brown fox jumped over the lazy tokenizer.") == ids
+    assert tokenizer.convert_tokens_to_ids("no such token") == tokenizer.unk_token_id
+    assert tokenizer.vocab_size == 30522
+    named = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")}
+    assert named == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+
+
+# Vocabulary files that are none.
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["does not exist"]),
+        (b"", ["is empty"]),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", ["has no [MASK]"]),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", ["line 8", "'a'", "line 6"]),
+        (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", ["line 3", "empty line"]),
+        (b"[PAD]\n[UNK]\n\xff\n", ["line 3", "UTF-8"]),
+    ],
+)
+def test_a_bad_vocabulary_is_refused_with_its_line(tmp_path, content, words):
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        BertTokenizer(path)
+    assert all(word in str(error.value) for word in [str(path), *words])
+
+
+def test_line_ends_of_windows_make_no_other_vocabulary(tmp_path):
+    path = Path(tmp_path / "vocab.txt")
+    path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "word", ""]).encode())
+    assert list(BertTokenizer(path).vocab) == [*SPECIAL_TOKENS, "word"]
