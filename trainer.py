@@ -28,7 +28,7 @@ from modeling import training_flops
 from optimizer import LossScale, MasterWeights, apply_step
 from token_stream import Limits, StepBatch, StreamDataset, stream_in_order
 from utils import checkpoint as checkpoints
-from utils.distributed import Precision, Processes, peak_flops
+from utils.distributed import Precision, Processes, others_may_end, peak_flops
 from utils.errors import UserError
 from utils.logger import Reporter, duration, metrics_text, progress_bar, show
 
@@ -168,15 +168,11 @@ class Trainer:
         settings, last_step = self.settings, self._last_step()
         self._begin()
         batches, meter = iter(loader), Meter(self)
-        with StopSignal() as stop, self._progress_bar(last_step) as bar:
+        with StopSignal() as stop, self._progress_bar(last_step) as bar, self._nothing_is_lost():
             while self.step < last_step:
-                try:
-                    with meter.waiting_for_data():
-                        batch = next(batches)
-                    totals = self._totals(batch, stop.received is not None or self.writer.error is not None)
-                except UserError:  # damaged data, or another process has ended: nothing learned so far is lost
-                    self._save_now()
-                    raise
+                with meter.waiting_for_data():
+                    batch = next(batches)
+                totals = self._totals(batch, stop.received is not None or self.writer.error is not None)
                 self.step += 1  # until `_read_back` knows better
                 logs = is_due(self.step, settings.log_freq, last_step)
                 evaluates = settings.eval_steps > 0 and is_due(self.step, settings.eval_steps, last_step)
@@ -273,27 +269,34 @@ class Trainer:
         if skipped < self.settings.max_skipped_steps:
             return
         first = self.samples_consumed - skipped * global_batch_size
-        diverged = not all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
-        if not diverged:
-            self._save_now()
+        advice = (
+            f"lower --learning-rate, or look at that data; checkpoints are in {self.settings.checkpoint_folder}"
+            if self._weights_are_finite()
+            else "the weights are not finite either and are not saved; go on from an earlier checkpoint or other "
+            "weights, with a lower --learning-rate"
+        )
         raise UserError(
             f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample positions {first} "
             f"to {self.samples_consumed - 1}, after update {self.step} (loss scale {float(self.loss_scale.value):g}): "
-            + (
-                "the weights are not finite either and were not saved; go on from an earlier checkpoint or other "
-                "weights, with a lower --learning-rate"
-                if diverged
-                else f"lower --learning-rate, or look at that data; checkpoints are in "
-                f"{self.settings.checkpoint_folder}"
-            )
+            f"{advice}"
         )
 
-    def _save_now(self) -> None:
-        """Saves, on the way of an error, what was learned until then."""
-        self.step = int(self.device_step)
-        if not self.settings.benchmark:
-            self.save()
-            self.writer.wait()
+    @contextlib.contextmanager
+    def _nothing_is_lost(self):
+        """Saves what was learned when the run ends in an error that is not the program's own: damaged data, another
+        process that has ended. Between any two updates, and in the middle of one, the state is that of the last."""
+        try:
+            with others_may_end():
+                yield
+        except UserError:
+            self.step = int(self.device_step)
+            if not self.settings.benchmark and self._weights_are_finite():
+                self.save()
+                self.writer.wait()
+            raise
+
+    def _weights_are_finite(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
 
     def _log(self, sums: dict[str, Tensor], totals: Totals, meter: "Meter", bar) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()

@@ -37,7 +37,7 @@ class Processes:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        with _others_may_end():
+        with others_may_end():
             dist.all_reduce(tensor, group=self.control)
         return tensor.tolist()
 
@@ -63,7 +63,7 @@ class Processes:
 
 
 @contextlib.contextmanager
-def _others_may_end():
+def others_may_end():
     """Says in one line what torch says in many when another process of the run has gone."""
     try:
         yield
@@ -86,7 +86,7 @@ def processes_from_environment(device: torch.device):
     dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     try:
-        with _others_may_end():
+        with others_may_end():
             yield Processes(
                 rank=int(os.environ["RANK"]),
                 world_size=world_size,
