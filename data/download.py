@@ -343,15 +343,21 @@ def refuse_unless_sums(path: Path) -> None:
     raise UserError("it is no list of SHA-1 sums")
 
 
-def fetch_books(urls: Sequence[str], folder: Path, policy: RetryPolicy = PATIENT) -> list[Path]:
-    """Each address's file under the last part of its path. Books have no published sums: their length is checked."""
-    targets: dict[str, str] = {}
+def names_of(urls: Sequence[str]) -> dict[str, str]:
+    """The name that each address's file gets, the last part of its path -> the address."""
+    names: dict[str, str] = {}
     for url in urls:
         name = Path(urlsplit(url).path).name
-        if not name or name in (".", ".."):
+        if not name:
             raise UserError(f"{url!r} does not end in a file's name: correct it")
-        if targets.setdefault(name, url) != url:
-            raise UserError(f"{targets[name]} and {url} end in the same file name: keep one of them")
-    for name, url in tqdm(targets.items(), desc="books", unit="file", disable=None, leave=False):
+        if names.setdefault(name, url) != url:
+            raise UserError(f"{names[name]} and {url} end in the same file name: keep one of them")
+    return names
+
+
+def fetch_books(urls: Sequence[str], folder: Path, policy: RetryPolicy = PATIENT) -> list[Path]:
+    """Each address's file. Books have no published sums: their length is checked."""
+    names = names_of(urls)
+    for name, url in tqdm(names.items(), desc="books", unit="file", disable=None, leave=False):
         fetch([url], folder / name, policy=policy)
-    return [folder / name for name in targets]
+    return [folder / name for name in names]

@@ -75,6 +75,8 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
         size = ENGLISH_DUMP_BYTES if args.language == "en" else 0
         return [download_stage(download_folder(args, dataset), dataset, options, fetch, size)]
     if dataset == "books":
+        if args.books is None:
+            raise UserError("name the books: PATH, or --books with a text file that has an address on each line")
         urls = read_lines(args.books, "--books")
         fetch = partial(download.fetch_books, urls)
         return [download_stage(download_folder(args, dataset), dataset, {"urls": urls}, fetch, len(urls) * MB // 2)]
@@ -98,7 +100,7 @@ def download_stage(folder: Path, name: str, options: dict[str, Any], fetch: Call
 
 def download_folder(args: Arguments, dataset: str) -> Path:
     folder = args.output_dir / "download" / dataset
-    return folder / args.language if dataset == "wikicorpus" else folder
+    return folder / args.language / args.dump_date if dataset == "wikicorpus" else folder
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
@@ -125,8 +127,9 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
             args.sentence_splitter, language, parameters, args.text_field, options["empty_line"]
         )
         files = source_files(dataset, paths)
-        with progress_bar(expected, f"format {name}") as bar:
-            workers = useful_workers(args, expected)
+        size = expected_text(args, dataset, files)
+        with progress_bar(size, f"format {name}") as bar:
+            workers = useful_workers(args, size)
             return format_text(dataset, files, folder, format_options, workers, args.skip_bad, bar.update)
 
     return Stage(
@@ -403,10 +406,10 @@ def verify_folders(args: Arguments) -> None:
         print(flush=True)
 
 
-def read_lines(path: Path | None, flag: str) -> list[str]:
+def read_lines(path: Path, flag: str) -> list[str]:
     """The lines of a text file, without empty ones and those that begin with #."""
-    if path is None or not path.is_file():
-        raise UserError(f"{flag} {path or 'is missing'}: name a text file with one entry a line")
+    if not path.is_file():
+        raise UserError(f"{flag} {path} is no file: name a text file with one entry a line")
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
@@ -428,7 +431,10 @@ def whole_plan(args: Arguments) -> list[Stage]:
             paths = [args.books]
         if not paths:
             downloads += download_stages(args, dataset)
-        formats.append(format_stage(args, dataset, paths or [download_folder(args, dataset)]))
+            paths = [download_folder(args, dataset)]
+            if dataset == "books":  # the folder may also have the books of an earlier list
+                paths = [paths[0] / name for name in download.names_of(downloads[-1].options["urls"])]
+        formats.append(format_stage(args, dataset, paths))
     expected = sum(stage.expected_bytes for stage in formats)
     stages = [*downloads, *formats, shard_stage(args, lambda: [stage.folder for stage in formats], expected)]
     sharded = stages[-1].folder
@@ -476,7 +482,6 @@ def add_common(add: Add) -> None:
 
 
 def add_download(add: Add) -> None:
-    add("--dump-date", default="latest", help="Wikipedia dump to take: YYYYMMDD or latest")
     add("--mirror", action="append", default=[], help="address of a Wikimedia dumps mirror to try first; repeatable")
     add("--books", type=Path, help="text file with the address of a book on each line; for all also a folder of books")
     add("--squad-version", choices=("1.1", "2.0", "both"), default="both", help="version of SQuAD")
@@ -484,6 +489,7 @@ def add_download(add: Add) -> None:
 
 def add_language(add: Add) -> None:
     add("--language", default="en", help="code of the language, as in <code>.wikipedia.org")
+    add("--dump-date", default="latest", help="Wikipedia dump to take: YYYYMMDD or latest")
 
 
 def add_format(add: Add) -> None:

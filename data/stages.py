@@ -95,26 +95,27 @@ def empty(folder: Path) -> None:
 
 def show(stages: Sequence[Stage]) -> None:
     """The plan, with what it would make and take by the rates that were measured."""
-    total_bytes = total_seconds = 0.0
-    remade: list[Stage] = []
+    to_do: list[Stage] = []
     print(f"{'stage':<24} {'bytes':>9} {'time':>7}  folder")
     for stage in stages:
-        try:
-            stands = not remade and manifest.misfit(stage.folder, stage.options, stage.inputs()) is None
-        except UserError:  # its input is still to be made
-            stands = False
-        if stands:
+        if stands(stage, to_do):
             print(f"{stage.name:<24} {'-':>9} {'-':>7}  {stage.folder}, up to date")
             continue
-        # A download says nothing of the formatting of what is here already.
-        remade.append(stage)
-        total_bytes += stage.expected_bytes
-        total_seconds += stage.expected_seconds
+        to_do.append(stage)
         size, seconds = in_bytes(stage.expected_bytes), in_time(stage.expected_seconds)
         print(f"{stage.name:<24} {size:>9} {seconds:>7}  {stage.folder}")
-    print(
-        f"{'estimated in all':<24} {in_bytes(total_bytes):>9} {in_time(total_seconds):>7}  (dry run: nothing was done)"
-    )
+    size, seconds = (sum(getattr(stage, name) for stage in to_do) for name in ("expected_bytes", "expected_seconds"))
+    print(f"{'estimated in all':<24} {in_bytes(size):>9} {in_time(seconds):>7}  (dry run: nothing was done)")
+
+
+def stands(stage: Stage, to_do: Sequence[Stage]) -> bool:
+    """Whether what the stage made is there and stays right when the stages `to_do` will have run."""
+    try:
+        inputs = stage.inputs()
+    except UserError:  # they are still to be made
+        return False
+    changes = any(path.is_relative_to(other.folder) for path in inputs for other in to_do)
+    return not changes and manifest.misfit(stage.folder, stage.options, inputs) is None
 
 
 def in_bytes(count: float) -> str:

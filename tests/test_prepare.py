@@ -5,13 +5,16 @@ import errno
 import fcntl
 import gzip
 import hashlib
+import http.server
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -312,6 +315,32 @@ def test_the_script_passes_everything_on(corpus, tmp_path):
     wrong = subprocess.run([*script, "wikipedia"], env=env, capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "wiki_only" in wrong.stderr
+
+
+def test_books_from_a_list_of_addresses(tmp_path):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=SAMPLE))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    names = ["the-time-machine.txt", "alice-s-adventures-in-wonderland.txt"]
+    addresses = [f"http://127.0.0.1:{server.server_port}/{name}" for name in names]
+    books = tmp_path / "books.txt"
+    command = ["all", "books", "--books", books, "--output-dir", tmp_path / "data", "--sentence-splitter", "fast"]
+    command += ["--lengths", "64:10", "--dupe-factor", 1]
+    books.write_text("# two books\n" + "\n".join(addresses))
+    run(*command)
+    server.shutdown()
+    server.server_close()
+    downloaded = tmp_path / "data" / "download" / "books"
+    assert {path.name for path in downloaded.glob("*.txt")} == set(names)
+    assert (downloaded / names[0]).read_bytes() == (SAMPLE / names[0]).read_bytes()
+    formatted = tmp_path / "data" / "formatted" / "books" / "part-00000.txt"
+    assert "Alice" in formatted.read_text() and "Time Traveller" in formatted.read_text()
+    books.write_text(addresses[0])  # the other one is on disk still, and no longer asked for
+    run(*command)
+    assert "Alice" not in formatted.read_text()
 
 
 def test_text_in_another_language_learns_its_own_sentences(tmp_path):
