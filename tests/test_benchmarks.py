@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import write_shards
 
-from benchmarks import device_checks, pretraining_step
+from benchmarks import data_loading, device_checks, pretraining_step
 
 
 def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tmp_path):
@@ -28,3 +28,12 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         assert 0 < side["peak_memory_gib"] < 20
         seconds = sum(side["milliseconds"].values()) / 1000
         assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+
+
+def test_the_loader_benchmark_runs_on_shards_of_its_own(tmp_path):
+    output = tmp_path / "result.json"
+    toy = ["--samples", "400", "--batch-size", "20", "--batches", "2", "--rounds", "2"]
+    assert data_loading.main([*toy, "--output", str(output)]) == 0
+    result = json.loads(output.read_text())
+    assert result["samples"] == 400 and result["sequence_length"] == 128
+    assert all(rate["median"] > 0 for rate in result["sequences_per_second"].values())

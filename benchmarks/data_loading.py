@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""How fast one core makes token streams of mapped shards: the loader's whole work, from positions to tensors.
+
+    python3 benchmarks/data_loading.py --input-dir data/hdf5/seq_128_pred_20/training
+
+Counts processor seconds of one thread, so that a busy machine does not change the figure; the floor beside it copies
+the same rows out of the same files and does nothing else. Without --input-dir it writes shards of random ids.
+"""
+
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
+from pretraining_dataset import KEYS, PretrainingDataset  # noqa: E402
+from token_stream import Limits, StepLoader, sample_order  # noqa: E402
+from utils import config  # noqa: E402
+from utils.errors import run_main  # noqa: E402
+from utils.logger import show  # noqa: E402
+
+VOCAB_SIZE = 30522
+
+
+def parse_arguments(argv=None) -> config.Arguments:
+    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--input-dir", type=Path, help="folder of shards")
+    parser.add_argument("--samples", type=config.positive_int, default=200_000, help="to write without --input-dir")
+    parser.add_argument("--seq-length", type=config.positive_int, default=128, help="to write without --input-dir")
+    parser.add_argument("--batch-size", type=config.positive_int, default=256, help="sequences a micro-batch")
+    parser.add_argument("--batches", type=config.positive_int, default=50, help="steps a round")
+    parser.add_argument("--rounds", type=config.positive_int, default=5, help="rounds")
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    return parser.parse_args(argv)
+
+
+def write_random_shards(folder: Path, samples: int, length: int, shards: int = 4) -> Path:
+    """Shards as create_pretraining_data.py lays them out: nine of ten samples full, the others of any length."""
+    predictions = -(-length * 16 // 100)
+    for number in range(shards):
+        random = np.random.default_rng(number)
+        n = samples // shards
+        lengths = np.where(random.random(n) < 0.9, length, random.integers(16, length + 1, n))
+        real = np.arange(length) < lengths[:, None]
+        masked = np.arange(predictions) < np.maximum(lengths * 15 // 100, 1)[:, None]
+        rows = {
+            "input_ids": np.where(real, random.integers(1000, VOCAB_SIZE, (n, length)), 0).astype(np.uint16),
+            "input_mask": real.astype(np.int8),
+            "segment_ids": (np.cumsum(real, axis=1) * 2 > lengths[:, None]).astype(np.int8) * real,
+            "masked_lm_positions": np.where(masked, 1 + np.arange(predictions), 0).astype(np.uint8),
+            "masked_lm_ids": np.where(masked, random.integers(1000, VOCAB_SIZE, masked.shape), 0).astype(np.uint16),
+            "next_sentence_labels": random.integers(0, 2, n).astype(np.int8),
+        }
+        with h5py.File(folder / f"random_{number}.hdf5", "w") as file:
+            for key, values in rows.items():
+                file.create_dataset(key, data=values)
+    return folder
+
+
+def measure(args: config.Arguments, folder: Path) -> dict:
+    dataset = PretrainingDataset(folder, VOCAB_SIZE)
+    limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence)
+    loader = StepLoader(dataset, limits, args.batch_size, seed=1, num_workers=0)
+    first_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rates: dict[str, list[float]] = {"loader": [], "floor": []}
+    for round_ in range(args.rounds + 1):  # the first brings the files into memory
+        steps = range(round_ * args.batches, (round_ + 1) * args.batches)
+        started = time.thread_time()
+        for step in steps:
+            loader.load(step)
+        loaded = time.thread_time()
+        for step in steps:
+            positions = np.arange(step * args.batch_size, (step + 1) * args.batch_size)
+            indices = sample_order(positions, len(dataset), seed=1)
+            for key in KEYS:
+                dataset.rows(key, indices)
+        copied = time.thread_time()
+        if round_:
+            sequences = args.batches * args.batch_size
+            rates["loader"].append(sequences / (loaded - started))
+            rates["floor"].append(sequences / (copied - loaded))
+    return {
+        "surroundings": surroundings(torch.device("cpu")),
+        "arguments": config.jsonable(args),
+        "samples": len(dataset),
+        "sequence_length": dataset.sequence_length,
+        "sequences_per_second": {name: median_and_spread(values) for name, values in rates.items()},
+        "memory_growth_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first_memory) / 1024,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.input_dir or write_random_shards(Path(scratch), args.samples, args.seq_length)
+        result = measure(args, folder)
+    path = write_result(args.output, f"data_loading-{result['sequence_length']}", result)
+    for name, rate in result["sequences_per_second"].items():
+        show(f"{name:7} {rate['median']:10,.0f} sequences/s a core  ({rate['low']:,.0f}-{rate['high']:,.0f})")
+    show(f"memory grew by {result['memory_growth_mib']:.0f} MiB over {result['samples']:,} samples; written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
