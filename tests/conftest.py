@@ -16,6 +16,9 @@ SHARED = ROOT.parent / "shared" / "data"
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 CLS, SEP, MASK = 101, 102, 103
 
+# Models this small are slower on several threads, and many times slower where other programs want the cores too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, on machines of any speed.
 settings.register_profile("project", derandomize=True, deadline=None)
 settings.load_profile("project")

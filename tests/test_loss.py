@@ -104,7 +104,7 @@ def test_sums_over_micro_batches_add_up_to_the_sums_over_the_batch():
     logits, labels = random_rows(90, 60, 2.0, torch.float32)
     whole = mlm_sums(logits, labels)
     parts = [mlm_sums(logits[rows], labels[rows]) for rows in (slice(0, 1), slice(1, 50), slice(50, 90))]
-    assert sum(float(loss) for loss, _ in parts) == pytest.approx(float(whole[0]), rel=1e-6)
+    assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole[0].item(), rel=1e-6)
     assert sum(int(correct) for _, correct in parts) == int(whole[1])
 
 
@@ -113,7 +113,7 @@ def test_sequence_pairs_labelled_minus_one_or_filler_count_nothing():
     labels = torch.tensor([0, -1, 1, IGNORED_LABEL])
     sums = pretraining_sums(torch.zeros(0, 8), logits, labels[:0], labels)
     expected = math.log(1 + math.exp(-3)) + math.log(1 + math.exp(-7))
-    assert float(sums.nsp_loss) == pytest.approx(expected, abs=1e-6) and sums.nsp_correct == 2
+    assert sums.nsp_loss.item() == pytest.approx(expected, abs=1e-6) and sums.nsp_correct == 2
     sums.nsp_loss.backward()
     assert logits.grad[[1, 3]].eq(0).all() and logits.grad[[0, 2]].ne(0).all()
 
