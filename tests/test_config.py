@@ -97,6 +97,7 @@ def test_underscores_are_hyphens_in_names_and_stay_in_values():
         (["--epsilon", "inf"], "--epsilon"),
         (["--warmup-proportion", "1.5"], "--warmup-proportion: expected a number from 0 to 1, not 1.5"),
         (["--beta2", "1"], "--beta2"),
+        (["--seed", "18446744073709551616"], "--seed: expected a whole number of 64 bits"),
         (["--last-step-of-checkpoint", "newest"], "expected None, auto or a step, not newest"),
         (["--amp", "perhaps"], "--amp"),
         (["--learning-rate"], "--learning-rate: expected one argument"),

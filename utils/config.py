@@ -117,6 +117,13 @@ def decay_factor(text: str) -> float:
     return value
 
 
+def random_seed(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**64:  # what torch.manual_seed takes
+        raise argparse.ArgumentTypeError(f"expected a whole number of 64 bits, not {text}")
+    return value
+
+
 def read_json(path: str | Path, what: str) -> Any:
     """The JSON value in the file `path`; `what` names its kind in errors."""
     path = Path(path)
@@ -182,7 +189,7 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         "newest whole checkpoint in that folder of steps, or a start from step 1 where it has none yet",
     )
     group.add_argument("--steps-this-run", type=positive_int, help="stop after this many updates")
-    group.add_argument("--seed", type=int, default=42, help="of weights, dropout and the order of samples")
+    group.add_argument("--seed", type=random_seed, default=42, help="of weights, dropout and the order of samples")
     group.add_argument("--report-file", type=none_or_path, default=Path("./report.json"), help="DLLogger's JSON lines")
     group.add_argument("--model-prefix", default="model", help="prefix of the training state's file names")
     group.add_argument("--show-config", action=BooleanFlag, default=True, help="print all settings at the start")
