@@ -249,10 +249,14 @@ def inference_figures(
 
 def predict(args: config.Arguments, model: BertForQuestionAnswering, dataset: SquadDataset, runtime: Runtime) -> None:
     """Answers every question; the main process writes the answers and, for --do-eval, scores them."""
+    folder = args.output_dir / args.bert_model / PHASE
+    writes = runtime.processes.is_main and not args.benchmark
+    if writes:  # now, so that a path that cannot be made is known before the work
+        folder.mkdir(parents=True, exist_ok=True)
     logits_2T, figures = predict_logits(model, dataset, args, runtime)
     text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
     runtime.reporter.log((), figures, f"prediction of {args.predict_batch_size} sequences at a time: {text}")
-    if args.benchmark or not runtime.processes.is_main:
+    if not writes:
         return
     predictions = decode(
         dataset,
@@ -262,7 +266,7 @@ def predict(args: config.Arguments, model: BertForQuestionAnswering, dataset: Sq
         version_2_with_negative=args.version_2_with_negative,
         null_score_diff_threshold=args.null_score_diff_threshold,
     )
-    path = write_predictions(args.output_dir / args.bert_model / PHASE, predictions)
+    path = write_predictions(folder, predictions)
     show(f"answers to {len(predictions.answers)} questions in {path}")
     if args.do_eval:
         # The answers are taken as they are: the threshold on the odds was applied when they were chosen.

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from utils.config import read_json
 from utils.errors import UserError
+from utils.logger import progress_bar
 
 TEXTS_AT_A_TIME = 4096  # between two looks at the progress bar
 
@@ -277,7 +277,7 @@ def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray]
     """Each text's token ids [C] and the characters [C, 2] (start, stop) that each token stands for."""
     ids: list[np.ndarray] = []
     characters: list[np.ndarray] = []
-    with tqdm(total=len(texts), desc=f"tokenizing {what}", unit=" texts", mininterval=1, disable=None) as bar:
+    with progress_bar(len(texts), f"tokenizing {what}", "text") as bar:
         for first in range(0, len(texts), TEXTS_AT_A_TIME):
             id_T, character_T2, bounds = tokenizer.encode_batch_with_offsets(texts[first : first + TEXTS_AT_A_TIME])
             ids += np.split(id_T, bounds[1:-1])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from squad_dataset import SquadDataset
+from utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,15 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 def write_predictions(folder: str | Path, predictions: Predictions) -> Path:
     """Writes `predictions.json`, `nbest_predictions.json` and for v2.0 `null_odds.json` into `folder`, each whole or
     not at all; returns the path of the first."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     files = {"nbest_predictions.json": predictions.nbest, "predictions.json": predictions.answers}
     if predictions.null_odds is not None:
         files["null_odds.json"] = predictions.null_odds
     for name, content in files.items():
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(json.dumps(content, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(folder / name)
-    return folder / "predictions.json"
+        path, temporary = Path(folder) / name, Path(folder) / f"{name}.tmp"
+        try:
+            temporary.write_text(json.dumps(content, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"cannot write {path} ({error.strerror}): make room or choose another folder") from error
+    return Path(folder) / "predictions.json"

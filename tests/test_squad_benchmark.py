@@ -46,3 +46,18 @@ def test_both_sides_learn_the_questions_and_the_halves_meet_in_one_file(model_fo
     assert str(ROOT) not in result_file.read_text()
     refused = run_program(*command, "--only", "ours", "--seed", 7, env=PASSIVE)
     assert_refused(refused, "result.json holds results with other settings")
+
+
+def test_steps_and_inference_are_measured_beside_transformers_with_the_same_logits(tmp_path):
+    output = tmp_path / "squad.json"
+    sizes = ("--train-batch-size", 2, "--predict-batch-size", 2, "--max-seq-length", 96, "--rounds", 2, "--steps", 1)
+    done = run_program(
+        "benchmarks/squad.py", "--model", "tiny", *sizes, "--output", output, "--device", "cpu", env=PASSIVE
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(output.read_text())
+    assert result["largest_difference_of_logits"] < 1e-5
+    for what in ("training", "inference", "latency"):
+        assert set(result[what]) == {"padded to the longest", "padded to 96", "ours"}
+        assert result[what]["ours"]["ours_is_faster_by"]["median"] == 1
+        assert all(figures["sequences_per_second"]["median"] > 0 for figures in result[what].values())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from squad_dataset import Question, Squad, SquadDataset, read_squad
 from squad_utils import decode, write_predictions
 from tokenizer import BertTokenizer
+from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = BertTokenizer(ROOT / "vocab/bert-base-uncased-vocab.txt", do_lower_case=True)
@@ -126,10 +127,19 @@ def test_a_context_without_tokens_is_answered_with_nothing():
         assert predictions.answers == {"q1": ""}
 
 
+def test_answers_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    dataset = dataset_of(questions=4)
+    predictions = decode(dataset, *random_logits(dataset, 0))
+    (tmp_path / "predictions.json").mkdir()
+    with pytest.raises(UserError, match=r"cannot write .*predictions\.json"):
+        write_predictions(tmp_path, predictions)
+    assert {path.name for path in tmp_path.iterdir()} == {"predictions.json", "nbest_predictions.json"}
+
+
 def test_files_hold_what_was_decoded_and_nothing_temporary_stays(tmp_path):
     dataset = dataset_of(questions=4)
     predictions = decode(dataset, *random_logits(dataset, 0), version_2_with_negative=True)
-    path = write_predictions(tmp_path / "squad", predictions)
+    path = write_predictions(tmp_path, predictions)
     assert json.loads(path.read_text(encoding="utf-8")) == predictions.answers
     folder = path.parent
     assert json.loads((folder / "nbest_predictions.json").read_text(encoding="utf-8")) == predictions.nbest
