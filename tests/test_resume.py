@@ -26,6 +26,8 @@ from small_runs import (
     weights,
 )
 
+from trainer import seed_of_step
+
 KILLS = 8
 
 
@@ -221,3 +223,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_processes(ground, tmp_path
     assert "error: cannot write the checkpoint" in (tmp_path / "log.0").read_text()
     assert 8 <= last_step(tmp_path) <= 12, "the run went on without checkpoints"
     assert steps_in(tmp_path) == ["4", "8"]
+
+
+def test_every_step_and_every_process_has_random_numbers_of_its_own():
+    seeds = {
+        seed_of_step(seed, position, rank) for seed in range(4) for position in range(0, 400, 8) for rank in range(8)
+    }
+    assert len(seeds) == 4 * 50 * 8
+    assert all(0 <= seed < 2**63 for seed in seeds)
