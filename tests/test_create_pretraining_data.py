@@ -1,0 +1,548 @@
+"""Data creation: the fast path against the written-out algorithm, its statistics, its files, and bad input."""
+
+import gzip
+import hashlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+from conftest import CLS, MASK, ROOT, SEP, SHARED, VOCAB_FILE, assert_refused, needs_shared_data, run_program
+
+from benchmarks.data_creation import Draws, create_pairs, create_samples, read_documents, truncate_pair
+from create_pretraining_data import (
+    SAMPLE,
+    Corpus,
+    SampleOptions,
+    choose_positions,
+    create_shard,
+    find_text,
+    plan_pass,
+    read_corpus,
+    truncate,
+)
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+WORDS = (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()[2000:40_000]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizer:
+    return BertTokenizer(VOCAB_FILE)
+
+
+def write_text(path: Path, documents: int = 60, seed: int = 0, longest_sentence: int = 40) -> Path:
+    """Documents of 1 to 30 sentences of 1 to 40 words of a real book."""
+    rng = random.Random(seed)
+    position, parts = 0, []
+    for _ in range(documents):
+        lines = []
+        for _ in range(rng.choice([1, 2, 3, 8, 15, 30])):
+            length = rng.randint(1, longest_sentence)
+            lines.append(" ".join(WORDS[(position + offset) % len(WORDS)] for offset in range(length)))
+            position += length
+        parts.append("\n".join(lines))
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+def read_shard(path: Path) -> dict[str, np.ndarray]:
+    """As NVIDIA's reader does: each key whole, then as int64."""
+    with h5py.File(path) as file:
+        return {key: np.asarray(file[key][:]).astype(np.int64) for key in KEYS}
+
+
+def unmasked(shard: dict[str, np.ndarray]) -> np.ndarray:
+    """input_ids with the labels put back."""
+    ids = shard["input_ids"].copy()
+    real = shard["masked_lm_ids"] > 0
+    row = np.nonzero(real)[0]
+    ids[row, shard["masked_lm_positions"][real]] = shard["masked_lm_ids"][real]
+    return ids
+
+
+def segments(ids: np.ndarray) -> list[list[int]]:
+    """What stands between [CLS], [SEP] and [SEP] in one row of unmasked ids."""
+    ends = np.flatnonzero(ids == SEP)
+    assert ids[0] == CLS
+    return [ids[begin + 1 : end].tolist() for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+# The fast path against the written-out algorithm.
+
+
+class Replay(Draws):
+    """Makes the choices that planned samples show: which sentences are A, whether B is random and where it begins."""
+
+    def __init__(self, samples: np.ndarray, corpus: Corpus, target: int):
+        self.samples, self.corpus, self.target = samples, corpus, target
+        self.position = 0
+
+    def target_length(self, longest, short_seq_prob):
+        return self.target
+
+    def sentence_at(self, token: int) -> int:
+        return int(np.searchsorted(self.corpus.sentence_starts, token))
+
+    def document_of_b(self) -> int:
+        sentence = self.sentence_at(self.samples[self.position]["b_start"])
+        return int(np.searchsorted(self.corpus.document_starts, sentence, side="right")) - 1
+
+    def sentences_of_a(self, sentences):
+        sample = self.samples[self.position]
+        return self.sentence_at(sample["a_start"] + sample["a_length"]) - self.sentence_at(sample["a_start"])
+
+    def next_is_random(self):
+        return self.samples[self.position]["label"] == 1
+
+    def other_document(self, documents, own):
+        assert self.document_of_b() != own
+        return self.document_of_b()
+
+    def first_sentence(self, sentences):
+        first = self.corpus.document_starts[self.document_of_b()]
+        return self.sentence_at(self.samples[self.position]["b_start"]) - int(first)
+
+
+@pytest.mark.parametrize("next_sentence_prediction", [True, False])
+@pytest.mark.parametrize(("seed", "documents"), [(0, 60), (1, 60), (19, 1)])
+def test_making_the_same_choices_the_written_out_algorithm_makes_the_same_samples(
+    tokenizer, tmp_path, seed, documents, next_sentence_prediction
+):
+    path = write_text(tmp_path / "text.txt", documents, seed)
+    options = SampleOptions(64, 10, short_seq_prob=0.0, next_sentence_prediction=next_sentence_prediction)
+    corpus = read_corpus(path, tokenizer)
+    samples = plan_pass(corpus, options, np.random.default_rng(seed))
+    documents = read_documents(path, tokenizer)
+    tokens = tokenizer.convert_ids_to_tokens(corpus.ids)
+    assert [token for document in documents for sentence in document for token in sentence] == tokens
+
+    replay = Replay(samples, corpus, options.sequence_length - options.special_tokens)
+    for index in range(len(documents)):
+        for pair in create_pairs(documents, index, options, replay):
+            sample = samples[replay.position]
+            a, b = sample["a_start"], sample["b_start"]
+            assert pair.tokens_a == tokens[a : a + sample["a_length"]]
+            assert pair.tokens_b == tokens[b : b + sample["b_length"]]
+            assert sample["label"] == (pair.is_random_next if next_sentence_prediction else -1)
+            replay.position += 1
+    assert replay.position == len(samples) > 5
+
+
+def test_truncation_leaves_the_lengths_that_popping_one_token_at_a_time_leaves():
+    options = SampleOptions(32, 5)
+    lengths = [(a, b) for a in range(1, 60, 3) for b in range(1, 60, 2)]
+    samples = np.zeros(len(lengths), SAMPLE)
+    samples["a_length"], samples["b_length"] = np.transpose(lengths)
+    samples["a_start"], samples["b_start"] = 1000, 2000
+    cut = truncate(samples, options, np.random.default_rng(0))
+    draws = Draws(0)
+    for (a, b), sample in zip(lengths, samples, strict=True):
+        tokens_a, tokens_b = list(range(1000, 1000 + a)), list(range(2000, 2000 + b))
+        truncate_pair(tokens_a, tokens_b, 29, draws)
+        assert (sample["a_length"], sample["b_length"]) == (len(tokens_a), len(tokens_b))
+        assert sample["a_start"] >= 1000 and sample["a_start"] + sample["a_length"] <= 1000 + a
+        assert sample["b_start"] >= 2000 and sample["b_start"] + sample["b_length"] <= 2000 + b
+    assert cut == sum(max(0, a + b - 29) for a, b in lengths)
+
+
+def test_truncation_takes_half_of_the_tokens_off_the_front():
+    samples = np.zeros(2000, SAMPLE)
+    samples["a_length"], samples["b_length"] = 100, 50
+    truncate(samples, SampleOptions(53, 5), np.random.default_rng(0))
+    # 100 tokens go, 75 of them off A: 37.5 off its front, and 12.5 off B's, with the binomial's spread.
+    assert samples["a_start"].mean() == pytest.approx(37.5, abs=0.5)
+    assert samples["a_start"].var() == pytest.approx(75 / 4, rel=0.15)
+    assert samples["b_start"].mean() == pytest.approx(12.5, abs=0.3)
+
+
+@pytest.mark.parametrize("whole_word_mask", [False, True])
+@pytest.mark.parametrize("next_sentence_prediction", [True, False])
+def test_samples_have_the_statistics_of_the_written_out_algorithm(
+    tokenizer, text, tmp_path, whole_word_mask, next_sentence_prediction
+):
+    options = SampleOptions(
+        64,
+        8,
+        dupe_factor=20,
+        short_seq_prob=0.3,
+        whole_word_mask=whole_word_mask,
+        next_sentence_prediction=next_sentence_prediction,
+    )
+    create_shard(text, tmp_path / "fast.hdf5", tokenizer, options)
+    fast = read_shard(tmp_path / "fast.hdf5")
+    slow = create_samples(read_documents(text, tokenizer), options, tokenizer.tokens)
+    count = len(slow)
+    assert len(fast["input_ids"]) == pytest.approx(count, rel=0.04)
+    slow_lengths = np.array([len(sample.tokens) for sample in slow])
+    assert fast["input_mask"].sum(axis=1).mean() == pytest.approx(slow_lengths.mean(), rel=0.03)
+    assert fast["segment_ids"].sum(axis=1).mean() == pytest.approx(
+        np.mean([sum(sample.segment_ids) for sample in slow]), rel=0.06
+    )
+    predicted = (fast["masked_lm_ids"] > 0).sum()
+    assert predicted / fast["input_mask"].sum() == pytest.approx(
+        sum(len(sample.positions) for sample in slow) / slow_lengths.sum(), rel=0.02
+    )
+    pieces = np.array([token.startswith("##") for token in tokenizer.tokens])
+    slow_labels = tokenizer.convert_tokens_to_ids([label for sample in slow for label in sample.labels])
+    assert pieces[fast["masked_lm_ids"]].sum() / predicted == pytest.approx(pieces[slow_labels].mean(), abs=0.015)
+    slow_random = np.mean([sample.is_random_next for sample in slow])
+    assert (fast["next_sentence_labels"] == 1).mean() == pytest.approx(slow_random, abs=0.03)
+
+
+# What every sample is.
+
+
+@pytest.fixture(scope="module")
+def shard(tokenizer, text, tmp_path_factory) -> dict[str, np.ndarray]:
+    path = tmp_path_factory.mktemp("shard") / "text.hdf5"
+    create_shard(text, path, tokenizer, SampleOptions(128, 20, dupe_factor=10))
+    return read_shard(path)
+
+
+def assert_masking_is_berts(shard: dict[str, np.ndarray], sample_count: int) -> None:
+    """15% of the tokens, none special; of these 80% [MASK], 10% kept, 10% random."""
+    ids, labels, positions = shard["input_ids"], shard["masked_lm_ids"], shard["masked_lm_positions"]
+    real = labels > 0
+    lengths = shard["input_mask"].sum(axis=1)
+    assert np.array_equal(real.sum(axis=1), np.clip(np.rint(0.15 * lengths), 1, labels.shape[1]))
+    assert (np.diff(np.where(real, positions, 10_000 + np.arange(labels.shape[1])), axis=1) > 0).all()
+    assert not np.isin(labels[real], [CLS, SEP]).any()
+    assert (positions[~real] == 0).all()
+    now = np.take_along_axis(ids, positions, axis=1)[real]
+    tolerance = 4 * np.sqrt(0.2 / real.sum())  # four standard errors
+    assert (now == MASK).mean() == pytest.approx(0.8, abs=tolerance)
+    assert (now == labels[real]).mean() == pytest.approx(0.1, abs=tolerance)
+    other = now[(now != MASK) & (now != labels[real])]
+    assert other.mean() == pytest.approx(30522 / 2, rel=0.1)
+    assert len(ids) > sample_count
+
+
+def test_15_percent_are_masked_80_10_10(shard):
+    assert_masking_is_berts(shard, 1000)
+
+
+def test_all_positions_are_masked_equally_often(tokenizer):
+    options = SampleOptions(64, 10)
+    samples = np.zeros(20_000, SAMPLE)
+    samples["a_length"], samples["b_length"] = 20, 30
+    ids = np.zeros((len(samples), 64), np.uint16)
+    positions, predicted = choose_positions(ids, samples, options, np.zeros(1, bool), np.random.default_rng(0))
+    counts = np.bincount(positions[:, :8].ravel(), minlength=64)  # round(.15 * 53) = 8
+    maskable = [*range(1, 21), *range(22, 52)]
+    assert (predicted == 8).all()
+    assert np.flatnonzero(counts).tolist() == maskable
+    expected = len(samples) * 8 / 50
+    assert np.abs(counts[maskable] - expected).max() < 5 * np.sqrt(expected)
+
+
+def test_every_sample_is_two_runs_of_text_and_a_real_next_follows(shard, tokenizer, text):
+    """A and B are runs of one document each; with label 0 B follows A in the same one, with 1 it is of another."""
+    documents = [
+        tokenizer.convert_tokens_to_ids([token for sentence in document for token in sentence])
+        for document in read_documents(text, tokenizer)
+    ]
+    where = {}
+    for number, document in enumerate(documents):
+        for position in range(len(document) - 5):
+            where.setdefault(tuple(document[position : position + 6]), []).append((number, position))
+    checked = Counter()
+    for ids, segment_ids, mask, label in zip(
+        unmasked(shard), shard["segment_ids"], shard["input_mask"], shard["next_sentence_labels"], strict=True
+    ):
+        a, b = segments(ids)
+        assert segment_ids.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * (128 - len(a) - len(b) - 3)
+        assert mask.tolist() == [1] * (len(a) + len(b) + 3) + [0] * (128 - len(a) - len(b) - 3)
+        assert not ids[len(a) + len(b) + 3 :].any()
+        if len(a) < 6 or len(b) < 6:
+            continue
+        places = [
+            [(n, p) for n, p in where.get(tuple(part[:6]), []) if documents[n][p : p + len(part)] == part]
+            for part in (a, b)
+        ]
+        assert places[0] and places[1]
+        if len(places[0]) == len(places[1]) == 1:
+            (a_document, a_start), (b_document, b_start) = places[0][0], places[1][0]
+            assert (a_document != b_document) == (label == 1)
+            assert label == 1 or b_start >= a_start + len(a)
+            checked[int(label)] += 1
+    assert min(checked[0], checked[1]) > 100
+
+
+def test_whole_words_are_masked_whole(tokenizer, text, tmp_path):
+    create_shard(text, tmp_path / "words.hdf5", tokenizer, SampleOptions(128, 20, whole_word_mask=True))
+    shard = read_shard(tmp_path / "words.hdf5")
+    ids = unmasked(shard)
+    is_piece = np.array([token.startswith("##") for token in tokenizer.tokens])[ids]
+    is_piece[:, 1] = False  # a truncated segment begins with a word of its own
+    second = np.argmax(ids == SEP, axis=1) + 1
+    is_piece[np.arange(len(ids)), second] = False
+    masked = np.zeros(ids.shape, bool)
+    real = shard["masked_lm_ids"] > 0
+    masked[np.nonzero(real)[0], shard["masked_lm_positions"][real]] = True
+    row, column = np.nonzero(is_piece)
+    assert np.array_equal(masked[row, column], masked[row, column - 1])
+    assert is_piece[masked].sum() > 100
+    assert (masked.sum(axis=1) <= np.clip(np.rint(0.15 * shard["input_mask"].sum(axis=1)), 1, 20)).all()
+
+
+def test_without_next_sentence_prediction_a_sample_is_one_segment_without_label(tokenizer, text, tmp_path):
+    create_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions(64, 10, next_sentence_prediction=False))
+    shard = read_shard(tmp_path / "one.hdf5")
+    assert (shard["next_sentence_labels"] == -1).all()
+    assert not shard["segment_ids"].any()
+    assert all(len(segments(ids)) == 1 for ids in unmasked(shard))
+    with h5py.File(tmp_path / "one.hdf5") as file:
+        assert not file.attrs["next_sentence_prediction"]
+
+
+def test_one_document_gives_only_real_next_pairs_and_a_warning(tokenizer, tmp_path):
+    text = tmp_path / "one.txt"
+    text.write_text("".join(f"{WORDS[i]} {WORDS[i + 1]} {WORDS[i + 2]}\n" for i in range(0, 900, 3)))
+    report = create_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions())
+    assert "is one document" in report.warning
+    assert not read_shard(tmp_path / "one.hdf5")["next_sentence_labels"].any()
+
+
+def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("create_pretraining_data.READ_BLOCK", 16)
+    text = tmp_path / "text.txt"
+    long_line = " ".join(WORDS[:200])
+    text.write_bytes(f"\n\n  \none two\r\n\u200b\n\n\nthree\n\t\n{long_line}\nfour\n\n{'x' * 90} five".encode())
+    corpus = read_corpus(text, tokenizer)
+    lines = ["one two", "three", long_line, "four", "x" * 90 + " five"]
+    expected = [tokenizer.encode(line) for line in lines]
+    assert corpus.ids.tolist() == [token for line in expected for token in line]
+    assert np.diff(corpus.sentence_starts).tolist() == [len(line) for line in expected]
+    assert corpus.document_starts.tolist() == [0, 1, 2, 4, 5]
+
+
+@needs_shared_data
+def test_the_statistics_hold_on_real_books(tokenizer, tmp_path):
+    parts = []
+    for name in ("middlemarch", "treasure-island", "jane-eyre"):
+        paragraphs = (SHARED / f"books/{name}.txt").read_text(encoding="utf-8").split("\n\n")
+        joined = [re.sub(r"(?<=[.!?”]) ", "\n", " ".join(paragraph.split())) for paragraph in paragraphs]
+        parts += ["\n".join(filter(None, joined[start : start + 40])) for start in range(0, len(joined), 40)]
+    text = tmp_path / "books.txt"
+    text.write_text("\n\n".join(parts), encoding="utf-8")
+    report = create_shard(text, tmp_path / "books.hdf5", tokenizer, SampleOptions())
+    shard = read_shard(tmp_path / "books.hdf5")
+    assert_masking_is_berts(shard, 30_000)
+    # A little more than half: a chunk of one sentence has no real next.
+    assert 0.5 < shard["next_sentence_labels"].mean() < 0.56
+    assert 0.05 < report.counts["truncated"] / report.counts["untruncated"] < 0.2
+    assert shard["input_mask"].mean() > 0.85
+
+
+# The files.
+
+
+def command(text: Path, output: Path, *extra) -> list:
+    return [
+        "create_pretraining_data.py",
+        *("--input-file", text, "--output-dir", output, "--vocab-file", VOCAB_FILE),
+        *("--max-seq-length", 64, "--max-predictions-per-seq", 10, *extra),
+    ]
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(5):
+        write_text(folder / f"part_{number}.txt", documents=12 + 10 * number, seed=number)
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def made(text_folder, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("made")
+    result = run_program(*command(text_folder, output, "--num-workers", 1))
+    assert result.returncode == 0, result.stderr
+    assert "5 shards made" in result.stderr
+    assert "truncation drops" in result.stderr
+    return output
+
+
+def test_the_number_of_workers_does_not_change_a_byte(text_folder, made, tmp_path):
+    assert len(digests(made)) == 5
+    for workers in (2, 3):
+        result = run_program(*command(text_folder, tmp_path / str(workers), "--num-workers", workers))
+        assert result.returncode == 0, result.stderr
+        assert digests(tmp_path / str(workers)) == digests(made)
+
+
+def test_each_shard_has_random_numbers_of_its_own(text_folder, tokenizer, tmp_path):
+    for name in ("a", "b"):
+        create_shard(text_folder / "part_0.txt", tmp_path / f"{name}.hdf5", tokenizer, SampleOptions(64, 10))
+    a, b = read_shard(tmp_path / "a.hdf5"), read_shard(tmp_path / "b.hdf5")
+    rows = min(len(a["input_ids"]), len(b["input_ids"]))
+    assert (a["input_ids"][:rows] == b["input_ids"][:rows]).all(axis=1).mean() < 0.01
+
+
+def test_killed_at_random_moments_and_rerun_it_makes_the_same_files(text_folder, made, tmp_path):
+    output, rng = tmp_path / "out", random.Random(0)
+    words = [sys.executable, *map(str, command(text_folder, output, "--num-workers", 2))]
+    for _ in range(4):
+        process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.3, 1.6))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(0.2)
+        for path in output.glob("*.hdf5") if output.exists() else ():
+            assert digests(made)[path.name] == hashlib.sha256(path.read_bytes()).hexdigest()
+    result = run_program(*words[1:])
+    assert result.returncode == 0, result.stderr
+    assert digests(output) == digests(made)
+
+
+def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder, tokenizer, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes((text_folder / "part_0.txt").read_bytes())
+    output, options = tmp_path / "text.hdf5", SampleOptions(64, 10)
+    assert create_shard(text, output, tokenizer, options).made
+    before = output.stat().st_mtime_ns
+    assert not create_shard(text, output, tokenizer, options).made
+    assert output.stat().st_mtime_ns == before
+    with pytest.raises(UserError, match=r"dupe_factor 5, not 2.*--overwrite"):
+        create_shard(text, output, tokenizer, SampleOptions(64, 10, dupe_factor=2))
+    text.write_text(text.read_text() + "More.\n")
+    with pytest.raises(UserError, match="input_sha256"):
+        create_shard(text, output, tokenizer, options)
+    assert output.stat().st_mtime_ns == before
+    assert create_shard(text, output, tokenizer, options, overwrite=True).made
+    output.write_bytes(output.read_bytes()[:500])
+    with pytest.raises(UserError, match="no readable HDF5"):
+        create_shard(text, output, tokenizer, options)
+
+
+def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_made(made, tokenizer):
+    path = made / "part_4.hdf5"
+    with h5py.File(path) as file:
+        assert {key: str(file[key].dtype) for key in KEYS} == {
+            "input_ids": "uint16",
+            "input_mask": "int8",
+            "segment_ids": "int8",
+            "masked_lm_positions": "uint8",
+            "masked_lm_ids": "uint16",
+            "next_sentence_labels": "int8",
+        }
+        content = path.read_bytes()
+        for key in KEYS:
+            offset = file[key].id.get_offset()
+            mapped = np.frombuffer(content, file[key].dtype, file[key].size, offset)
+            assert offset % 64 == 0
+            assert np.array_equal(mapped.reshape(file[key].shape), file[key][:])
+        assert dict(file.attrs) == {
+            "schema_version": 1,
+            "sequence_length": 64,
+            "predictions_per_sequence": 10,
+            "masked_lm_prob": 0.15,
+            "short_seq_prob": 0.1,
+            "dupe_factor": 5,
+            "random_seed": 12345,
+            "whole_word_mask": False,
+            "next_sentence_prediction": True,
+            "compression": "none",
+            "vocab_sha256": tokenizer.vocab_sha256,
+            "vocab_size": 30522,
+            "do_lower_case": True,
+            "input_sha256": file.attrs["input_sha256"],
+        }
+
+
+def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made, tokenizer, tmp_path):
+    (tmp_path / "part_1.txt.gz").write_bytes(gzip.compress((text_folder / "part_1.txt").read_bytes()))
+    output = tmp_path / "part_1.hdf5"
+    create_shard(tmp_path / "part_1.txt.gz", output, tokenizer, SampleOptions(64, 10, compression="gzip"))
+    ours, plain = read_shard(output), read_shard(made / "part_1.hdf5")
+    assert all(np.array_equal(ours[key], plain[key]) for key in KEYS)
+    with h5py.File(output) as file:
+        assert file["input_ids"].compression == "gzip"
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "words"),
+    [
+        (None, "text.txt", ["does not exist", "--input-file"]),
+        (b"", "text.txt", ["text.txt", "is empty"]),
+        (b" \n\n\t\n", "text.txt", ["text.txt", "holds no word"]),
+        (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
+        (b"Only.\n", "text.txt", ["text.txt", "no sample", "--no-nsp"]),
+        (gzip.compress(b"word " * 9999)[:-20], "text.txt.gz", ["text.txt.gz", "cut off"]),
+    ],
+)
+def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(tmp_path, content, name, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    output = tmp_path / "out"
+    assert_refused(run_program(*command(tmp_path / name, output, "--num-workers", 1)), *words)
+    assert not output.exists() or not list(output.iterdir())
+
+
+def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
+    for extra, words in [
+        (("--max-seq-length", 4), ["--max-seq-length 4"]),
+        (("--max-predictions-per-seq", 62), ["--max-predictions-per-seq 62", "1 to 61"]),
+        (("--vocab-file", tmp_path / "none.txt"), ["none.txt", "does not exist"]),
+        (("--masked-lm-prob", 1.5), ["--masked-lm-prob"]),
+    ]:
+        assert_refused(run_program(*command(text_folder, tmp_path / "out", *extra)), *words)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"holds no \*\.txt"):
+        find_text(tmp_path)
+
+
+def test_an_output_folder_that_is_a_file_is_refused(text_folder, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    assert_refused(run_program(*command(text_folder, tmp_path / "out")), str(tmp_path / "out"))
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(text_folder, tmp_path, compression):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "part_3.hdf5.tmp").symlink_to("/dev/full")  # where the shard is written before it gets its name
+    extra = ("--num-workers", 1, "--compression", compression)
+    result = run_program(*command(text_folder / "part_3.txt", output, *extra))
+    assert_refused(result, str(output / "part_3.hdf5"), "the disk is full")
+    assert not list(output.iterdir())
+
+
+def test_a_disk_too_small_is_refused_before_writing(text_folder, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
+    with pytest.raises(UserError, match="9 free"):
+        create_shard(text_folder / "part_0.txt", tmp_path / "part_0.hdf5", tokenizer, SampleOptions())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_benchmark_runs_at_toy_size(text, tmp_path):
+    output = tmp_path / "result.json"
+    result = run_program("benchmarks/data_creation.py", "--text", text, "--rounds", 1, "--output", output)
+    assert result.returncode == 0, result.stderr
+    assert "ours against the reference" in result.stdout
+    assert '"ratio"' in output.read_text()
