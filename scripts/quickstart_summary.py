@@ -10,7 +10,7 @@ from pathlib import Path
 def read_report(path: Path) -> list[dict]:
     """The data of each of DLLogger's JSON lines, oldest first."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line.removeprefix("DLLL "))["data"] for line in lines]
+    return [json.loads(line.removeprefix("DLLL ")).get("data", {}) for line in lines]
 
 
 def values_of(report: list[dict], name: str) -> list[float]:

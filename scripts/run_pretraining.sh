@@ -73,7 +73,7 @@ run_phase() {
   log_file=''
   if [[ $create_logfile == true ]]; then
     mkdir -p "$RESULTS_DIR"
-    log_file=$RESULTS_DIR/$job_name.$phase.$(date +%y%m%d%H%M%S).log
+    log_file=$RESULTS_DIR/$job_name.$phase.node$node_rank.$(date +%y%m%d%H%M%S).log
     echo "log file: $log_file"
   fi
   launch "$processes" "$code_dir/run_pretraining.py" "--$phase" --max-steps "$max_steps" "${@:3}" \

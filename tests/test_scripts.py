@@ -569,3 +569,29 @@ def test_an_environment_of_the_users_is_not_touched(checkout):
 def test_a_launch_makes_no_environment(checkout):
     result = checkout.run("bash scripts/run_pretraining.sh", FAKE_LACKS="1")
     assert_refused(result, checkout, "setup_environment.sh")
+
+
+# --- quickstart.sh ---
+
+
+def test_the_quickstarts_summary_says_what_the_reports_and_folders_say(tmp_path):
+    for phase, first, last, step in (("phase1", 10.5, 6.25, 30), ("phase2", 6.5, 6.0, 4), ("squad", 5.0, 3.5, 7)):
+        (tmp_path / phase / str(step)).mkdir(parents=True)
+        (tmp_path / phase / str(step - 1)).mkdir()
+        data = [{"seed": 1}, {"loss": first}, {"loss": last}]
+        data += (
+            [{"exact_match": 12.5, "f1": 25.0}]
+            if phase == "squad"
+            else [{"eval_loss": 7.75, "eval_mlm_accuracy": 0.125}]
+        )
+        lines = "".join(f"DLLL {json.dumps({'step': [], 'data': entry})}\n" for entry in data)
+        (tmp_path / f"{phase}-report.json").write_text(lines)
+    (tmp_path / "squad" / "predictions.json").write_text('{"a": "x", "b": "y"}')
+    script = ROOT / "scripts" / "quickstart_summary.py"
+    text = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True).stdout
+    for words in (
+        ["phase 1", "10.50 -> 6.25 in 30 steps", "7.75", "12.5%", str(tmp_path / "phase1" / "30")],
+        ["phase 2", "6.50 -> 6.00 in 4 steps", str(tmp_path / "phase2" / "4")],
+        ["SQuAD", "5.00 -> 3.50 in 7 steps", "exact match 12.5, F1 25.0", str(tmp_path / "squad" / "7"), "2 questions"],
+    ):
+        assert re.search(".*".join(map(re.escape, words)), text, re.DOTALL), words
