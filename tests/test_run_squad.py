@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import run_squad
 from squad_dataset import SquadDataset, read_squad
 from squad_utils import decode
+from token_stream import sample_order
 from tokenizer import BertTokenizer
 from utils.errors import run_main
 
@@ -190,6 +191,51 @@ def test_the_warm_up_is_applied_and_then_the_rate_falls_to_nothing(files, tmp_pa
     peak = 0.005
     expected = [peak * k / 4 for k in range(4)] + [peak * (10 - k) / 6 for k in range(4, 10)]
     assert rates == pytest.approx(expected, rel=1e-5)
+
+
+def row_of_transformers(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """One sequence's stream as the batch of one row that transformers takes."""
+    row = {name: torch.from_numpy(stream[name]) for name in ("start_positions", "end_positions")}
+    return row | {name: torch.from_numpy(stream[name])[None] for name in ("input_ids", "token_type_ids")}
+
+
+def test_training_takes_the_steps_of_transformers(files, tmp_path):
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    torch.manual_seed(0)
+    peer = BertForQuestionAnswering(BertConfig.from_json_file(files["config"])).train()
+    peer.save_pretrained(tmp_path / "start")
+    flags = ("--do-train", "--train-file", files["v2"], "--version-2-with-negative", "--max-steps", 12, "--log-freq", 1)
+    assert run(files, tmp_path, *flags, "--init-checkpoint", tmp_path / "start") == 0
+    losses = [data["loss"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
+
+    dataset = SquadDataset(
+        read_squad(files["v2"]),
+        BertTokenizer(VOCAB_FILE),
+        max_seq_length=28,
+        doc_stride=8,
+        max_query_length=10,
+        training=True,
+        version_2_with_negative=True,
+    )
+    undecayed = [p for name, p in peer.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for name, p in peer.named_parameters() if not (name.endswith("bias") or "LayerNorm" in name)]
+    groups = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.005, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
+    order = sample_order(np.arange(12 * 8), len(dataset), seed=42)
+    for step, loss in enumerate(losses):
+        rows = [dataset.stream(order[[place]]) for place in range(8 * step, 8 * step + 8)]
+        for group in optimizer.param_groups:  # the first of 12 updates warms up, by --warmup-proportion 0.1
+            group["lr"] = 0.005 * min(step, (12 - step) / 11)
+        # Row by row: beside longer rows, transformers would let the padding take a share of the softmax.
+        expected = torch.stack([peer(**row_of_transformers(row)).loss for row in rows]).mean()
+        assert loss == pytest.approx(expected.item(), rel=1e-4)
+        optimizer.zero_grad()
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
 
 
 def test_steps_are_the_epochs_and_at_most_max_steps(files, tmp_path):
