@@ -20,7 +20,7 @@ def numbers(version):
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 for line in ["torch>=2.11", *(line for path in sys.argv[1:] for line in pathlib.Path(path).read_text().splitlines())]:
-    if match := re.match(r"([\w-]+)>=([\d.]+)", line):
+    if match := re.match(r"([\w-]+)[>=]=([\d.]+)", line):
         if numbers(metadata.version(match[1])) < numbers(match[2]):
             sys.exit(f"{match[1]} is too old")
 PYTHON

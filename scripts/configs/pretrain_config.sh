@@ -31,10 +31,10 @@ _pretraining_arguments() {
 
 # A two-layer BERT on the sample corpus, for a CPU with two cores; scripts/quickstart.sh makes its shards.
 cpu_sample_fp32() {
-  local train_batch_size=32 learning_rate=1e-2 precision=fp32 num_gpus=0 warmup_proportion=0.1 train_steps=300
+  local train_batch_size=32 learning_rate=1e-2 precision=fp32 num_gpus=0 warmup_proportion=0.1 train_steps=400
   local save_checkpoint_steps=100 create_logfile=false gradient_accumulation_steps=1 seed=12439
   local job_name=quickstart_pretraining
-  local train_batch_size_phase2=8 learning_rate_phase2=4e-3 warmup_proportion_phase2=0.1 train_steps_phase2=60
+  local train_batch_size_phase2=8 learning_rate_phase2=1e-2 warmup_proportion_phase2=0.1 train_steps_phase2=100
   local gradient_accumulation_steps_phase2=2
   local dataset_dir_phase1=quickstart/hdf5/seq_128_pred_20/training
   local dataset_dir_phase2=quickstart/hdf5/seq_512_pred_80/training
