@@ -34,7 +34,11 @@ CLOSERS = re.escape(QUOTES + ")]}")
 OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
 
 # Full stops that are nothing else and need no space after them.
-CJK_END = re.compile("(?<=[\u3002\uff01\uff1f])(?![\u3002\uff01\uff1f\u300d\u300f\u201d\u2019\uff09])")
+CJK_CLOSERS = "\u300d\u300f\u201d\u2019\uff09"
+CJK_END = re.compile(
+    f"(?<=[\u3002\uff01\uff1f])(?![\u3002\uff01\uff1f{CJK_CLOSERS}])|"
+    f"(?<=[\u3002\uff01\uff1f][{CJK_CLOSERS}])(?![{CJK_CLOSERS}])"
+)
 # “What?” said he: the sentence goes on.
 GOES_ON = re.compile(rf"[^\W\d_]*[?!\u2026][{CLOSERS}]+$")
 
@@ -42,6 +46,7 @@ END_OF_NEXT_WORD = re.compile(rf"(\s\S*[{re.escape(ENDS)}])[{CLOSERS}]+$")
 
 CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?:\s+|$)")
 NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
+ABBREVIATION = re.compile(r"[^\W\d_](?:[^\W\d_]|[.&'-])*")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
 
@@ -200,6 +205,7 @@ def train_punkt(paragraphs: Iterable[str], max_characters: int = 10_000_000) -> 
     # The trainer also takes up words seen once before a comma or the like, most of them noise: count again without.
     trainer.find_abbrev_types()
     params = trainer.get_params()
+    params.abbrev_types = {word for word in params.abbrev_types if ABBREVIATION.fullmatch(word)}
     trainer.freq_threshold(ortho_thresh=3)
     return params
 

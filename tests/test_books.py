@@ -1,0 +1,177 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from data.books import clean_book
+from data.documents import MAX_DOCUMENT, read_documents
+from utils.errors import UserError
+
+SAMPLE = Path(__file__).parent.parent / "data/sample/books"
+SHARED = Path(__file__).parent.parent.parent / "shared/data/books"
+
+LONG = "It was a dark night and the rain fell in torrents, but for now and then, when it stopped.\n" * 7
+
+BOOK = f"""The Project Gutenberg eBook of A Night
+
+*** START OF THE PROJECT GUTENBERG EBOOK A NIGHT ***
+
+A NIGHT
+
+by A. Writer
+
+CONTENTS
+
+ I The Rain
+ II The Wind
+
+CHAPTER I
+
+The Rain
+
+{LONG}
+“_What_ a night!” said Mr. W____, the well-
+known man--
+and no other--with a sigh.[1]
+
+* * * * *
+
+[Illustration: A night.]
+
+CHAPTER II. The Wind
+
+{LONG}
+[1] A note that the printer has put here.
+
+THE END
+
+*** END OF THE PROJECT GUTENBERG EBOOK A NIGHT ***
+
+Licence text that goes on and on.
+"""
+
+
+def test_a_book_becomes_its_chapters():
+    chapter = " ".join(LONG.split())
+    documents = list(clean_book(BOOK, "night"))
+    assert documents == [
+        ("night#1", [chapter, "“What a night!” said Mr. W—, the well-known man--and no other--with a sigh."]),
+        ("night#2", [chapter]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("book", "chapters"),
+    [
+        ("alice-s-adventures-in-wonderland", 12),
+        ("the-time-machine", 17),  # sixteen and an epilogue
+        ("frankenstein", 28),  # four letters and twenty-four
+        ("treasure-island", 35),  # thirty-four and a dedication in prose
+    ],
+)
+def test_the_sample_books_have_their_chapters_and_keep_their_words(book, chapters):
+    text = (SAMPLE / f"{book}.txt").read_text(encoding="utf-8")
+    documents = list(clean_book(text))
+    words = sum(len(paragraph.split()) for document in documents for paragraph in document.paragraphs)
+    assert len(documents) == chapters
+    assert 0.98 * len(text.split()) < words < len(text.split())
+    for document in documents:
+        for paragraph in document.paragraphs:
+            assert "\n" not in paragraph and "_" not in paragraph and "  " not in paragraph
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the 25 books")
+def test_longer_books_keep_their_words():
+    for path in sorted(SHARED.glob("m*.txt")):
+        text = path.read_text(encoding="utf-8")
+        documents = list(clean_book(text))
+        words = sum(len(paragraph.split()) for document in documents for paragraph in document.paragraphs)
+        assert words > 0.98 * len(text.split()), path
+        assert len(documents) > 15, path
+
+
+def test_a_book_without_chapters_is_one_document():
+    paragraphs = [" ".join(LONG.split())] * 3
+    assert list(clean_book("\n\n".join(paragraphs), "x")) == [("x#1", paragraphs)]
+    assert list(clean_book("")) == []
+    assert list(clean_book("A title\n\nand nothing else")) == []
+
+
+def test_text_files_are_read_by_paragraph_or_by_document(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffOne.\nTwo.\n\n \n\nThree.".encode())
+    assert list(read_documents(path)) == [(f"{path}#1", ["One.\nTwo.", "Three."])]
+    by_document = list(read_documents(path, empty_line="document"))
+    assert [document.paragraphs for document in by_document] == [["One.\nTwo."], ["Three."]]
+    path.write_text("")
+    assert list(read_documents(path)) == []
+
+
+def test_a_long_text_is_cut_between_paragraphs(tmp_path):
+    path = tmp_path / "a.txt"
+    paragraphs = [f"{number} " + "x" * 100_000 for number in range(25)]
+    path.write_text("\n\n".join(paragraphs))
+    documents = list(read_documents(path))
+    assert [paragraph for document in documents for paragraph in document.paragraphs] == paragraphs
+    assert all(sum(map(len, document.paragraphs)) < MAX_DOCUMENT + 101_000 for document in documents)
+    assert len(documents) == 3
+    path.write_text("y" * 5_000_000)
+    assert [len(document.paragraphs[0]) for document in read_documents(path)] == [5_000_000]
+
+
+def test_records_are_documents(tmp_path):
+    records = [{"text": "One.\n\nTwo."}, {"text": " \n"}, {"text": "Three.", "other": 1}]
+    lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    expected = [["One.", "Two."], ["Three."]]
+    assert [document.paragraphs for document in read_documents(tmp_path / "a.jsonl")] == expected
+    assert [document.paragraphs for document in read_documents(tmp_path / "a.jsonl.gz")] == expected
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"text": [one["text"] for one in records], "other": [1, 2, 3]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert [document.paragraphs for document in read_documents(tmp_path / "a.parquet")] == expected
+    with pytest.raises(UserError, match=r"a\.parquet: no column 'body'"):
+        list(read_documents(tmp_path / "a.parquet", text_field="body"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message", "left"),
+    [
+        ("a.txt", b"Good.\n\nCaf\xe9.\n\nFine.\n", r"a\.txt:3: not UTF-8 \(byte 0xe9", ["Good.", "Fine."]),
+        ("a.txt", b"Good.\n\nNul\0.\n", r"a\.txt:3: NUL bytes", ["Good."]),
+        ("a.jsonl", b'{"text": "Good."}\n{"text": \n', r"a\.jsonl:2: not valid JSON", ["Good."]),
+        ("a.jsonl", b'{"body": "x"}\n{"text": "Good."}\n', r"a\.jsonl:1: the field 'text' is missing", ["Good."]),
+        ("a.jsonl", b'["x"]\n{"text": 5}\n', r"a\.jsonl:1: the field 'text' is missing", []),
+        ("a.jsonl", b'{"text": "nul\\u0000"}\n', r"a\.jsonl:1: NUL", []),
+        (
+            "a.txt.gz",
+            gzip.compress(b"Good.\n\n" * 50_000)[:-20],
+            r"a\.txt\.gz, after line \d+: the gzip file is cut",
+            None,
+        ),
+        ("a.txt.gz", b"not gzip", r"a\.txt\.gz, after line 0: the gzip file is cut off or damaged", []),
+        ("a.parquet", b"PAR1 not parquet", r"a\.parquet, after row 0: the parquet file is cut off or damaged", []),
+    ],
+)
+def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, content, message, left):
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(read_documents(path))
+    bad = []
+
+    def on_bad(where: str, why: str) -> None:
+        bad.append((where, why))
+
+    paragraphs = [one for document in read_documents(path, on_bad=on_bad) for one in document.paragraphs]
+    assert bad
+    assert paragraphs == left or left is None
+
+
+def test_an_unknown_kind_of_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"a\.pdf"):
+        list(read_documents(tmp_path / "a.pdf"))

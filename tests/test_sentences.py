@@ -1,0 +1,116 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.books import clean_book
+from data.sentences import get_splitter, load_punkt, save_punkt, train_punkt
+from utils.errors import UserError
+
+BOOKS = Path(__file__).parent.parent / "data/sample/books"
+
+# Split by hand: a bar where a sentence ends.
+BY_HAND = [
+    "Mr. Smith went to Washington.|He met Dr. Jones at 5 p.m. on Jan. 5, 1999, and left.",
+    "“What is it?” said he.|“Nothing.”|She went out.",
+    '"You speak of Mr. Jarndyce."|She looked at Mrs. Bennet!|"Why?" asked Elizabeth.',
+    "The U.S. Army came, e.g. by train, and went.|It cost $5.50 in all.|See p. 5 for more.",
+    "J. R. R. Tolkien wrote it in 1937 (cf. Vol. 2).|It is No. 5 on the list.|Is that so?!|Yes.",
+    "He lived in St. Petersburg, etc., until his death.|(He was old.)|Then they all left.",
+    "They wrote to Acme Corp. and to Smith & Co. about it.|The answer came on Dec. 3.|It was short.",
+    "It rose by 3.5 percent.|However, this was not enough.|The end.",
+    "Well... perhaps not.|Who knows?|We do not.",
+    "你好。|再见！|他说：“好的。”|是吗？",
+    "One sentence without an end",
+    "The 5th c. church was built ca. 480 by King Theodoric.|It still stands.",
+]
+
+
+@pytest.fixture(scope="module")
+def prose() -> list[str]:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(BOOKS.glob("*.txt"))]
+    return [paragraph for text in texts for document in clean_book(text) for paragraph in document.paragraphs]
+
+
+@pytest.mark.parametrize("name", ["punkt", "fast"])
+@pytest.mark.parametrize("by_hand", BY_HAND)
+def test_sentences_are_those_that_a_person_sees(name, by_hand):
+    sentences = by_hand.split("|")
+    joiner = "" if "。" in by_hand else " "
+    assert get_splitter(name).split(joiner.join(sentences)) == sentences
+
+
+@pytest.mark.parametrize("name", ["punkt", "fast", "newline"])
+@given(paragraph=st.text(st.sampled_from("aB1 .?!…。\n\"'“”()-\t,") | st.characters(codec="utf-8"), max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_no_character_is_lost_and_no_sentence_is_empty_or_has_a_line_break(name, paragraph):
+    sentences = get_splitter(name).split(paragraph)
+    assert "".join("".join(sentences).split()) == "".join(paragraph.split())
+    assert all(sentence and sentence == " ".join(sentence.split()) for sentence in sentences)
+
+
+@pytest.mark.parametrize("name", ["punkt", "fast"])
+@pytest.mark.parametrize("paragraph", ["!" * 100_000, "a" * 1_000_000, "a. " * 20_000, '."' * 50_000, "A." * 50_000])
+def test_long_paragraphs_neither_hang_nor_lose_text(name, paragraph):
+    sentences = get_splitter(name).split(paragraph)
+    assert "".join("".join(sentences).split()) == "".join(paragraph.split())
+
+
+def test_the_fast_splitter_decides_as_punkt_does(prose):
+    punkt, fast = get_splitter("punkt"), get_splitter("fast")
+    sample = prose[::5]
+    same = sum(punkt.split(paragraph) == fast.split(paragraph) for paragraph in sample)
+    assert len(sample) > 500
+    assert same > 0.97 * len(sample)
+
+
+def test_newline_takes_each_line_for_a_sentence():
+    assert get_splitter("newline").split(" One. Two.\n\n three \r\nfour") == ["One. Two.", "three", "four"]
+
+
+def test_training_finds_the_abbreviations_of_a_corpus(tmp_path):
+    paragraphs = [
+        f"Pan Dvořák bydlí ve městě č. {number} tzv. staré. Je to dům. Má rád psa a kočku. Dnes je tzv. volno."
+        for number in range(200)
+    ]
+    path = tmp_path / "czech.json"
+    save_punkt(train_punkt(paragraphs), path, "a test")
+    assert {"tzv", "č"} <= set(json.loads(path.read_text())["abbreviations"])
+    sentence = "Žil v tzv. dolním domě č. 5 se psem."
+    for name in ("punkt", "fast"):
+        assert get_splitter(name, params_file=path).split(f"{sentence} Je to dům.") == [sentence, "Je to dům."]
+
+
+def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
+    params = train_punkt(prose, max_characters=200_000)
+    path = tmp_path / "params.json"
+    save_punkt(params, path, "a test")
+    from data.sentences import PunktSplitter
+
+    trained, loaded = PunktSplitter(params), PunktSplitter(load_punkt(path))
+    for paragraph in prose[:400]:
+        assert trained.split(paragraph) == loaded.split(paragraph)
+    save_punkt(load_punkt(path), tmp_path / "again.json", "a test")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+def test_missing_or_foreign_parameters_are_an_error(tmp_path):
+    with pytest.raises(UserError, match="no sentence parameters for klingon"):
+        get_splitter("punkt", "klingon")
+    path = tmp_path / "params.json"
+    for content in ('{"abbreviations": []}', "[]", '{"abbreviations": 5}'):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"params\.json are not in this project's form"):
+            get_splitter("punkt", params_file=path)
+    path.write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        get_splitter("punkt", params_file=path)
+
+
+def test_the_splitters_need_no_download_and_no_pickle():
+    files = list((Path(__file__).parent.parent / "data/punkt").iterdir())
+    assert [file.name for file in files] == ["english.json"]
+    assert re.search(r'"abbreviations"', files[0].read_text(encoding="utf-8"))
