@@ -168,14 +168,14 @@ def pieces(paragraph: str) -> Iterator[str]:
     a space if there is one."""
     text = " ".join(paragraph.split())
     for piece in CJK_END.split(text):
-        piece = piece.strip()
-        while len(piece) > MAX_PIECE:
-            cut = piece.rfind(" ", 1, MAX_PIECE)
-            cut = cut if cut > 0 else MAX_PIECE
-            yield piece[:cut]
-            piece = piece[cut:].lstrip()
-        if piece:
-            yield piece
+        piece, start = piece.strip(), 0
+        while len(piece) - start > MAX_PIECE:
+            cut = piece.rfind(" ", start + 1, start + MAX_PIECE)
+            cut = cut if cut > 0 else start + MAX_PIECE
+            yield piece[start:cut]
+            start = cut + (piece[cut] == " ")
+        if start < len(piece):
+            yield piece[start:]
 
 
 class LanguageVars(PunktLanguageVars):
