@@ -52,16 +52,17 @@ LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 # Starting a worker takes as long as working through so many bytes.
 BYTES_WORTH_A_WORKER = 4 * MB
 
-# For dry runs: MB of text a second and core as measured in docs/data.md, and sizes.
-FORMAT_RATE = {"wikicorpus": 0.8, "books": 1.0, "corpus": 1.5}
-SHARD_RATE = 150.0  # one process
-VOCABULARY_RATE = 5.0
-PASS_RATE = 30.0  # text, times passes over it
-TEXT_PER_BYTE = {".bz2": 0.6, ".gz": 2.7, ".parquet": 1.7}  # formatted text by size of file; else 1
-BYTES_A_TOKEN = 4.3
+# For dry runs: MB of text that a core gets through in a second, as measured in docs/data.md, and sizes.
+FORMAT_RATE = {"wikicorpus": 0.9, "books": 1.2, "corpus": 1.9}
+SHARD_RATE = 100.0  # one process
+VOCABULARY_RATE = 3.6
+PASS_RATE = 20.0  # text times passes over it, verification included
+TOKENS_A_BYTE = 0.3  # a pass, special tokens and random next sentences included
 FILL = 0.85
+# Formatted text by size of file, where it is not 1; for dumps a guess, as they hold much that is no prose.
+TEXT_PER_BYTE = {".bz2": 0.7, ".gz": 2.7, ".parquet": 1.7}
 ENGLISH_DUMP_BYTES = 24_000 * MB
-DOWNLOAD_RATE = 5.0  # what the mirrors give one address, about
+DOWNLOAD_RATE = 5.0  # MB/s, a guess
 
 
 # The stages.
@@ -336,7 +337,7 @@ def hdf5_stage(
 
     share = args.test_fraction if "test_fraction" in args else 0.05
     text = expected * (share if side == "test" else 1 - share)
-    samples = text * passes / BYTES_A_TOKEN / FILL / length
+    samples = text * passes * TOKENS_A_BYTE / FILL / length
     return Stage(
         f"hdf5 {length} {side}",
         args.output_dir / "hdf5" / name / side,

@@ -18,7 +18,7 @@ from tokenizer import BertTokenizer
 from utils.errors import UserError
 
 PICTURE = "distributions.png"
-ROWS = 8192  # examined at a time: bounds memory whatever the shard
+ROWS = 2048  # examined at a time: bounds memory whatever the shard
 # Random weights for hashes of rows. A row's hash is a sum of products modulo 2^64.
 HASH_SEED = 20_181_011
 
