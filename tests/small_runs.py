@@ -1,6 +1,7 @@
 """Pre-training runs that take a second: in this process, in one that can be killed, or in several that talk."""
 
 import contextlib
+import functools
 import io
 import json
 import multiprocessing
@@ -10,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, pretraining_command, reported, write_shards
 from safetensors.torch import load_file
@@ -19,7 +22,6 @@ from safetensors.torch import load_file
 import run_pretraining
 from utils.errors import run_main
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the test machine's cores are few, and small matrices want no more
 AUTO = ("--last-step-of-checkpoint", "auto")
 
 
@@ -69,21 +71,11 @@ def resuming(output: Path, phase: str = "phase1") -> tuple:
 def run_here(argv: list[str]) -> subprocess.CompletedProcess:
     """The program in this process, as if it had been run as one."""
     out, err = io.StringIO(), io.StringIO()
-    threads, environment = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
-    os.environ.update(ONE_THREAD)
-    torch.set_num_threads(1)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                run_main(lambda: run_pretraining.main(argv))
-            except SystemExit as end:
-                code = end.code or 0
-    finally:
-        torch.set_num_threads(threads)
-        if environment is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = environment
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run_main(lambda: run_pretraining.main(argv))
+        except SystemExit as end:
+            code = end.code or 0
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
@@ -118,7 +110,6 @@ def steps_in(output: Path, phase: str = "phase1") -> list[str]:
 
 def _child(argv: list[str], environment: dict[str, str], output_file: Path) -> None:
     os.environ.update(environment)
-    torch.set_num_threads(1)
     with output_file.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -126,11 +117,20 @@ def _child(argv: list[str], environment: dict[str, str], output_file: Path) -> N
     run_main(lambda: run_pretraining.main(argv))
 
 
-def start(argv: list[str], output_file: Path, environment: dict[str, str] | None = None):
-    """The program in a process of its own, forked from a server that has imported it: it starts at once."""
+@functools.cache
+def _server():
+    """A process that has imported the program and is forked for each run, so that a run starts at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["run_pretraining", "small_runs"])
-    process = context.Process(target=_child, args=(argv, {**ONE_THREAD, **(environment or {})}, output_file))
+    context.set_forkserver_preload(["small_runs"])
+    with pytest.MonkeyPatch.context() as patch:  # before Python 3.13 the server knows sys.path by this alone
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    return context
+
+
+def start(argv: list[str], output_file: Path, environment: dict[str, str] | None = None):
+    """The program in a process of its own."""
+    process = _server().Process(target=_child, args=(argv, environment or {}, output_file))
     process.start()
     return process
 
@@ -168,7 +168,6 @@ def torchrun(argv: list[str], output_file: Path, count: int = 2) -> Iterator[sub
         process = subprocess.Popen(
             [*command, "run_pretraining.py", *argv],
             cwd=ROOT,
-            env={**os.environ, **ONE_THREAD},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard
 from safetensors.torch import load_file
 from small_runs import (
-    ONE_THREAD,
     Ground,
     ended,
     losses,
@@ -248,7 +247,6 @@ def test_a_terminal_shows_a_progress_bar_and_lines_above_it(ground, tmp_path):
     with subprocess.Popen(
         [sys.executable, "run_pretraining.py", *command],
         cwd=ROOT,
-        env={**os.environ, **ONE_THREAD},
         stdout=writer,
         stderr=writer,
         stdin=subprocess.DEVNULL,
