@@ -368,7 +368,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     print(f"ours against the reference: {ratio:.1f} times, {megabytes:.1f} MB of text, one core")
     content = environment() | {
-        "text": str(args.text or "data/sample/books"),
+        "text": args.text.name if args.text else "data/sample/books",
         "text_megabytes": megabytes,
         "options": {name: getattr(args, name) for name in ("max_seq_length", "max_predictions_per_seq", "dupe_factor")},
         "rounds": args.rounds,

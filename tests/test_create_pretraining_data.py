@@ -298,6 +298,9 @@ def test_whole_words_are_masked_whole(tokenizer, text, tmp_path):
     row, column = np.nonzero(is_piece)
     assert np.array_equal(masked[row, column], masked[row, column - 1])
     assert is_piece[masked].sum() > 100
+    # The first tokens of A and B, whole words or cut ones, are masked as often as others.
+    assert masked[:, 1].mean() == pytest.approx(masked[np.arange(len(ids)), second].mean(), rel=0.2)
+    assert masked[:, 1].mean() > 0.1
     assert (masked.sum(axis=1) <= np.clip(np.rint(0.15 * shard["input_mask"].sum(axis=1)), 1, 20)).all()
 
 
