@@ -66,6 +66,10 @@ def edited(path: Path, target: Path, **values) -> Path:
         (("--from-pretrained-params", "/nowhere/at/all"), ["/nowhere/at/all", "does not exist"]),
         (("--phase2", "--from-phase1-final-params", "/nowhere/at/all"), ["/nowhere/at/all", "does not exist"]),
         (("--from-phase1-final-params", "."), ["--from-phase1-final-params", "--phase2"]),
+        (
+            ("--phase2", "--from-phase1-final-params", ".", "--from-pretrained-params", "."),
+            ["--from-phase1-final-params", "--from-pretrained-params"],
+        ),
         (("--input-dir", "/nowhere/at/all"), ["/nowhere/at/all", "does not exist"]),
         (("--eval-dir", "/nowhere/at/all"), ["/nowhere/at/all", "does not exist"]),
         (("--config-file", "/nowhere/config.json"), ["/nowhere/config.json", "does not exist"]),

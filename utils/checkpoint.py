@@ -345,7 +345,7 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
                     f"the config that the weights were made with"
                 )
     given = folder / VOCAB_FILE
-    if given.is_file() and given.read_text(encoding="utf-8").split() != vocab_file.read_text(encoding="utf-8").split():
+    if given.is_file() and given.read_bytes().split() != vocab_file.read_bytes().split():
         raise UserError(
             f"{given} and {vocab_file} hold other words: use the vocabulary that the weights were made with"
         )
