@@ -33,7 +33,7 @@ ELEMENT_END["!--"] = re.compile("-->")
 
 # Runs of brackets, and bars. A table's brackets count at the start of a line only, as in MediaWiki.
 MAX_DEPTH = 100  # MediaWiki's own limit for templates is 40
-TOKEN = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+|\||^[ \t:]*\{\||^[ \t]*\|\}(?!\})", re.M)
+TOKEN = re.compile(r"^[ \t:]*\{\||^[ \t]*\|\}(?!\})|\{\{+|\}\}+|\[\[+|\]\]+|\|", re.M)
 
 # Old names of the file namespace, which a dump's list of namespaces does not have.
 FILE_ALIASES = words("image bild imagen imagem immagine afbeelding grafika attēls kuva fil billede obrázok")
@@ -235,7 +235,7 @@ def prose_lines(text: str) -> Iterator[str]:
             level = len(heading[1])
             if not skipped_level or level <= skipped_level:
                 skipped_level = level if heading[2].lower() in DROPPED_SECTIONS else 0
-        elif stripped and not skipped_level and stripped[0] not in "*#;:|" and not stripped.startswith("----"):
+        elif stripped and not skipped_level and stripped[0] not in "*#;:|" and not stripped.startswith(("----", "! ")):
             lines.append(stripped)
             continue
         if lines:
@@ -288,6 +288,6 @@ MIN_FRAGMENT = 60
 
 def is_prose(paragraph: str) -> bool:
     """Whether `paragraph` ends like a sentence or is too long for a caption or a row of a table."""
-    if "||" in paragraph or (paragraph[:1] == "!" and "|" in paragraph):
+    if "||" in paragraph:
         return False
     return len(paragraph) >= MIN_FRAGMENT or (len(paragraph) >= 10 and SENTENCE_END.search(paragraph) is not None)

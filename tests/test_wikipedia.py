@@ -82,7 +82,8 @@ It eats ants.
 ; term : definition of a term that is long enough to be a paragraph of prose.
 {{| class="wikitable"
 |-
-! A header cell in a table || another one that is long enough to be prose
+! style="color:red" | A header cell
+!A header cell that is a sentence and is long enough to be a paragraph of prose.
 |-
 | A cell that is a sentence and is long enough to be a paragraph of prose.
 {{| nested
