@@ -8,7 +8,9 @@ Each file is a .txt book, a Wikipedia dump (.xml, .xml.bz2) or documents (.jsonl
 import random
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 
 from nltk.tokenize.punkt import PunktParameters
 from tqdm import tqdm
@@ -65,6 +67,8 @@ def paragraphs(path: Path) -> Iterator[str]:
 
 def add_english(params: PunktParameters) -> None:
     params.abbrev_types.update(ENGLISH_ABBREVIATIONS.split())
+    # Two initials, as in T.N. Smith: their kinds are too many for a corpus to show each.
+    params.abbrev_types.update(map(".".join, product(ascii_lowercase, repeat=2)))
     params.collocations.update((word, NUMBER) for word in ENGLISH_BEFORE_NUMBERS.split())
 
 

@@ -25,6 +25,7 @@ BY_HAND = [
     "Well... perhaps not.|Who knows?|We do not.",
     "你好。|再见！|他说：“好的。”|是吗？",
     "One sentence without an end",
+    "In the same year, T.N. Murari met W.B. Yeats.|They talked.",
     "The 5th c. church was built ca. 480 by King Theodoric.|It still stands.",
 ]
 
