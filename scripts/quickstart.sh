@@ -18,7 +18,7 @@ bash data/create_datasets_from_start.sh books data/sample/books --output-dir qui
 
 stage '3/5 pre-training: phase 1 (length 128), then phase 2 (length 512)'
 # shellcheck disable=SC2046 # a preset is one word an argument
-RESULTS_DIR=quickstart/results \
+RESULTS_DIR=quickstart/results EXTRA_ARGS='--eval-steps 25' \
   EVAL_DIR_PHASE1=quickstart/hdf5/seq_128_pred_20/test EVAL_DIR_PHASE2=quickstart/hdf5/seq_512_pred_80/test \
   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && cpu_sample_fp32)
 

@@ -28,9 +28,9 @@ def describe(title: str, folder: Path, report: list[dict], results: str) -> str:
 def main(folder: Path) -> None:
     for number in (1, 2):
         report = read_report(folder / f"phase{number}-report.json")
-        held_out = values_of(report, "eval_loss")[-1]
+        held_out = values_of(report, "eval_loss")
         accuracy = values_of(report, "eval_mlm_accuracy")[-1]
-        results = f"on held-out text {held_out:.2f}, {accuracy:.1%} of the masked words right"
+        results = f"on held-out text {held_out[0]:.2f} -> {held_out[-1]:.2f}, {accuracy:.1%} of the masked words right"
         print(describe(f"phase {number}", folder / f"phase{number}", report, results))
     report = read_report(folder / "squad-report.json")
     exact_match, f1 = (values_of(report, name)[-1] for name in ("exact_match", "f1"))

@@ -582,7 +582,7 @@ def test_the_quickstarts_summary_says_what_the_reports_and_folders_say(tmp_path)
         data += (
             [{"exact_match": 12.5, "f1": 25.0}]
             if phase == "squad"
-            else [{"eval_loss": 7.75, "eval_mlm_accuracy": 0.125}]
+            else [{"eval_loss": 9.5, "eval_mlm_accuracy": 0.0}, {"eval_loss": 7.75, "eval_mlm_accuracy": 0.125}]
         )
         lines = "".join(f"DLLL {json.dumps({'step': [], 'data': entry})}\n" for entry in data)
         (tmp_path / f"{phase}-report.json").write_text(lines)
@@ -590,7 +590,7 @@ def test_the_quickstarts_summary_says_what_the_reports_and_folders_say(tmp_path)
     script = ROOT / "scripts" / "quickstart_summary.py"
     text = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True).stdout
     for words in (
-        ["phase 1", "10.50 -> 6.25 in 30 steps", "7.75", "12.5%", str(tmp_path / "phase1" / "30")],
+        ["phase 1", "10.50 -> 6.25 in 30 steps", "9.50 -> 7.75", "12.5%", str(tmp_path / "phase1" / "30")],
         ["phase 2", "6.50 -> 6.00 in 4 steps", str(tmp_path / "phase2" / "4")],
         ["SQuAD", "5.00 -> 3.50 in 7 steps", "exact match 12.5, F1 25.0", str(tmp_path / "squad" / "7"), "2 questions"],
     ):
