@@ -26,6 +26,8 @@ class SummedCrossEntropy(torch.autograd.Function):
         rows_at_a_time = ROWS_AT_A_TIME.get(logits_MV.device.type, 4096)
         kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
         safe_M1 = labels_M.clamp(min=0)[:, None]
+        # float16 holds nothing below 6e-8, and many probabilities are: they wait for the loss scale a thousand times up.
+        lift = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
         grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
         correct = torch.zeros((), dtype=torch.int64, device=logits_MV.device)
@@ -41,8 +43,8 @@ class SummedCrossEntropy(torch.autograd.Function):
             correct += ((target_R1 >= largest_R1) & kept_R1).sum()
             if grad_MV is not None:
                 probs_RV.scatter_add_(1, labels_R1, torch.full_like(target_R1, -1.0))
-                grad_MV[rows] = probs_RV.mul_(kept_R1.float())
-        ctx.grad_MV = grad_MV
+                grad_MV[rows] = probs_RV.mul_(kept_R1.float() * lift)
+        ctx.grad_MV, ctx.lift = grad_MV, lift
         ctx.mark_non_differentiable(correct)
         return total, correct
 
@@ -50,7 +52,7 @@ class SummedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
         # Scaled in place, since a second copy of this size costs more than the multiplication: one backward a forward.
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
-        return grad_MV.mul_(grad_total), None
+        return grad_MV.mul_(grad_total / ctx.lift), None
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,15 @@ from lr_scheduler import DECAYS
 from modeling import BertConfig, BertForPreTraining
 from optimizer import OPTIMIZERS
 from pretraining_dataset import PretrainingDataset
-from run_setup import build_trainer, check_vocabulary, find_vocab_file, load_config, make_settings, runtime_for
+from run_setup import (
+    build_trainer,
+    check_vocabulary,
+    find_vocab_file,
+    has_no_capitals,
+    load_config,
+    make_settings,
+    runtime_for,
+)
 from token_stream import Limits, StepLoader
 from trainer import Provenance, Runtime, evaluate
 from utils import config
@@ -107,12 +115,6 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, args: 
             f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory a process"
         )
     return dataset
-
-
-def has_no_capitals(vocab_file: Path) -> bool:
-    """Whether a vocabulary is for lower-cased text, for shards that do not say how they were made."""
-    words = vocab_file.read_text(encoding="utf-8").split()
-    return not any(word != word.lower() for word in words if not word.startswith("["))
 
 
 def pretrain(args: config.Arguments, runtime: Runtime) -> int:

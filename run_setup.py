@@ -72,6 +72,12 @@ def check_vocabulary(vocab_file: Path, bert_config: BertConfig) -> None:
         )
 
 
+def has_no_capitals(vocab_file: Path) -> bool:
+    """Whether a vocabulary is for lower-cased text, for shards that do not say how they were made."""
+    words = vocab_file.read_text(encoding="utf-8").split()
+    return not any(word != word.lower() for word in words if not word.startswith("["))
+
+
 def make_loss_scale(args: config.Arguments, precision: Precision, device: torch.device) -> LossScale:
     if not precision.needs_loss_scale:
         return LossScale(1.0, dynamic=False, device=device)

@@ -21,7 +21,15 @@ from loss import span_sum
 from lr_scheduler import DECAYS
 from modeling import BertConfig, BertForQuestionAnswering
 from optimizer import OPTIMIZERS
-from run_setup import build_trainer, check_vocabulary, find_vocab_file, load_config, make_settings, runtime_for
+from run_setup import (
+    build_trainer,
+    check_vocabulary,
+    find_vocab_file,
+    has_no_capitals,
+    load_config,
+    make_settings,
+    runtime_for,
+)
 from squad_dataset import SquadDataset, read_squad
 from squad_utils import decode, write_predictions
 from token_stream import Limits, StepLoader
@@ -133,8 +141,7 @@ def open_tokenizer(args: config.Arguments, bert_config: BertConfig) -> BertToken
     check_vocabulary(vocab_file, bert_config)
     do_lower_case = args.do_lower_case
     if do_lower_case is None:
-        words = BertTokenizer(vocab_file).vocab
-        do_lower_case = not any("A" <= word[0] <= "Z" for word in words)
+        do_lower_case = has_no_capitals(vocab_file)
     return BertTokenizer(vocab_file, do_lower_case)
 
 
