@@ -26,7 +26,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         rows_at_a_time = ROWS_AT_A_TIME.get(logits_MV.device.type, 4096)
         kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
         safe_M1 = labels_M.clamp(min=0)[:, None]
-        # float16 holds nothing below 6e-8, and many probabilities are: they wait for the loss scale a thousand times up.
+        # float16 holds nothing below 6e-8, as many probabilities are: they wait for the loss scale lifted.
         lift = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
         grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
