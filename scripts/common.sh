@@ -127,9 +127,8 @@ find_nodes() {
 launch() {
   local -a command=(python3)
   local code=0
-  # Threads that wait for each other sleep instead of spinning: on a machine that does anything else besides, spinning
-  # makes steps many times slower.
-  export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+  # shellcheck source=cpu_settings.sh
+  source "$(dirname "${BASH_SOURCE[0]}")/cpu_settings.sh"
   with_torchrun=false
   received=''
   if (($1 * nodes > 1)); then

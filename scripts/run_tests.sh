@@ -15,5 +15,5 @@ shellcheck "${shell_scripts[@]}"
 hadolint Dockerfile
 ruff check .
 ruff format --check .
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # as the launch scripts do, see common.sh
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # tests run several programs side by side: see cpu_settings.sh
 python3 -m pytest "$@"
