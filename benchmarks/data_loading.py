@@ -7,7 +7,6 @@ Counts processor seconds of one thread, so that a busy machine does not change t
 the same rows out of the same files and does nothing else. Without --input-dir it writes shards of random ids.
 """
 
-import resource
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
+from benchmarks.peers import median_and_spread, peak_memory_bytes, surroundings, write_result  # noqa: E402
 from pretraining_dataset import KEYS, PretrainingDataset  # noqa: E402
 from token_stream import Limits, StepLoader, sample_order  # noqa: E402
 from utils import config  # noqa: E402
@@ -69,7 +68,7 @@ def measure(args: config.Arguments, folder: Path) -> dict:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
     limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence)
     loader = StepLoader(dataset, limits, args.batch_size, seed=1, num_workers=0)
-    first_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    first_memory = peak_memory_bytes(torch.device("cpu"))
     rates: dict[str, list[float]] = {"loader": [], "floor": []}
     for round_ in range(args.rounds + 1):  # the first brings the files into memory
         steps = range(round_ * args.batches, (round_ + 1) * args.batches)
@@ -93,7 +92,7 @@ def measure(args: config.Arguments, folder: Path) -> dict:
         "samples": len(dataset),
         "sequence_length": dataset.sequence_length,
         "sequences_per_second": {name: median_and_spread(values) for name, values in rates.items()},
-        "memory_growth_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first_memory) / 1024,
+        "memory_growth_mib": (peak_memory_bytes(torch.device("cpu")) - first_memory) / 2**20,
     }
 
 

@@ -11,7 +11,6 @@ length (--input-dir); without them it makes some from the sample corpus.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
+from benchmarks.peers import median_and_spread, peak_memory_bytes, surroundings, write_result  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForPreTraining, training_flops  # noqa: E402
 from optimizer import make_optimizer, parameter_groups  # noqa: E402
@@ -242,11 +241,7 @@ def measure(args: config.Arguments) -> dict:
         result["ratio"] = ours / theirs
         turns = zip(rates["ours"], rates["transformers"], strict=True)
         result["ratio_spread"] = median_and_spread([o / t for o, t in turns])
-    result["peak_memory_gib"] = (
-        torch.cuda.max_memory_allocated(device) / 2**30
-        if device.type == "cuda"
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    )
+    result["peak_memory_gib"] = peak_memory_bytes(device) / 2**30
     return result
 
 
@@ -277,6 +272,7 @@ def main(argv: list[str] | None = None) -> int:
         show(
             f"{side:13}{tokens['median']:10,.0f} {tokens['low']:8,.0f}-{tokens['high']:<8,.0f} "
             f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  {parts}"
+            + (f", peak memory {figures['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in figures else "")
         )
     if "ratio" in result:
         spread = result["ratio_spread"]

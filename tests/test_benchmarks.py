@@ -24,8 +24,9 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     ours, theirs = result["sides"]["ours"], result["sides"]["transformers"]
     medians = [side["tokens_per_second"]["median"] for side in (ours, theirs)]
     assert result["ratio"] == pytest.approx(medians[0] / medians[1])
+    # Each side's memory is that of a process of its own.
+    assert 0 < ours["peak_memory_gib"] != theirs["peak_memory_gib"] > 0
     for side in (ours, theirs):
-        assert 0 < side["peak_memory_gib"] < 20
         seconds = sum(side["milliseconds"].values()) / 1000
         assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
