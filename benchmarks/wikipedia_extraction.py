@@ -1,23 +1,33 @@
-"""What is left of markup in the text of a Wikipedia dump, and how fast it comes: this project's reader beside
-mwparserfromhell's `strip_code`, where that package is installed.
+"""What the text of a Wikipedia dump has left of markup, what it has lost of the prose, and how fast it comes: this
+project's reader beside mwparserfromhell, which is used in two ways. Its `strip_code` is the other extractor; and its
+syntax tree, in which this project has no part, says which paragraphs a page has, so that each can be looked for in
+this project's text.
 
     python benchmarks/wikipedia_extraction.py data/sample/wiki/enwiki-sample-pages-articles.xml.bz2
+    python benchmarks/wikipedia_extraction.py DUMP --show paragraph "table cell"    # read what was not found
 """
 
 import bz2
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from data.wikipedia import PAGE_END, PAGE_START, read_page
-from data.wikitext import FILE_ALIASES, prose_of
+from data.wikipedia_names import FILE_ALIASES
+from data.wikitext import prose_of
 from utils.config import ArgumentParser
 from utils.errors import UserError, run_main
+
+try:
+    import mwparserfromhell
+except ImportError:
+    mwparserfromhell = None
 
 RESIDUE = {
     "[[ or ]]": r"\[\[|\]\]",
@@ -35,26 +45,45 @@ RESIDUE = {
     "thumb| and the like": r"\b(?:thumb|right|left|\d+px)\|",
 }
 
+# A paragraph counts as prose if it has so many words and ends like a sentence, and as lost if less than this share of
+# its runs of three words is in this project's text.
+MIN_WORDS = 8
+SENTENCE_END = re.compile(r"[.?!][\"'”’)\]\0]*$")
+MIN_FOUND = 0.5
+KINDS = {
+    "paragraph": "running text, block quotations",
+    "indented": "lines with : and ;",
+    "quotation": "in a template for quotations",
+    "table cell": "",
+    "list item": "left out on purpose",
+    "template": "captions, notes: left out on purpose",
+}
+GAP = "\0"  # where the page shows something that is not looked for: a formula, what a template makes
+LINE_KINDS = {"*": "list item", "#": "list item", ":": "indented", ";": "indented"}
+HIDDEN_ELEMENTS = ("ref", "references", "gallery", "math", "imagemap", "timeline", "pre", "source", "syntaxhighlight")
+
 
 def main() -> None:
     parser = ArgumentParser(description="Compare extractors on a Wikipedia dump.")
     parser.add_argument("dump", type=Path, help="pages-articles.xml.bz2, small enough to be held in memory")
+    parser.add_argument("--show", nargs="+", choices=tuple(KINDS), default=[], help="kinds whose losses to print")
     args = parser.parse_args()
     started = time.perf_counter()
     texts = read_texts(args.dump)
     raw = sum(len(text.encode()) for text in texts) / 1e6
-    print(f"{len(texts)} articles, {raw:.1f} MB of markup, decompressed and parsed in {seconds_since(started):.2f} s")
+    seconds = time.perf_counter() - started
+    print(f"{len(texts)} articles, {raw:.1f} MB of markup, decompressed and parsed in {seconds:.2f} s")
     extractors: dict[str, Callable[[str], str]] = {"this project": lambda text: "\n".join(prose_of(text))}
-    try:
-        import mwparserfromhell
-    except ImportError:
-        print("mwparserfromhell is not installed: pip install mwparserfromhell to compare", file=sys.stderr)
-    else:
+    if mwparserfromhell:
         extractors["strip_code"] = lambda text: mwparserfromhell.parse(text).strip_code()
+    else:
+        print("mwparserfromhell is not installed: pip install mwparserfromhell to compare", file=sys.stderr)
     results = {name: measure(extract, texts) for name, extract in extractors.items()}
     print(f"{'':24}" + "".join(f"{name:>16}" for name in results))
     for row in next(iter(results.values())):
         print(f"{row:24}" + "".join(f"{result[row]:16,.3f}" for result in results.values()))
+    if mwparserfromhell:
+        show_lost(*find_lost(texts), args.show)
 
 
 def read_texts(path: Path) -> list[str]:
@@ -89,8 +118,99 @@ def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]
     return rows | per_thousand | {"orphaned ( ) [ ]": 1000 * orphans / words}
 
 
-def seconds_since(started: float) -> float:
-    return time.perf_counter() - started
+def find_lost(texts: list[str]) -> tuple[Counter, list[tuple[str, str]]]:
+    """How many paragraphs of prose there are of each kind, and those that this project's text lacks: (kind, text)."""
+    total, lost = Counter(), []
+    for text in texts:
+        found = runs_of_three("\n".join(prose_of(text)))
+        for kind, paragraph in paragraphs_of(mwparserfromhell.parse(text).nodes, "paragraph"):
+            runs = runs_of_three(paragraph)
+            if len(runs) < MIN_WORDS - 2 or not SENTENCE_END.search(paragraph):
+                continue
+            total[kind] += 1
+            if len(runs & found) < MIN_FOUND * len(runs):
+                lost.append((kind, paragraph.replace(GAP, "")))
+    return total, lost
+
+
+def show_lost(total: Counter, lost: list[tuple[str, str]], kinds: list[str]) -> None:
+    for kind, paragraph in lost:
+        if kind in kinds:
+            print(f"lost {kind}: {paragraph}")
+    print(f"\n{'paragraphs of prose':24}{'in the pages':>16}{'lost':>16}{'words in them':>16}")
+    for kind, what in KINDS.items():
+        missing = [paragraph for lost_kind, paragraph in lost if lost_kind == kind]
+        words = sum(len(paragraph.split()) for paragraph in missing)
+        print(f"{kind:24}{total[kind]:16,}{len(missing):16,}{words:16,}  {what}")
+
+
+def runs_of_three(text: str) -> set[tuple[str, ...]]:
+    runs = set()
+    for stretch in text.lower().split(GAP):
+        words = re.findall(r"\w+", stretch)
+        runs |= set(zip(words, words[1:], words[2:], strict=False))
+    return runs
+
+
+def paragraphs_of(nodes: list, kind: str) -> Iterator[tuple[str, str]]:
+    """(kind, text) of each line that the page shows, as mwparserfromhell sees it."""
+    line, line_kind = "", kind
+    for part in parts_of(nodes, kind):
+        if isinstance(part, str):
+            line += part
+            continue
+        part_kind, inner = part
+        if inner is None:
+            yield line_kind, " ".join(line.split())
+            line, line_kind = "", part_kind
+        else:
+            yield from paragraphs_of(inner, part_kind)
+    yield line_kind, " ".join(line.split())
+
+
+def parts_of(nodes: list, kind: str) -> Iterator[str | tuple[str, list | None]]:
+    """Text; (kind, None) where a line of that kind begins; (kind, nodes) for what has lines of its own."""
+    node_types = mwparserfromhell.nodes
+    for node in nodes:
+        if isinstance(node, node_types.Text):
+            first, *rest = str(node).split("\n")
+            yield first
+            for text in rest:
+                yield kind, None
+                yield text
+        elif isinstance(node, node_types.HTMLEntity):
+            yield node.normalize()
+        elif isinstance(node, node_types.Heading):
+            yield kind, None
+        elif isinstance(node, node_types.Wikilink):
+            prefix = str(node.title).partition(":")[0].strip().lower()
+            if prefix not in ("file", "image", "category"):
+                yield from parts_of((node.text or node.title).nodes, kind)
+        elif isinstance(node, node_types.ExternalLink) and node.title:
+            yield from parts_of(node.title.nodes, kind)
+        elif isinstance(node, node_types.Tag):
+            name = str(node.tag).strip().lower()
+            if name in HIDDEN_ELEMENTS:
+                yield GAP
+            elif node.wiki_markup in LINE_KINDS:
+                yield LINE_KINDS[node.wiki_markup], None
+            elif name in ("table", "tr", "td", "th", "li"):
+                yield "table cell" if name != "li" else "list item", node.contents.nodes
+            elif name in ("div", "blockquote", "poem", "center", "p"):
+                yield kind, node.contents.nodes
+            elif name == "br":
+                yield " "
+            elif node.contents:
+                yield from parts_of(node.contents.nodes, kind)
+        elif isinstance(node, node_types.Template):
+            name = str(node.name).strip().lower()
+            if name.startswith(("cite", "citation", "sfn", "harv", "refn", "efn", "#tag")):
+                continue
+            yield GAP
+            template_kind = "quotation" if "quote" in name else "template"
+            for argument in node.params:
+                if kind != "template" or template_kind == "quotation":
+                    yield template_kind, argument.value.nodes
 
 
 if __name__ == "__main__":

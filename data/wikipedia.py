@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 from data.documents import Document, OnBad, refuse
 from data.parallel import ordered_map
-from data.wikitext import FILE_ALIASES, prose_of
+from data.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
+from data.wikitext import prose_of
 from utils.errors import UserError
 
 READ_SIZE = 1 << 20
@@ -33,27 +34,7 @@ CUT_OFF = "the dump is cut off or damaged: download it again"
 NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
 
-# Pages that only list other pages say so with a template, here in the words of the larger Wikipedias.
 TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
-DISAMBIGUATION = frozenset(
-    [
-        *("disambiguation", "disambig", "disamb", "dab", "hndis", "geodis", "numberdis", "letter-number combination"),
-        *("schooldis", "hospitaldis", "disambiguation page", "begriffsklärung", "homonymie", "desambiguación"),
-        *("desambiguação", "disambigua", "dp", "doorverwijspagina", "ujednoznacznienie", "неоднозначность"),
-        *(
-            "багатозначність",
-            "aimai",
-            "曖昧さ回避",
-            "消歧义",
-            "消歧義",
-            "disambig-cn",
-            "동음이의",
-            "förgrening",
-            "gren",
-        ),
-        *("flertydig", "täsmennyssivu", "rozcestník", "egyért", "anlam ayrımı", "ابهام‌زدایی", "توضيح", "פירושונים"),
-    ]
-)
 
 
 class Batch(NamedTuple):

@@ -2,6 +2,9 @@
 
 Each step takes time in proportion to the text, whatever the text: brackets that close nothing and tags that nothing
 closes cost no second look.
+
+Lists, tables and sections of references are no prose, but some pages set their prose in them: a layout table, the
+definitions of a glossary, a discussion of the sources. Where a text is doubtful by its place, `is_passage` decides.
 """
 
 import html
@@ -9,19 +12,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from data.wikipedia_names import FILE_ALIASES, REFERENCE_HEADINGS, words
+from data.wikitext_formulas import short_formula
 from data.wikitext_templates import template_text
-
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
 
 # Elements that go with all that is in them. Text in other elements stays and only the tags go.
 DROPPED_ELEMENTS = words(
-    "ref references gallery imagemap table graph timeline score syntaxhighlight source pre hiero math chem ce poem "
+    "ref references gallery imagemap table graph timeline score syntaxhighlight source pre hiero math chem ce "
     "mapframe maplink section templatestyles inputbox categorytree indicator ul ol dl includeonly noinclude"
 )
-BLOCK_ELEMENTS = words("blockquote br center div hr p")
+BLOCK_ELEMENTS = words("blockquote br center div hr p poem")
 INLINE_ELEMENTS = words(
     "a abbr b bdi bdo big caption cite code data dd del dfn dt em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr nowiki "
     "onlyinclude q rb rp rt ruby s samp small span strike strong sub sup td th time tr tt u var wbr"
@@ -35,18 +35,8 @@ ELEMENT_END["!--"] = re.compile("-->")
 MAX_DEPTH = 100  # MediaWiki's own limit for templates is 40
 TOKEN = re.compile(r"^[ \t:]*\{\||^[ \t]*\|\}(?!\})|\{\{+|\}\}+|\[\[+|\]\]+|\|", re.M)
 
-# Old names of the file namespace, which a dump's list of namespaces does not have.
-FILE_ALIASES = words("image bild imagen imagem immagine afbeelding grafika attēls kuva fil billede obrázok")
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*|simple")
 
-# Sections of the English Wikipedia that have no prose, whatever form their entries have.
-DROPPED_SECTIONS = frozenset(
-    [
-        *("references", "external links", "see also", "further reading", "bibliography", "notes", "sources"),
-        *("footnotes", "citations", "notes and references", "references and notes", "works cited", "discography"),
-        *("filmography", "general references", "selected bibliography", "publications", "gallery"),
-    ]
-)
 HEADING = re.compile(r"(={1,6})\s*(.*?)\s*\1$")
 
 
@@ -64,7 +54,10 @@ def prose_of(wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "ca
     """The paragraphs of a page's prose: no headings, lists, tables, templates, references, files or categories.
     `hidden` are the prefixes, in lower case, of links that show nothing where they stand."""
     text = without_brackets(without_tags(wikitext), hidden)
-    return [paragraph for raw in prose_lines(text) if is_prose(paragraph := clean(raw))]
+    if "-{" in text:
+        text = LANGUAGE_VARIANTS.sub(first_variant, text)
+    paragraphs = ((clean(raw), is_doubtful) for raw, is_doubtful in prose_lines(text))
+    return [text for text, is_doubtful in paragraphs if (is_passage(text) if is_doubtful else is_prose(text))]
 
 
 def without_tags(text: str) -> str:
@@ -96,30 +89,6 @@ def without_tags(text: str) -> str:
         position = end.end()
     pieces.append(text[position:])
     return "".join(pieces)
-
-
-LATEX_WORD = re.compile(r"\\(?:(?:text|mathrm|mathit|mathbf|mathbb|mathcal|operatorname|rm)\b\s*|[,;:! ])")
-LATEX_SIGNS = {
-    **{"times": "×", "cdot": "·", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "neq": "≠", "pm": "±"},
-    **{"to": "→", "rightarrow": "→", "in": "∈", "infty": "∞", "approx": "≈", "sim": "~", "ldots": "...", "dots": "..."},
-}
-GREEK = words("alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi chi psi omega")
-MAX_FORMULA = 40
-
-
-def latex_sign(command: re.Match[str]) -> str:
-    name = command[1]
-    return name if name.lower() in GREEK else LATEX_SIGNS.get(name, "\\")
-
-
-def short_formula(formula: str) -> str:
-    """A formula that can be read as text, like x_i or n + 1, as text; nothing for others."""
-    if len(formula) > 2 * MAX_FORMULA:
-        return ""
-    plain = LATEX_WORD.sub("", formula)
-    plain = re.sub(r"\\([A-Za-z]+) ?", latex_sign, plain)
-    plain = re.sub(r"[{}]", "", plain).strip(" ~")
-    return "" if "\\" in plain or "&" in plain or "|" in plain or len(plain) > MAX_FORMULA else plain
 
 
 def without_brackets(text: str, hidden: frozenset[str]) -> str:
@@ -182,7 +151,8 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
         elif bracket.endswith("{|"):
             open_bracket("{|")
         elif open_count["{|"]:
-            close_bracket("{|")
+            shown = table_text(close_bracket("{|").texts()[0])
+            out.append(shown)
     out.append(text[position:])
     while stack:
         frame = stack.pop()
@@ -224,27 +194,77 @@ def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:
     return re.sub(r"\s*\([^()]*\)$", "", rest if colon else target)
 
 
-def prose_lines(text: str) -> Iterator[str]:
-    """The paragraphs of `text`, lines joined: what is no heading, list, table row or rule and in no section that has no
-    prose. Indented lines are paragraphs of their own."""
-    lines: list[str] = []
-    skipped_level = 0  # of the heading whose section is being left out
-    for line in text.split("\n"):
-        stripped = line.strip()
-        if stripped[:1] == "=" and (heading := HEADING.fullmatch(stripped)):
-            level = len(heading[1])
-            if not skipped_level or level <= skipped_level:
-                skipped_level = level if heading[2].lower() in DROPPED_SECTIONS else 0
-        elif stripped and not skipped_level and stripped[0] not in "*#;:|" and not stripped.startswith(("----", "! ")):
-            lines.append(stripped)
+CELL_START = re.compile(r"\n[ \t]*(?:\|[-+]?|!)|\|\||!!")
+
+
+def table_text(table: str) -> str:
+    """The passages of prose in the cells of a table, which a page has for its layout."""
+    passages = []
+    for cell in CELL_START.split(table)[1:] if len(table) >= MIN_PASSAGE else ():
+        if len(cell.encode()) < MIN_PASSAGE:
             continue
+        attributes, bar, content = cell.partition("|")
+        if not bar or "\n" in attributes:
+            content = cell
+        passages += [raw for raw, _ in prose_lines(content) if is_passage(clean(raw))]
+    return "\n\n" + "\n\n".join(passages) + "\n\n" if passages else ""
+
+
+# -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the same in all, and -{H|...}-
+# only sets a rule for the page.
+LANGUAGE_VARIANTS = re.compile(r"-\{(?!\{)([^{}]*)\}-")
+VARIANT_NAME = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:")
+
+
+def first_variant(markup: re.Match[str]) -> str:
+    flags, bar, text = markup[1].rpartition("|")
+    if bar and not {flag.strip() for flag in flags.split(";")} <= {"", "A", "R", "N", "S"}:
+        return ""
+    name = VARIANT_NAME.match(text)
+    return text[name.end() :].partition(";")[0].strip() if name else text
+
+
+def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
+    """The paragraphs of `text`, lines joined, each with whether it is doubtful, for being in a section of references.
+    Headings, list items, table rows and rules are left out. An indented line is a paragraph of its own, but goes on in
+    the next where it ends in a comma, as verse does. A definition has its term before it."""
+    lines: list[str] = []
+    is_indented = False  # of the last of them
+    term = ""
+    references_level = 0  # of the heading whose section has references
+    for line in text.split("\n"):
+        content = line.strip()
+        first = content[:1]
+        heading = HEADING.fullmatch(content) if first == "=" else None
+        is_text = bool(content) and first not in "*#;:|" and not heading and not content.startswith(("----", "! "))
         if lines:
-            yield " ".join(lines)
-            lines = []
-        if stripped[:1] == ":" and not skipped_level:
-            yield stripped.lstrip(":")
+            goes_on = is_text
+            if is_indented:
+                goes_on = first == ":" and lines[-1].rstrip("'").endswith((",", ";"))
+            if not goes_on:
+                yield " ".join(lines), references_level > 0
+                lines = []
+        if is_text:
+            lines.append(content)
+            is_indented = False
+        elif first == ":":
+            content = content.lstrip(": ")
+            if content and content[0] not in "*#|":
+                lines.append(term + content)
+                is_indented = True
+        elif first == ";":
+            term, colon, definition = content.lstrip("; ").partition(": ")
+            term = f"{term.strip()}: "
+            if colon:
+                lines.append(term + definition)
+                is_indented = True
+            continue
+        elif heading and (not references_level or len(heading[1]) <= references_level):
+            is_references = heading[2].strip("' ").lower() in REFERENCE_HEADINGS
+            references_level = len(heading[1]) if is_references else 0
+        term = ""
     if lines:
-        yield " ".join(lines)
+        yield " ".join(lines), references_level > 0
 
 
 # The character classes leave each other nothing to share, and do not give back: no second look at a character.
@@ -283,11 +303,27 @@ def clean(text: str) -> str:
 
 
 SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$")
+WORD = re.compile(r"[^\W\d_]{3}")
 MIN_FRAGMENT = 60
+MIN_PASSAGE = 100  # bytes: in scripts where a character is a word it takes fewer of them
+MIN_LOWER_CASE = 0.6  # of the words of a passage; names, titles and years make up the most of a reference
 
 
 def is_prose(paragraph: str) -> bool:
     """Whether `paragraph` ends like a sentence or is too long for a caption or a row of a table."""
     if "||" in paragraph:
         return False
-    return len(paragraph) >= MIN_FRAGMENT or (len(paragraph) >= 10 and SENTENCE_END.search(paragraph) is not None)
+    if len(paragraph) >= MIN_FRAGMENT:
+        return True
+    if len(paragraph) < 10 or not SENTENCE_END.search(paragraph):
+        return False
+    return WORD.search(paragraph) is not None  # a formula has none
+
+
+def is_passage(paragraph: str) -> bool:
+    """Whether `paragraph` is prose wherever it stands: long, ends like a sentence, and is no reference or enumeration
+    of names."""
+    if len(paragraph.encode()) < MIN_PASSAGE or not SENTENCE_END.search(paragraph):
+        return False
+    tokens = paragraph.split()
+    return sum(not (token[0].isupper() or token[0].isdigit()) for token in tokens) >= MIN_LOWER_CASE * len(tokens)

@@ -1,12 +1,16 @@
-"""What Wikipedia's templates show where they stand for words in a sentence. All others show nothing: infoboxes,
-references, notices and navigation are no prose."""
+"""What Wikipedia's templates show where they stand for words in a sentence or for a quotation. All others show nothing:
+infoboxes, references, notices and navigation are no prose.
+
+One table serves all languages, so it has no name that stands for different things in different ones."""
 
 import calendar
 import re
 from collections.abc import Callable, Sequence
 
 NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
-TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|quote|content)\s*=")
+TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I)
+# The names of numbers and centuries in French: {{XIXe siècle}}, {{1er}}.
+ORDINAL_NAME = re.compile(r"[ivxlc\d]+(?:er|re|e|es|ème)(?: siècle)?")
 MEASURE = re.compile(r"[-−–+]?[\d.,/+e]+")
 RANGE_WORDS = {
     **dict.fromkeys(["-", "–", "(-)", "to(-)"], "–"),
@@ -22,14 +26,16 @@ def template_text(arguments: Sequence[str]) -> str:
         return CONSTANTS[name]
     show = SHOW.get(name)
     if show is None:
-        if name.startswith("lang-"):
+        if name.startswith(("lang-", "script/")):
             show = first
         elif name.startswith(("formatnum:", "lc:", "uc:", "ucfirst:")):
             return arguments[0].partition(":")[2].strip()
+        elif ORDINAL_NAME.fullmatch(name):
+            return arguments[0].strip()
         else:
             return ""
     values = [value.strip() for value in arguments[1:] if not NAMED_ARGUMENT.match(value)]
-    if not values:
+    if not values and name != "citation":  # a quotation in French, a reference with named arguments in English
         values = [value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)][:1]
     return show(values) if values else ""
 
@@ -48,6 +54,14 @@ def last(values: list[str]) -> str:
 
 def quotation(values: list[str]) -> str:
     return f"\n\n{values[0]}\n\n"
+
+
+def quoted(values: list[str]) -> str:
+    return f"“{values[0]}”"
+
+
+def with_reading(values: list[str]) -> str:
+    return f"{values[0]} ({values[1]})" if len(values) > 1 else values[0]
 
 
 def circa(values: list[str]) -> str:
@@ -101,6 +115,9 @@ CONSTANTS: dict[str, str] = {
     **by_names(" — ", "spaced mdash, spaced em dash"),
     **by_names(" ", "nbsp, nnbsp, space, spaces, thinsp, pad, ·, •, bull"),
     **by_names("'", "', `"),
+    **by_names("'\"", "' \", '\""),
+    **by_names("\"'", "\" ', \"'"),
+    **by_names("av. J.-C.", "av jc, av. j.-c., -jc"),
     **{"'s": "'s", "=": "=", "minus": "−", "times": "×", "co2": "CO2", "h2o": "H2O", "okina": "ʻ", "c.": "c."},
 }
 
@@ -117,13 +134,27 @@ SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(first, "flag, flagu, flagcountry, flag country, nihongo, nihongo2, nihongo3, nihongo foot, nihongo krt"),
     **by_names(second, "lang, lang2, color, colour, font color, script, rtl-lang, audio, native phrase"),
     **by_names(last, "transl, translit, transliteration, wikt-lang"),
-    **by_names(quotation, "quote, blockquote, quotation, bquote, cquote, quote paragraph"),
+    **by_names(quotation, "quote, blockquote, quotation, bquote, cquote, quote paragraph, gquote, pull quote, pquote"),
+    **by_names(quotation, "quote box, quotebox, quote frame, talkquote, poemquote, poem quote, quote inline"),
+    **by_names(quotation, "zitat, citation bloc, cita, citazione, cytat, citaat, citát, alıntı, цитата, 인용문, 引用"),
+    **by_names(quoted, 'citation, guil, ", «'),
     **by_names(circa, "circa, ca, ca., c"),
     **by_names(fraction, "frac, fraction, sfrac, tfrac"),
     **by_names(measure, "convert, cvt, conv, val"),
     **by_names(date, "start date, end date, birth date, death date, start date and age, birth date and age"),
     **by_names(first, "birth-date, death-date, start-date, end-date, birth year"),
     **by_names("".join, "chem"),
+    **by_names(lambda values: f"×10^{values[0]}", "e"),
+    **by_names(lambda values: f"U.S. Patent {values[-1]}", "us patent"),
+    **by_names(first, "nq, nastaliq, petit, nb, esd, fmtn, нобр, 仮リンク, ruby, 要出典範囲"),
+    **by_names(first, "link-en, link-de, link-fr, link-ja, link-ru, le, internal link helper/en, lien"),
+    **by_names(first, "ens, frs, las, grcs, its, ess, rus, pls, nls"),  # German: {{laS|…}} for Latin
+    **by_names(second, "langue, llang, citation étrangère"),
+    **by_names(last, "tsl"),
+    **by_names(with_reading, "読み仮名, 読み"),
+    **by_names(lambda values: values[min(1, len(values) - 1)], "нп, нп2, нп3, нп4, нп5, не переведено, iw"),
+    **by_names(measure, "unité, unidad, unità"),
+    **by_names(" ".join, "date-, date"),
     **by_names(" ".join, "bibleverse"),
     **by_names(lambda values: "-".join(values[:2]), "nuclide, nuclide2, simplenuclide, simplenuclide2"),
     **by_names(lambda values: f"As of {date(values)}", "as of"),

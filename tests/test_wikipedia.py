@@ -53,7 +53,10 @@ def sample_xml() -> bytes:
         ("Foo ({{pron|x}}, {{y}}) is {{cn}} here.{{sfn|A|p=1}}", "Foo is here."),
         ("One.<ref name=a>Two {{cite|[[x]]}}</ref> Three<ref name=a /> four.", "One. Three four."),
         ("About 10<sup>6</sup> litres of H<sub>2</sub>O.", "About 10^6 litres of H2O."),
-        ("Here <math>x_i</math> is <math>\\alpha</math>, not <math>\\frac{1}{2}</math>.", "Here x_i is alpha, not."),
+        (r"Here <math>x_i</math> is <math>\alpha</math>, not <math>|x|</math>.", "Here x_i is alpha, not."),
+        (r"So <math>\sin^2\alpha = \frac{x+1}{\sqrt{2}}</math> here.", "So sin^2 alpha = (x+1)/√2 here."),
+        (r"A mean <math>\bar{x}</math> at <math>9^\circ</math> is <math>e^{x+1}</math>.", "A mean x̄ at 9° is e^(x+1)."),
+        ("He said {{\"'}}no{{'\"}} to 5{{e|24}} kg.", "He said \"'no'\" to 5×10^24 kg."),
         ("Bread&nbsp;&amp; butter are <nowiki>[[good]]</nowiki> here.", "Bread & butter are good here."),
         ("See [http://example.org the ''example''] and [[Mercury (planet)|]].", "See the example and Mercury."),
         ("The [sic] mark is in {{nowrap|5 m}} there__NOTOC__.", "The [sic] mark is in 5 m there."),
@@ -79,7 +82,9 @@ It eats ants.
 {{{{main|Ants}}}}
 * a list item that is a sentence and is long enough to stay if it were none.
 # another [[list]] item that is a sentence and is long enough to stay.
-; term : definition of a term that is long enough to be a paragraph of prose.
+; a bold line
+:* an indented list item that is a sentence and is long enough to stay if it were none.
+: 2 CH<sub>4</sub> + 3 O<sub>2</sub> = 2 CO + 4 H<sub>2</sub>O.
 {{| class="wikitable"
 |-
 ! style="color:red" | A header cell
@@ -108,6 +113,77 @@ It is remembered to this day by all who met it.
         "I have never seen an aardvark in my life, and nor have you.",
         "It is remembered to this day by all who met it.",
     ]
+
+
+TITLE = "A History of the Aardvark in Four Volumes, with an Essay on Ants"
+LONG = "The sources contradict each other in almost every point, and none of them is older than the third century."
+
+
+PLACES = {
+    "a cell of a table": (f"{{|\n|-\n| 1868\n| style='x' | {LONG}\n\n{LONG} So.\n|}}", [LONG, f"{LONG} So."]),
+    "a table in a table": (f"{{|\n|\n{{| class=x\n! Name || {LONG}\n|}}\n|}}", [LONG]),
+    "definitions": ("; Cat\n: An animal, tame.\n: It has fur.", ["Cat: An animal, tame.", "It has fur."]),
+    "a definition on its line": ("; Recursion : It calls itself.", ["Recursion: It calls itself."]),
+    "text below a bold line": ("; A bold line\nText follows here.", ["Text follows here."]),
+    "indented quotations": (f"He said so:\n:{PROSE}\n::{LONG}\nIt ended.", ["He said so:", PROSE, LONG]),
+    "verse": (":''I saw the Master there,''\n:''Who stood by him.''", ["I saw the Master there, Who stood by him."]),
+    "a quotation's element": (f"<blockquote>{PROSE}</blockquote>{LONG}", [PROSE, LONG]),
+    "a poem's element": ("<poem>\nO beautiful skies,\nwaves of grain!</poem>", ["O beautiful skies, waves of grain!"]),
+    "a quotation's template": (f"{{{{quote|text={PROSE}|author=X}}}}\n{{{{Quote box|quote={LONG}}}}}", [PROSE, LONG]),
+    "a section on the sources": (f"== Sources ==\n{LONG}\n* {LONG}\nSmith, J. (1900). ''{TITLE}''. London.", [LONG]),
+    "a section of works": (f"== Discography ==\n{PROSE}\n== ''References'' ==\nIt is from a book.", [PROSE]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_prose_stays_wherever_a_page_sets_it(place):
+    markup, paragraphs = PLACES[place]
+    assert prose_of(markup) == paragraphs
+
+
+LANGUAGES = {
+    "German": (
+        'Das Wort {{laS|homo}} {{"|Mensch}} ist alt.\n{{Zitat|Text=Der Mensch ist ein Tier.|Autor=X}}',
+        ["Das Wort homo “Mensch” ist alt.", "Der Mensch ist ein Tier."],
+    ),
+    "French": (
+        "Au {{XIXe siècle}}, le {{1er}} était à {{unité|5|km}} de {{langue|en|London}}, {{citation|loin}}.",
+        ["Au XIXe siècle, le 1er était à 5 km de London, “loin”."],
+    ),
+    "Russian": (
+        "Это {{нп5|Лондон|лондонский|en|London}} дом, {{lang-en|house}}.\n{{Цитата|Дом стоит.}}",
+        ["Это лондонский дом, house.", "Дом стоит."],
+    ),
+    "Japanese": (
+        "{{読み仮名|夏目漱石|なつめそうせき}}は{{仮リンク|作家|en|Writer}}である。",
+        ["夏目漱石 (なつめそうせき)は作家である。"],
+    ),
+    "Chinese": (
+        "-{zh-hans:计算机; zh-hant:電腦}-是一种-{A|zh-cn:设备;zh-tw:裝置}-，-{好}-用。-{H|zh-cn:甲;zh-tw:乙}-",
+        ["计算机是一种设备，好用。"],
+    ),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_templates_and_variants_of_other_languages_leave_their_words(language):
+    markup, paragraphs = LANGUAGES[language]
+    assert prose_of(markup) == paragraphs
+
+
+@pytest.mark.parametrize(
+    ("heading", "entry"),
+    [
+        ("Einzelnachweise", "Müller, Hans: ''Geschichte der Erdferkel''. Berlin 1900, S. 12–34, hier S. 13."),
+        ("Notes et références", "Jean Dupont, ''Histoire de l’Oryctérope'', Paris, Éditions du Seuil, 1900, p. 12."),
+        ("Примечания", "Иванов И. И. ''История Трубкозуба в Африке''. — Москва: Наука, 1900. — С. 12—34."),
+        ("参考文献", "夏目漱石『吾輩は猫である』岩波書店、1990年、12頁。"),
+        ("Bibliografía", "García, Juan (1900). ''Historia del Cerdo Hormiguero''. Madrid: Alianza Editorial."),
+    ],
+)
+def test_sections_of_references_are_known_in_other_languages(heading, entry):
+    markup = f"{PROSE}\n== {heading} ==\n{entry}\n=== 1900 ===\n{entry}\n== Erdferkel ==\n{LONG}"
+    assert prose_of(markup) == [PROSE, LONG]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +297,22 @@ def test_a_larger_dump_leaves_residue_in_less_than_one_sentence_of_a_thousand():
     residue = [one for one in sentences if re.search(r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|__[A-Z]", one)]
     assert len(sentences) > 10_000
     assert len(residue) < len(sentences) / 1000
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the larger sample dump")
+def test_no_paragraph_that_an_independent_parser_finds_is_lost():
+    pytest.importorskip("mwparserfromhell")
+    from benchmarks.wikipedia_extraction import find_lost, read_texts
+
+    total, lost = find_lost(read_texts(SHARED))
+    assert total["paragraph"] > 3_000 and total["indented"] > 60 and total["quotation"] > 15
+    missing = {text for kind, text in lost if kind in ("paragraph", "indented", "quotation")}
+    assert {text[:40] for text in missing} == {
+        "For a detailed bibliography, see the His",  # remarks on the references
+        "The secondary literature on Aristotle is",
+        "This article comes from the CIA World Fa",
+        "[[File:Structural analysis of an ambiguo",  # a caption that the other parser takes for text
+    }
 
 
 class Bad(list):
