@@ -41,7 +41,7 @@ from utils.errors import UserError, run_main
 SCHEMA_VERSION = 1
 TEMPORARY_SUFFIX = ".tmp"
 TEXT_SUFFIXES = (".txt", ".txt.gz")
-READ_BLOCK = 1 << 18  # bytes of text tokenized at a time: a word repeated in the block that first has it costs most
+READ_BLOCK = 1 << 17  # bytes of text tokenized at a time: a word repeated in the block that first has it costs more
 WRITE_BLOCK = 2048  # samples built at a time: their index arrays stay in the cache
 NO_LABEL = -1  # next_sentence_labels where there is no next-sentence prediction
 
@@ -134,14 +134,13 @@ def read_corpus(path: Path, tokenizer: BertTokenizer) -> Corpus:
     lines_read, line_goes_on = 0, False
     for block in read_blocks(path):
         try:
-            lines = block.decode("utf-8").split("\n")
+            block_ids, offsets = tokenizer.encode_lines(block)
         except UnicodeDecodeError as error:
             line = lines_read + block.count(b"\n", 0, error.start) + 1
             raise UserError(f"text {path}, line {line}: not UTF-8: convert the file to UTF-8") from error
-        lines_read += len(lines) - 1
-        block_ids, offsets = tokenizer.encode_batch(lines)
+        lines_read += len(offsets) - 2
         lengths = np.diff(offsets)
-        blank = np.array([not line or line.isspace() for line in lines])
+        blank = is_blank(block, lengths)
         if line_goes_on:
             line_lengths[-1][-1] += lengths[0]
             blank_lines[-1][-1] &= blank[0]
@@ -163,6 +162,16 @@ def read_corpus(path: Path, tokenizer: BertTokenizer) -> Corpus:
         sentence_starts=np.concatenate([[0], np.cumsum(lengths[is_sentence])]),
         document_starts=np.concatenate([[0], new_documents, [len(document_of_L)]]),
     )
+
+
+def is_blank(block: bytes, lengths: np.ndarray) -> np.ndarray:
+    """Which of the lines of `block`, of `lengths` tokens [L], are empty or hold nothing but white space."""
+    blank = lengths == 0
+    lines = block.split(b"\n")
+    for line in np.flatnonzero(blank):
+        # Not each line without tokens is blank: it may hold a zero-width space.
+        blank[line] = not lines[line] or lines[line].decode("utf-8").isspace()
+    return blank
 
 
 def id_type(vocab_size: int) -> np.dtype:

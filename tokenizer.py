@@ -1,8 +1,8 @@
 """BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019).
 
-`basic_tokenize` and `wordpiece` are the specification, written to be read. The batch methods give the same ids and
-offsets many times faster, because nothing in BERT's tokenization crosses white space: each distinct white-space word
-is tokenized once and looked up afterwards.
+`basic_tokenize` and `wordpiece` are the specification, written to be read. `encode_lines` and
+`encode_batch_with_offsets` give the same ids and offsets many times faster, because nothing in BERT's tokenization
+crosses white space: each distinct white-space word is tokenized once and looked up afterwards.
 
 Text is ordinary text: "[SEP]" in it becomes "[", "sep", "]" as in Google's original, so that no corpus or question
 can forge a separator. Special tokens are added by id by whoever builds a sequence.
@@ -22,12 +22,11 @@ from utils.errors import UserError
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 MAX_CHARACTERS_PER_WORD = 100  # longer words are [UNK]: Google's limit
 MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches start afresh above it
+WORD_SLOTS = 1 << 20  # of 32 bytes each: enough that few of MAX_CACHED_WORDS lose theirs to another
+PART_SLOTS = 1 << 17
 
 # str.split() takes these controls for white space; BERT removes them, as it does NUL, which str.split() leaves alone.
 CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
-
-# Ends a word among its parts in the fast path. No text contains it after normalization, which removes it.
-END_OF_WORD = "\ufffd"
 
 CJK_BLOCKS = (
     (0x4E00, 0x9FFF),  # unified ideographs
@@ -94,7 +93,7 @@ class WordTable(dict):
     """word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word), filled by
     `encode_words` as words are met; that returns tokens a word, ids and spans of a list of distinct words."""
 
-    def __init__(self, encode_words: Callable[[list[str]], tuple[Iterable[int], Iterable[int], Iterable[int]]]):
+    def __init__(self, encode_words: Callable[[list], tuple[Iterable[int], Iterable[int], Iterable[int]]]):
         super().__init__()
         self.encode_words = encode_words
         self.start_afresh()
@@ -105,28 +104,78 @@ class WordTable(dict):
         self.spans = array("i")
         self.row_starts = array("q", [0])
 
-    def look_up(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Indexes of the tokens of `words` in `ids` and `spans` [T], and the number of tokens of each word [W]."""
+    def look_up(self, words: Sequence) -> tuple[np.ndarray, np.ndarray]:
+        """Where the tokens of `words` begin in `ids` and `spans`, and how many each word has [W]."""
         if len(self) > MAX_CACHED_WORDS:
             self.start_afresh()
         rows_W = np.fromiter(map(self.get, words, repeat(-1)), np.int64, len(words))
         unknown = np.flatnonzero(rows_W < 0)
         if len(unknown):
-            unknown_words = [words[place] for place in unknown]
+            unknown_words = [words[place] for place in unknown.tolist()]
             self.add(list(dict.fromkeys(unknown_words)))
-            rows_W[unknown] = [self[word] for word in unknown_words]
+            rows_W[unknown] = list(map(self.get, unknown_words))
         row_starts = np.asarray(self.row_starts)  # a view: gone before the table grows again
-        starts_W = row_starts[rows_W]
-        tokens_W = row_starts[rows_W + 1] - starts_W
-        ends_W = np.cumsum(tokens_W)
-        return np.arange(ends_W[-1] if len(words) else 0) + np.repeat(starts_W - ends_W + tokens_W, tokens_W), tokens_W
+        return row_starts[rows_W], row_starts[rows_W + 1] - row_starts[rows_W]
 
-    def add(self, words: list[str]) -> None:
+    def add(self, words: list) -> None:
         tokens_W, ids, spans = self.encode_words(words)
         self.update(zip(words, count(len(self)), strict=False))
         self.row_starts.extend((np.cumsum(tokens_W) + len(self.ids)).tolist())
         self.ids.extend(ids)
         self.spans.extend(spans)
+
+
+class ShortWords:
+    """A cache in front of the WordTable `table` of words as bytes, which looks up all words of a text at once, without
+    making a Python object of each.
+
+    The up to 16 bytes of a short word are two numbers, and these choose the one slot where it can be. Longer words,
+    and those whose slot another word took first, are looked up in `table`: few, as frequent words come first. Bytes of
+    value 0 fill up the numbers, so a word may end in NULs: BERT removes them. An empty slot is that of the empty word.
+    """
+
+    LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
+    MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, without a pattern in their bits
+
+    def __init__(self, table: WordTable, slots: int):
+        self.table = table
+        self.slots = np.zeros((slots, 4), np.uint64)  # bytes 0-7, bytes 8-15, first token, tokens
+
+    def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of each line of `text`, ragged: those of line i are ids[offsets[i]:offsets[i + 1]]; what follows the last
+        newline is a line too. Words are what spaces and newlines separate.
+
+        Returns ids [T] int32 and offsets [L + 1] int64."""
+        padded = text + b"\n" + bytes(16)
+        characters = np.frombuffer(padded, np.uint8, len(text) + 1)
+        ends_W = np.flatnonzero((characters == ord(" ")) | (characters == ord("\n")))
+        starts_W = np.concatenate([[0], ends_W[:-1] + 1])
+        first_token_W, tokens_W = self.look_up(padded, starts_W, ends_W)
+        token_ends_W = np.cumsum(tokens_W)
+        ids = np.asarray(self.table.ids)[ragged_indexes(first_token_W, tokens_W)]
+        return ids, np.concatenate([[0], token_ends_W[characters[ends_W] == ord("\n")]])
+
+    def look_up(self, text: bytes, starts_W: np.ndarray, ends_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`WordTable.look_up` of the words text[start:end]; the last start has 16 bytes or more behind it."""
+        if len(self.table) > MAX_CACHED_WORDS:
+            self.table.start_afresh()
+            self.slots[:] = 0
+        lengths_W = ends_W - starts_W
+        eight_bytes = np.ndarray(len(text) - 7, "<u8", text, strides=1)  # those from each byte on
+        low_W = eight_bytes[starts_W] & self.LOW_BYTES.take(lengths_W, mode="clip")
+        high_W = eight_bytes[starts_W + 8] & self.LOW_BYTES.take(lengths_W - 8, mode="clip")
+        hash_W = low_W * self.MULTIPLIERS[0] + high_W * self.MULTIPLIERS[1]
+        slot_W = (hash_W >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)  # its highest bits
+        found_W = self.slots.take(slot_W, axis=0)
+        is_short = lengths_W <= 16
+        missed = np.flatnonzero((found_W[:, 0] != low_W) | (found_W[:, 1] != high_W) | ~is_short)
+        if len(missed):
+            bounds = zip(starts_W[missed].tolist(), ends_W[missed].tolist(), strict=True)
+            tokens = self.table.look_up([text[start:end] for start, end in bounds])
+            is_free = ~found_W[missed, :2].any(axis=1) & is_short[missed]
+            found_W[missed] = np.stack([low_W[missed], high_W[missed], *(t.view(np.uint64) for t in tokens)], axis=1)
+            self.slots[slot_W[missed[is_free]]] = found_W[missed[is_free]]
+        return found_W[:, 2].view(np.int64), found_W[:, 3].view(np.int64)
 
 
 class BertTokenizer:
@@ -146,13 +195,14 @@ class BertTokenizer:
             self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK)
         )
         self._longest_token = max(map(len, self.vocab))
+        self._continuations = {token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")}
         self._characters = CharacterMap(do_lower_case)
         self._characters_of_lines = CharacterMap(do_lower_case)
-        self._characters_of_lines[ord("\n")] = f" {END_OF_WORD} "
-        self._words = WordTable(self._encode_words)
-        self._words_with_spans = WordTable(self._encode_words_with_spans)
+        self._characters_of_lines[ord("\n")] = "\n"
+        self._words = ShortWords(WordTable(self._encode_words), WORD_SLOTS)
         # What words are made of: "house", "house," and "(house" are three words with one part in common.
-        self._parts = WordTable(self._encode_parts)
+        self._parts = ShortWords(WordTable(self._encode_parts), PART_SLOTS)
+        self._words_with_spans = WordTable(self._encode_words_with_spans)
 
     @property
     def vocab_size(self) -> int:
@@ -183,17 +233,16 @@ class BertTokenizer:
         unknown = [(self.unk_token_id, 0, len(word))]
         if len(word) > MAX_CHARACTERS_PER_WORD:
             return unknown
-        pieces, start = [], 0
+        pieces, start, tokens = [], 0, self.vocab
         while start < len(word):
-            prefix = "##" if start else ""
             for end in range(min(len(word), start + self._longest_token), start, -1):
-                token_id = self.vocab.get(prefix + word[start:end])
+                token_id = tokens.get(word[start:end])
                 if token_id is not None:
                     break
             else:
                 return unknown
             pieces.append((token_id, start, end))
-            start = end
+            start, tokens = end, self._continuations
         return pieces
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -226,20 +275,19 @@ class BertTokenizer:
 
     # The fast path.
 
-    def encode_batch(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of each text without special tokens, ragged: those of text i are ids[offsets[i]:offsets[i + 1]].
+    def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of each line of a UTF-8 `text` without special tokens, ragged: those of line i are
+        ids[offsets[i]:offsets[i + 1]]; what follows the last newline is a line too.
 
-        Returns ids [T] int32 and offsets [len(texts) + 1] int64."""
-        words, words_per_text = [], []
-        for text in texts:
-            words_of_text = ready_to_split(text).split()
-            words += words_of_text
-            words_per_text.append(len(words_of_text))
-        tokens_T, tokens_W = self._words.look_up(words)
-        return np.asarray(self._words.ids)[tokens_T], text_offsets(tokens_W, words_per_text)
+        Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError."""
+        try:
+            return self._words.encode_lines(text)
+        except UnicodeDecodeError:
+            text.decode("utf-8")  # raises it again, with the position in `text`
+            raise
 
     def encode_batch_with_offsets(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`encode_batch` with each token's [start, end) in its text.
+        """Ids of each text without special tokens, as in `encode_lines`, with each token's [start, end) in its text.
 
         Returns ids [T] int32, spans [T, 2] int32 and offsets [len(texts) + 1] int64."""
         words, words_per_text, positions = [], [], array("i")
@@ -252,23 +300,23 @@ class BertTokenizer:
                 end = start + len(word)
             words += words_of_text
             words_per_text.append(len(words_of_text))
-        tokens_T, tokens_W = self._words_with_spans.look_up(words)
+        first_token_W, tokens_W = self._words_with_spans.look_up(words)
+        tokens_T = ragged_indexes(first_token_W, tokens_W)
         ids = np.asarray(self._words_with_spans.ids)[tokens_T]
         spans = np.asarray(self._words_with_spans.spans).reshape(-1, 2)[tokens_T]
         spans += np.repeat(np.array(positions, np.int32), tokens_W)[:, None]
-        return ids, spans, text_offsets(tokens_W, words_per_text)
+        token_ends = np.concatenate([[0], np.cumsum(tokens_W)])
+        return ids, spans, token_ends[np.concatenate([[0], np.cumsum(words_per_text, dtype=np.int64)])]
 
-    def _encode_words(self, words: list[str]) -> tuple[np.ndarray, list[int], tuple]:
-        """Tokens of each white-space word, ids, and no spans: all words in one pass."""
-        parts = ("\n".join(words) + "\n").translate(self._characters_of_lines).split()
-        tokens, tokens_per_part = self._parts.look_up(parts)
-        is_end = np.fromiter(map(END_OF_WORD.__eq__, parts), bool, len(parts))
-        tokens_W = np.diff(np.cumsum(tokens_per_part)[is_end], prepend=0)
-        return tokens_W, np.asarray(self._parts.ids)[tokens].tolist(), ()
+    def _encode_words(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray, tuple]:
+        """Tokens of each word between spaces and newlines, ids, and no spans: all words in one pass."""
+        normalized = b"\n".join(words).decode("utf-8").translate(self._characters_of_lines)
+        ids, offsets = self._parts.encode_lines(normalized.encode("utf-8"))
+        return np.diff(offsets), ids.tolist(), ()
 
-    def _encode_parts(self, parts: list[str]) -> tuple[list[int], list[int], tuple]:
-        """The same of words and punctuation marks as `basic_tokenize` gives them; END_OF_WORD has no token."""
-        pieces = [self.wordpiece(part) if part != END_OF_WORD else [] for part in parts]
+    def _encode_parts(self, parts: list[bytes]) -> tuple[list[int], list[int], tuple]:
+        """The same of words and punctuation marks as `basic_tokenize` gives them."""
+        pieces = [self.wordpiece(part.decode("utf-8")) for part in parts]
         return list(map(len, pieces)), [token_id for piece in pieces for token_id, _, _ in piece], ()
 
     def _encode_words_with_spans(self, words: list[str]) -> tuple[list[int], list[int], list[int]]:
@@ -283,10 +331,10 @@ def ready_to_split(text: str) -> str:
     return text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
 
 
-def text_offsets(tokens_W: np.ndarray, words_per_text: list[int]) -> np.ndarray:
-    """Where each text's tokens begin, and the last's end [len(words_per_text) + 1], from the tokens of each word."""
-    token_ends = np.concatenate([[0], np.cumsum(tokens_W)])
-    return token_ends[np.concatenate([[0], np.cumsum(words_per_text, dtype=np.int64)])]
+def ragged_indexes(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ... (lengths[0] of them), starts[1], ... in one array [sum of lengths]."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
 def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:

@@ -93,6 +93,12 @@ def all_shared_texts() -> list[str]:
     return [line for text in texts for line in text.split("\n")]
 
 
+def encode_texts(tokenizer: BertTokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """`encode_lines` of one text a line, its own newlines as the spaces that they are to BERT."""
+    ids, offsets = tokenizer.encode_lines("\n".join(text.replace("\n", " ") for text in texts).encode())
+    return ids, offsets[: len(texts) + 1]
+
+
 # Against transformers.
 
 
@@ -113,7 +119,7 @@ def test_every_unicode_character_is_treated_as_in_transformers(do_lower_case):
     the first half of CJK extension E, which it leaves out by a slip."""
     characters = [c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")] + UNASSIGNED
     texts = [f"x{character}y" for character in characters]
-    ids, offsets = ours(do_lower_case).encode_batch(texts)
+    ids, offsets = encode_texts(ours(do_lower_case), texts)
     expected, _ = hugging_face_batch(texts, do_lower_case)
     differing = [c for c, a, b in zip(characters, rows(ids, offsets), expected, strict=True) if a != b]
     differing = [character for character in differing if not 0x2B820 <= ord(character) <= 0x2B91F]
@@ -145,11 +151,45 @@ def test_the_fast_path_gives_the_specifications_ids_and_offsets_for_any_text(tex
 
 def assert_fast_path_agrees(tokenizer: BertTokenizer, texts: list[str]) -> None:
     ids, spans, offsets = tokenizer.encode_batch_with_offsets(texts)
-    fast_ids, fast_offsets = tokenizer.encode_batch(texts)
+    fast_ids, fast_offsets = encode_texts(tokenizer, texts)
     assert np.array_equal(ids, fast_ids)
     assert np.array_equal(offsets, fast_offsets)
     for text, ids_of_text, spans_of_text in zip(texts, rows(ids, offsets), rows(spans, offsets), strict=True):
         assert (ids_of_text, [tuple(span) for span in spans_of_text]) == tokenizer.encode_with_offsets(text)
+
+
+@cache
+def crowded(do_lower_case: bool) -> BertTokenizer:
+    """A tokenizer whose words have four slots between them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "WORD_SLOTS", 4)
+        patch.setattr(tokenizer_module, "PART_SLOTS", 4)
+        return BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
+
+
+@given(st.lists(any_text, max_size=8), st.booleans())
+def test_words_that_find_their_slot_taken_have_the_same_ids(texts, do_lower_case):
+    assert_fast_path_agrees(crowded(do_lower_case), texts)
+
+
+@pytest.mark.parametrize("tokenizer", [ours(True), crowded(True)], ids=["own slots", "shared slots"])
+def test_words_are_told_apart_by_all_their_bytes(tokenizer):
+    """Of each length around those of one and two numbers of eight bytes, words that differ in any one letter."""
+    words = ["a" * length for length in range(20)]
+    words += [word[:place] + "b" + word[place + 1 :] for word in words for place in range(len(word))]
+    words += [word + "\0" for word in words] + ["\0" * length for length in range(20)]
+    assert_fast_path_agrees(tokenizer, [f"{word} {word}" for word in words])
+    assert_fast_path_agrees(tokenizer, words)
+
+
+@given(st.lists(any_text, max_size=8))
+def test_what_is_not_utf8_is_refused_where_it_stands_and_forgotten(texts):
+    tokenizer = ours(True)
+    before = "\n".join(texts).encode()
+    with pytest.raises(UnicodeDecodeError) as error:
+        tokenizer.encode_lines(before + b"good b\xffd \xfe good")
+    assert error.value.start == len(before) + len(b"good b")
+    assert_fast_path_agrees(tokenizer, texts)
 
 
 @given(any_text, st.booleans())
@@ -168,7 +208,7 @@ def test_the_word_table_starts_afresh_when_it_is_full(monkeypatch):
     texts = sample_texts()[:400]
     for start in range(0, 400, 20):
         assert_fast_path_agrees(tokenizer, texts[start : start + 20])
-    assert len(tokenizer._words) < 500
+    assert len(tokenizer._words.table) < 500
 
 
 # What is decided, by example.
