@@ -5,6 +5,7 @@ tensors of one element: gradients are divided by `grad_scale` (loss scale times 
 zero the step leaves everything as it was. A group's `lr` may be a tensor, so that a schedule can live on the device.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.adamw import adamw
 from utils.errors import UserError
 
 OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
+CHUNK = 2**19  # elements that a CPU works on at a time: few enough to stay in its caches, enough to hide Python's time
 
 
 class Lamb(torch.optim.Optimizer):
@@ -34,9 +36,13 @@ class Lamb(torch.optim.Optimizer):
         bias_correction: False leaves m and v uncorrected.
         trust_bounds: (least, most) of r, for DeepSpeed's variant of LAMB, which uses (0.01, 0.3).
         adapt_undecayed: give groups with weight decay 0 a ratio r too, as DeepSpeed does.
+        foreach: True for few kernels over all tensors at once, False for one tensor after another, chunk by chunk in
+            the caches; None takes the former on GPUs and the latter on CPUs. Same results to rounding.
 
-    Parameters and moments are float32; see `MasterWeights` for models in a narrower type.
+    Parameters and moments are float32 and contiguous; see `MasterWeights` for models in a narrower type.
     """
+
+    _updates: Tensor | None = None  # memory that the CPU's form reuses: fresh pages cost more than the arithmetic
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class Lamb(torch.optim.Optimizer):
         bias_correction: bool = True,
         trust_bounds: tuple[float, float] | None = None,
         adapt_undecayed: bool = False,
+        foreach: bool | None = None,
     ):
         if not 0 <= betas[0] < 1 or not 0 <= betas[1] < 1:
             raise ValueError(f"betas must be in [0, 1), not {betas}")
@@ -65,6 +72,7 @@ class Lamb(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
         self.max_grad_norm = max_grad_norm
+        self.foreach = foreach
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -78,7 +86,7 @@ class Lamb(torch.optim.Optimizer):
     def _update(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         if self.max_grad_norm is not None:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(grads).float()
+            norm = total_norm(grads)
             if grad_scale is None:
                 grad_scale = torch.ones_like(norm)
             grad_scale = grad_scale * (norm / grad_scale / self.max_grad_norm).clamp(min=1.0)
@@ -89,13 +97,15 @@ class Lamb(torch.optim.Optimizer):
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            # On a GPU few launches for all tensors; on a CPU one tensor after another, while it is in the cache.
-            on_cpu = bool(params) and params[0].device.type == "cpu"
-            for batch in [[p] for p in params] if on_cpu else [params]:
-                if group["weight_decay"] or group["adapt_undecayed"]:
-                    self._adapt(batch, group, grad_scale, found_inf)
-                else:
-                    self._adam(batch, batch, group["lr"], group, grad_scale, found_inf)
+            if not params:
+                continue
+            if not (group["weight_decay"] or group["adapt_undecayed"]):
+                self._adam(params, params, group["lr"], group, grad_scale, found_inf)
+            elif self.foreach or (self.foreach is None and params[0].device.type != "cpu"):
+                self._adapt_together(params, group, grad_scale, found_inf)
+            elif found_inf is None or not found_inf.item():
+                for p in params:
+                    self._adapt_in_cache(p, group, grad_scale)
 
     def _adam(
         self, params: list[Tensor], moved: list[Tensor], lr: float | Tensor, group: dict, grad_scale, found_inf
@@ -103,40 +113,77 @@ class Lamb(torch.optim.Optimizer):
         """Updates the moments of `params` and moves `moved` by -lr * m / (sqrt(v) + eps), in one pass: torch's fused
         kernel for AdamW without its weight decay."""
         states = [self.state[p] for p in params]
-        steps = [state["step"] for state in states]
-        if not group["bias_correction"]:
-            steps = [
-                torch.full_like(step, torch.inf) for step in steps
-            ]  # beta^inf is 0, so that both corrections are 1
         adamw(
             moved,
             [p.grad for p in params],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
-            steps,
+            [self._bias_step(state, group) for state in states],
             fused=True,
+            lr=lr,
             grad_scale=grad_scale,
             found_inf=found_inf,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=lr,
-            weight_decay=0.0,
-            eps=group["eps"],
-            maximize=False,
+            **self._kernel_options(group),
         )
 
-    def _adapt(self, params: list[Tensor], group: dict, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """A step of length lr * r; the kernel leaves -m / (sqrt(v) + eps) in tensors that start as zero."""
-        descents = [torch.zeros_like(p) for p in params]
+    @staticmethod
+    def _bias_step(state: dict[str, Tensor], group: dict) -> Tensor:
+        """The update that the kernel corrects the moments' bias for; beta^inf is 0, so that both corrections are 1."""
+        return state["step"] if group["bias_correction"] else torch.full_like(state["step"], torch.inf)
+
+    @staticmethod
+    def _kernel_options(group: dict) -> dict:
+        beta1, beta2 = group["betas"]
+        return {
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": group["eps"],
+            "weight_decay": 0.0,
+            "amsgrad": False,
+            "maximize": False,
+        }
+
+    def _adapt_together(
+        self, params: list[Tensor], group: dict, grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        """A step of length lr * r, in few kernels and without waiting for the device. The fused kernel makes -u of what
+        starts as -weight_decay * w. 15 numbers a parameter are read and written, where AdamW takes 8 (with
+        `grad_scale`)."""
+        descents = torch._foreach_mul(params, -group["weight_decay"])
         self._adam(params, descents, 1.0, group, grad_scale, found_inf)
-        if group["weight_decay"]:
-            torch._foreach_add_(descents, params, alpha=-group["weight_decay"])
         ratios = self._trust_ratios(params, descents, group["trust_bounds"])
         lengths = ratios * group["lr"] if found_inf is None else ratios * group["lr"] * (1 - found_inf)
-        torch._foreach_mul_(descents, list(lengths.unbind()))
-        torch._foreach_add_(params, descents)
+        torch._foreach_addcmul_(params, descents, list(lengths.unbind()))
+
+    def _adapt_in_cache(self, p: Tensor, group: dict, grad_scale: Tensor | None) -> None:
+        """The same for one tensor, chunk by chunk, so that all but the first touch of a chunk finds it in the cache."""
+        state = self.state[p]
+        step, options = self._bias_step(state, group), self._kernel_options(group)
+        step += 1
+        if self._updates is None or len(self._updates) < p.numel() or self._updates.dtype != p.dtype:
+            self._updates = p.new_empty(p.numel())
+        tensors = p, p.grad, state["exp_avg"], state["exp_avg_sq"], self._updates[: p.numel()]
+        chunks = list(zip(*(tensor.view(-1).split(CHUNK) for tensor in tensors), strict=True))
+        weight_square = update_square = 0.0
+        for weights, grads, exp_avg, exp_avg_sq, descents in chunks:
+            weight_square += torch.dot(weights, weights).item()
+            torch.mul(weights, -group["weight_decay"], out=descents)
+            torch._fused_adamw_(
+                *([descents], [grads], [exp_avg], [exp_avg_sq], [], [step]),
+                **options,
+                lr=1.0,
+                grad_scale=grad_scale,
+            )
+            update_square += torch.dot(descents, descents).item()
+        ratio = 1.0
+        if weight_square > 0 and update_square > 0:
+            ratio = math.sqrt(weight_square / update_square)
+            if group["trust_bounds"] is not None:
+                least, most = group["trust_bounds"]
+                ratio = min(max(ratio, least), most)
+        for weights, *_, descents in reversed(chunks):  # the last ones first: they are still in the cache
+            weights.add_(descents, alpha=float(group["lr"]) * ratio)
 
     @staticmethod
     def _trust_ratios(params: list[Tensor], updates: list[Tensor], bounds: tuple[float, float] | None) -> Tensor:
@@ -145,6 +192,16 @@ class Lamb(torch.optim.Optimizer):
         if bounds is not None:
             ratios = ratios.clamp(*bounds)
         return torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0)
+
+
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """||all tensors as one vector||, in float32 on their device. On a CPU torch's own norm adds up all squares of a
+    tensor in float32, and is off by 0.1% for 24 million random numbers; chunks that are added up in float64 are off by
+    0.0001%, and faster."""
+    if not tensors or tensors[0].device.type != "cpu":
+        return torch.nn.utils.get_total_norm(tensors).float()
+    chunks = (chunk for tensor in tensors for chunk in tensor.reshape(-1).split(CHUNK))
+    return torch.tensor(math.sqrt(sum(torch.dot(chunk, chunk).item() for chunk in chunks)), dtype=torch.float32)
 
 
 class MasterWeights:
