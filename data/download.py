@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from data.manifest import file_digest, write_atomically
+from data.progress import progress_bar
 from utils.errors import UserError, one_line
 
 CHUNK = 1 << 20
@@ -254,7 +255,7 @@ def refuse_web_page(response: http.client.HTTPResponse) -> None:
 
 def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> None:
     name = part.path.name.removesuffix(".part")
-    bar = tqdm(total=part.total, initial=start, desc=name, unit="B", unit_scale=True, disable=None, leave=False)
+    bar = progress_bar(part.total, name, initial=start)
     with bar, part.path.open("ab") as file:
         while True:
             try:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from data.progress import progress_bar
 
 FILE_NAME = "manifest.json"
 # Goes up when a stage makes other bytes than before from the same input and options.
@@ -54,7 +54,7 @@ def describe(paths: Iterable[Path], folder: Path, threads: int) -> list[dict[str
     paths = list(paths)
     total = sum(path.stat().st_size for path in paths)
     with (
-        tqdm(total=total, desc="checksums", unit="B", unit_scale=True, disable=None, leave=False, delay=1) as bar,
+        progress_bar(total, "checksums", delay=1) as bar,
         ThreadPoolExecutor(threads) as pool,
     ):
         digests = list(pool.map(lambda path: file_digest(path, progress=bar.update), paths))

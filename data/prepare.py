@@ -29,7 +29,8 @@ from tqdm import tqdm
 
 from data import download, manifest
 from data.documents import SUFFIXES
-from data.stages import Stage, empty, only_one_in, progress_bar, run, show
+from data.progress import progress_bar
+from data.stages import Stage, empty, in_bytes, in_time, only_one_in, run, show
 from utils.config import (
     ArgumentParser,
     Arguments,
@@ -56,6 +57,7 @@ BYTES_WORTH_A_WORKER = 4 * MB
 FORMAT_RATE = {"wikicorpus": 0.9, "books": 1.2, "corpus": 1.9}
 SHARD_RATE = 100.0  # one process
 VOCABULARY_RATE = 3.6
+VERIFY_RATE = 100.0  # of shards
 PASS_RATE = 20.0  # text times passes over it, verification included
 TOKENS_A_BYTE = 0.3  # a pass, special tokens and random next sentences included
 FILL = 0.85
@@ -394,6 +396,9 @@ def verify_folders(args: Arguments) -> None:
     folders = sorted({path.parent for path in args.folder.rglob("*") if path.suffix in SHARD_SUFFIXES})
     if not folders:
         raise UserError(f"{args.folder} holds no HDF5 shard: check the path")
+    if args.dry_run:
+        show_verification(folders, args.num_workers)
+        return
     for folder in folders:
         vocab_file = args.vocab_file or verify.find_vocabulary(folder, ROOT / "vocab")
         tokenizer = BertTokenizer(vocab_file) if vocab_file else None
@@ -405,6 +410,21 @@ def verify_folders(args: Arguments) -> None:
         if args.samples:
             print("\n".join(["", *verify.sample_lines(folder, tokenizer, args.samples)]))
         print(flush=True)
+
+
+def show_verification(folders: Sequence[Path], workers: int) -> None:
+    """What there is to read, and how long that would take by the rate that was measured."""
+    from pretraining_dataset import find_shards
+
+    print(f"{'shards':>8} {'bytes':>9} {'time':>7}  folder")
+    totals = (0, 0, 0.0)
+    for folder in folders:
+        sizes = [path.stat().st_size for path in find_shards(folder)]
+        row = (len(sizes), sum(sizes), sum(sizes) / MB / VERIFY_RATE / min(workers, len(sizes)))
+        totals = tuple(map(sum, zip(totals, row, strict=True)))
+        print(f"{row[0]:>8} {in_bytes(row[1]):>9} {in_time(row[2]):>7}  {folder}")
+    shards, size, seconds = totals
+    print(f"{shards:>8} {in_bytes(size):>9} {in_time(seconds):>7}  estimated in all (dry run: nothing was done)")
 
 
 def read_lines(path: Path, flag: str) -> list[str]:
@@ -478,6 +498,10 @@ Add = Callable[..., Any]  # a parser's add_argument
 
 def add_common(add: Add) -> None:
     add("--output-dir", type=Path, default=ROOT / "data", help="holds download/, formatted/, sharded/, vocab/, hdf5/")
+    add_run(add)
+
+
+def add_run(add: Add) -> None:
     add("--num-workers", type=positive_int, default=len(os.sched_getaffinity(0)), help="processes")
     add("--dry-run", action=BooleanFlag, help="show what would be done, how many bytes and how long")
 
@@ -573,7 +597,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("folder", type=Path, help="folder of HDF5 shards, or one with such folders in it")
     add("--vocab-file", type=Path, help="else the one whose sum is in the shards, where it is beside them or ships")
     add("--samples", type=non_negative_int, default=3, help="samples to print")
-    add("--num-workers", type=positive_int, default=len(os.sched_getaffinity(0)), help="processes")
+    add_run(add)
 
     groups = (add_common, add_language, add_download, add_format, add_seed, add_shard, add_casing, add_vocabulary)
     add = command("all", "Runs every stage for a whole data set.", *groups, add_hdf5)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from data import manifest
 from utils.errors import UserError
 
@@ -129,10 +127,6 @@ def in_time(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def progress_bar(total: float, description: str) -> tqdm:
-    return tqdm(total=total or None, desc=description, unit="B", unit_scale=True, disable=None, leave=False)
 
 
 @contextmanager

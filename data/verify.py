@@ -9,10 +9,10 @@ from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from data.manifest import file_digest
 from data.parallel import ordered_map
+from data.progress import progress_bar
 from pretraining_dataset import KEYS, Shard, find_shards
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -84,7 +84,7 @@ def verify_folder(
     special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
     examine = partial(examine_shard, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size)
-    with tqdm(total=len(paths), desc="verify", unit="shard", disable=None, leave=False) as bar:
+    with progress_bar(len(paths), "verify", "shard") as bar:
         findings = []
         for found in ordered_map(examine, paths, min(workers, len(paths))):
             findings.append(found)

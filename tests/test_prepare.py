@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from data import formatting, prepare
+from data import formatting, prepare, progress
 from utils.errors import run_main
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +103,30 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     for word in ("format", "shard", "hdf5 64 training", "estimated"):
         assert word in done.stdout
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
+
+
+@pytest.mark.parametrize(
+    "stage", ["download squad", "download wikicorpus", "format corpus", "shard", "vocabulary", "hdf5"]
+)
+def test_a_dry_run_of_each_stage_does_nothing(built, corpus, capsys, stage):
+    before = digests(built)
+    paths = [corpus] if stage.startswith("format") else []
+    prepare.main([*stage.split(), *map(str, paths), "--output-dir", str(built), "--dry-run"])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["stage", "bytes", "time", "folder"]
+    assert last.startswith("estimated in all")
+    assert digests(built) == before
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_path, capsys, monkeypatch):
+    arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--sentence-splitter", "fast"]
+    prepare.main(arguments)
+    assert capsys.readouterr().err == ""  # nothing to say for so short a time
+    monkeypatch.setattr(progress, "SECONDS_A_LINE", 0)
+    prepare.main([*arguments[:-1], "punkt"])
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"format corpus: \d+k of \d+k \[", line) for line in lines), lines
+    assert "\r" not in "".join(lines)
 
 
 @pytest.mark.parametrize("workers", [2, 3])

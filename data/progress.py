@@ -1,0 +1,28 @@
+"""How far long work is: a bar on a terminal, a line now and then where standard error goes to a file."""
+
+import sys
+
+from tqdm import tqdm
+
+SECONDS_A_LINE = 30
+
+
+class ProgressLines(tqdm):
+    """A bar that writes a line each time in place of redrawing itself."""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        if msg is None:  # otherwise it is to clear a line
+            self.fp.write(f"{self}\n")
+            self.fp.flush()
+        return False
+
+
+def progress_bar(total: float, description: str, unit: str = "B", initial: int = 0, delay: float = 0) -> tqdm:
+    """`delay`: seconds before it shows, for work that is mostly short."""
+    options = {"total": total or None, "desc": description, "unit": unit, "initial": initial, "leave": False}
+    if unit == "B":
+        options["unit_scale"] = True
+    if sys.stderr.isatty():
+        return tqdm(**options, delay=delay)
+    line = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+    return ProgressLines(**options, bar_format=line, mininterval=SECONDS_A_LINE, delay=SECONDS_A_LINE, miniters=1)
