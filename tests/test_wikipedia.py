@@ -20,6 +20,8 @@ HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang=
 <namespace key="14" case="first-letter">Kategorie</namespace></namespaces></siteinfo>
 """
 PROSE = "The aardvark is a medium-sized, burrowing, nocturnal mammal that lives in Africa."
+TITLE = "A History of the Aardvark in Four Volumes, with an Essay on Ants"
+LONG = "The sources contradict each other in almost every point, and none of them is older than the third century."
 
 
 def page(title: str, text: str, namespace: int = 0, extra: str = "") -> str:
@@ -113,10 +115,6 @@ It is remembered to this day by all who met it.
         "I have never seen an aardvark in my life, and nor have you.",
         "It is remembered to this day by all who met it.",
     ]
-
-
-TITLE = "A History of the Aardvark in Four Volumes, with an Essay on Ants"
-LONG = "The sources contradict each other in almost every point, and none of them is older than the third century."
 
 
 PLACES = {
@@ -220,6 +218,12 @@ def test_no_markup_makes_it_fail_or_stays(markup):
         "|",
         "{{lang|fr|",
         "[[a|b\n\n",
+        "-{",
+        "\n:a,",
+        "\n;a: b,",
+        "\n{|\n|a",
+        "\n{|\n| " + LONG,
+        f"\n{{|\n| {LONG}\n|}}",
     ],
 )
 def test_time_grows_with_the_text_and_not_with_its_square(unit):
@@ -250,6 +254,16 @@ def test_redirects_other_namespaces_and_disambiguation_pages_are_left_out(tmp_pa
         ("Aardvark", [PROSE]),
         ("Erdferkel", [PROSE]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "category"), [("Fichier", "Catégorie"), ("Файл", "Категория"), ("ファイル", "Category"), ("파일", "분류")]
+)
+def test_the_dump_itself_says_what_files_and_categories_are_called(tmp_path, file, category):
+    head = HEAD.replace("Datei", file).replace("Kategorie", category)
+    text = f"[[{file}:a.jpg|thumb|A [[caption]] that is long enough to be a paragraph of prose by itself.]]\n"
+    dump = write_dump(tmp_path / "dump.xml.bz2", [page("A", f"{text}{PROSE}\n[[{category}:B]]")], head)
+    assert [document.paragraphs for document in extract(dump, workers=1)] == [[PROSE]]
 
 
 def test_every_layout_of_a_dump_gives_the_same_documents_with_any_number_of_workers(tmp_path):
