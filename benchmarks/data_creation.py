@@ -1,254 +1,112 @@
-"""Data creation: the written-out algorithm and create_pretraining_data.py side by side, and the floor below both.
+"""Data creation: the written-out algorithm and create_pretraining_data.py side by side, their floor, and workers.
 
-    python benchmarks/data_creation.py [--text FORMATTED.txt] [--rounds 5] [--output results.json]
+    python benchmarks/data_creation.py [--input-dir TEXT_SHARDS] [--rounds 5] [--output results.json]
 
-Each measurement runs in a process of its own on one core, the two sides and the floors by turns; medians, with the
-lowest and highest, of text and samples a second, peak memory, and each stage's share.
-
-`create_samples` is the algorithm in its readable form (Google's BERT, NVIDIA's recipe): tokens are strings, one sample
-is made after another, and every random decision is a method of `Draws`. The tests hold the fast path to it.
+Two texts are made from the sample books: a short one, the books as they are, where most words are still new; and a long
+one, shards of the same books over and over, in which new words keep coming as they do in real books. `--input-dir`
+takes text shards of your own instead. The slow sides read only the beginning of a long text; they are as fast at its
+end. One core for each measurement, in a process of its own, all by turns; medians, with the lowest and highest, of MB
+of text and samples a second, peak memory, and each stage's share. Then the program itself on the longest text with
+different numbers of workers, by the clock, from start to exit.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
+import re
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import h5py  # noqa: E402
-import numpy as np  # noqa: E402
 import tokenizers  # noqa: E402
 
-from create_pretraining_data import SampleOptions, create_shard  # noqa: E402
-from tokenizer import CLS, MASK, SEP, UNK, BertTokenizer  # noqa: E402
-from utils.config import ArgumentParser, positive_int  # noqa: E402
-from utils.errors import UserError, run_main  # noqa: E402
+from benchmarks import data_creation_reference as reference  # noqa: E402
+from create_pretraining_data import SampleOptions, create_shard, find_text, output_name  # noqa: E402
+from tokenizer import UNK, BertTokenizer  # noqa: E402
+from utils.config import ArgumentParser, jsonable, positive_float, positive_int  # noqa: E402
+from utils.errors import run_main  # noqa: E402
 
-Document = list[list[str]]  # sentences of tokens
 PARAGRAPHS_PER_DOCUMENT = 40  # of the sample books: about a chapter's worth
+LONG_SHARDS, LONG_SHARD_BYTES = 4, 25_000_000
+NEW_WORDS = 0.035  # of the words in 25 novels, 30 MB, those that stand there for the first time, after the first 5 MB
 
 
-# The reference.
+@dataclass(frozen=True)
+class Text:
+    """What is read: all of it by the fast path, `beginning` by what is slow."""
+
+    shards: list[Path]
+    beginning: Path
 
 
-class Draws:
-    """The random decisions of data creation."""
+# What is measured: each leaves in `folder` what it writes, and returns the bytes of text that it took, the samples made
+# (0 where that has no meaning) and the seconds of its stages.
 
-    def __init__(self, seed: int):
-        self.rng = random.Random(seed)
-
-    def target_length(self, longest: int, short_seq_prob: float) -> int:
-        return self.rng.randint(2, longest) if self.rng.random() < short_seq_prob else longest
-
-    def sentences_of_a(self, sentences: int) -> int:
-        return self.rng.randint(1, sentences - 1)
-
-    def next_is_random(self) -> bool:
-        return self.rng.random() < 0.5
-
-    def other_document(self, documents: int, own: int) -> int:
-        other = self.rng.randrange(documents - 1)
-        return other + (other >= own)
-
-    def first_sentence(self, sentences: int) -> int:
-        return self.rng.randrange(sentences)
-
-    def cut_front(self) -> bool:
-        return self.rng.random() < 0.5
+Measured = tuple[int, int, dict[str, float]]
 
 
-class Pair(NamedTuple):
-    tokens_a: list[str]
-    tokens_b: list[str]
-    is_random_next: bool
-
-
-def create_pairs(documents: list[Document], index: int, options: SampleOptions, draws: Draws) -> Iterator[Pair]:
-    """The pairs of segments of one pass over document `index`, not yet truncated."""
-    document = documents[index]
-    target = draws.target_length(options.sequence_length - options.special_tokens, options.short_seq_prob)
-    chunk: Document = []
-    position = 0
-    while position < len(document):
-        chunk.append(document[position])
-        position += 1
-        if position < len(document) and sum(map(len, chunk)) < target:
-            continue
-        if not options.next_sentence_prediction:
-            yield Pair(joined(chunk), [], False)
-        elif len(documents) == 1 and len(chunk) == 1:
-            pass  # neither a next sentence nor another document to draw one from
-        else:
-            a_end = draws.sentences_of_a(len(chunk)) if len(chunk) > 1 else 1
-            tokens_a = joined(chunk[:a_end])
-            if len(documents) > 1 and (len(chunk) == 1 or draws.next_is_random()):
-                other = documents[draws.other_document(len(documents), index)]
-                tokens_b: list[str] = []
-                for sentence in other[draws.first_sentence(len(other)) :]:
-                    tokens_b += sentence
-                    if len(tokens_b) >= target - len(tokens_a):
-                        break
-                position -= len(chunk) - a_end  # the sentences that were not used are put back
-                yield Pair(tokens_a, tokens_b, True)
-            else:
-                yield Pair(tokens_a, joined(chunk[a_end:]), False)
-        chunk = []
-
-
-def joined(sentences: Document) -> list[str]:
-    return [token for sentence in sentences for token in sentence]
-
-
-def truncate_pair(tokens_a: list[str], tokens_b: list[str], longest: int, draws: Draws) -> None:
-    """Takes tokens off the longer of the two, at a tie off B, from its front or back, until both fit."""
-    while len(tokens_a) + len(tokens_b) > longest:
-        longer = tokens_a if len(tokens_a) > len(tokens_b) else tokens_b
-        longer.pop(0 if draws.cut_front() else -1)
-
-
-def mask_tokens(
-    tokens: list[str], options: SampleOptions, vocab: list[str], rng: random.Random
-) -> tuple[list[int], list[str]]:
-    """Masks `tokens` in place; returns the positions, ascending, and the tokens that stood there."""
-    candidates: list[list[int]] = []
-    starts_segment = True
-    for position, token in enumerate(tokens):
-        if token in (CLS, SEP):
-            starts_segment = True
-            continue
-        if options.whole_word_mask and token.startswith("##") and not starts_segment:
-            candidates[-1].append(position)
-        else:
-            candidates.append([position])
-        starts_segment = False
-    wanted = min(options.predictions_per_sequence, max(1, round(len(tokens) * options.masked_lm_prob)))
-    rng.shuffle(candidates)
-    positions: list[int] = []
-    for word in candidates:
-        if len(positions) + len(word) <= wanted:
-            positions += word
-    positions.sort()
-    labels = [tokens[position] for position in positions]
-    for position in positions:
-        if rng.random() < 0.8:
-            tokens[position] = MASK
-        elif rng.random() < 0.5:
-            tokens[position] = rng.choice(vocab)
-    return positions, labels
-
-
-class Sample(NamedTuple):
-    tokens: list[str]
-    segment_ids: list[int]
-    positions: list[int]
-    labels: list[str]
-    is_random_next: bool
-
-
-def create_samples(documents: list[Document], options: SampleOptions, vocab: list[str]) -> list[Sample]:
-    draws = Draws(options.random_seed)
-    samples = []
-    for _ in range(options.dupe_factor):
-        for index in range(len(documents)):
-            for tokens_a, tokens_b, is_random_next in create_pairs(documents, index, options, draws):
-                truncate_pair(tokens_a, tokens_b, options.sequence_length - options.special_tokens, draws)
-                tokens = [CLS, *tokens_a, SEP]
-                segment_ids = [0] * len(tokens)
-                if options.next_sentence_prediction:
-                    tokens += [*tokens_b, SEP]
-                    segment_ids += [1] * (len(tokens_b) + 1)
-                positions, labels = mask_tokens(tokens, options, vocab, draws.rng)
-                samples.append(Sample(tokens, segment_ids, positions, labels, is_random_next))
-    draws.rng.shuffle(samples)
-    return samples
-
-
-def read_documents(path: Path, tokenizer: BertTokenizer) -> list[Document]:
-    documents: list[Document] = [[]]
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.strip():
-                documents.append([])
-            elif tokens := tokenizer.tokenize(line):
-                documents[-1].append(tokens)
-    return [document for document in documents if document]
-
-
-def write_samples(samples: list[Sample], path: Path, options: SampleOptions, tokenizer: BertTokenizer) -> None:
-    def padded(values: list[list[int]], width: int) -> np.ndarray:
-        return np.array([row + [0] * (width - len(row)) for row in values], dtype=np.int32)
-
-    length, predictions = options.sequence_length, options.predictions_per_sequence
-    with h5py.File(path, "w") as file:
-        file["input_ids"] = padded([tokenizer.convert_tokens_to_ids(s.tokens) for s in samples], length)
-        file["input_mask"] = padded([[1] * len(s.tokens) for s in samples], length).astype(np.int8)
-        file["segment_ids"] = padded([s.segment_ids for s in samples], length).astype(np.int8)
-        file["masked_lm_positions"] = padded([s.positions for s in samples], predictions)
-        file["masked_lm_ids"] = padded([tokenizer.convert_tokens_to_ids(s.labels) for s in samples], predictions)
-        file["next_sentence_labels"] = np.array([s.is_random_next for s in samples], np.int8)
-
-
-# What is measured: each returns samples made (0 where that has no meaning) and seconds by stage.
-
-
-def run_reference(text: Path, folder: Path, vocab_file: Path, options: SampleOptions) -> tuple[int, dict[str, float]]:
-    tokenizer, clock = BertTokenizer(vocab_file), Clock()
-    documents = read_documents(text, tokenizer)
+def run_reference(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
+    tokenizer, clock = reference.PlainTokenizer(vocab_file), Clock()
+    documents = reference.read_documents(text.beginning, tokenizer)
     clock.lap("read and tokenize")
-    samples = create_samples(documents, options, tokenizer.tokens)
+    samples = reference.create_samples(documents, options, tokenizer.tokens)
     clock.lap("samples and masks")
-    write_samples(samples, folder / "reference.hdf5", options, tokenizer)
+    reference.write_samples(samples, folder / "reference.hdf5", options, tokenizer)
     clock.lap("write")
-    return len(samples), clock.laps
+    return text.beginning.stat().st_size, len(samples), clock.laps
 
 
-def run_ours(text: Path, folder: Path, vocab_file: Path, options: SampleOptions) -> tuple[int, dict[str, float]]:
+def run_ours(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
     tokenizer, start = BertTokenizer(vocab_file), time.perf_counter()
-    report = create_shard(text, folder / "ours.hdf5", tokenizer, options, overwrite=True)
-    rest = time.perf_counter() - start - sum(report.seconds.values())
-    return report.counts["samples"], {**report.seconds, "hash, sync": rest}
+    reports = [
+        create_shard(path, folder / output_name(path), tokenizer, options, overwrite=True) for path in text.shards
+    ]
+    seconds = time.perf_counter() - start
+    stages = sum((report.seconds for report in reports), Counter())
+    stages["hash, sync"] = seconds - stages.total()
+    return size_of(text.shards), sum(report.counts["samples"] for report in reports), dict(stages)
 
 
-def floor_tokenizers_package(text: Path, folder: Path, vocab_file: Path, options: SampleOptions):
+def floor_tokenizers_package(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
     fastest = tokenizers.Tokenizer(tokenizers.models.WordPiece.from_file(str(vocab_file), unk_token=UNK))
     fastest.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     fastest.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    lines, clock = text.read_text(encoding="utf-8").split("\n"), Clock()
+    lines, clock = text.beginning.read_text(encoding="utf-8").split("\n"), Clock()
     for start in range(0, len(lines), 10_000):
         fastest.encode_batch_fast(lines[start : start + 10_000], add_special_tokens=False)
     clock.lap("tokenize")
-    return 0, clock.laps
+    return text.beginning.stat().st_size, 0, clock.laps
 
 
-def floor_read(text: Path, folder: Path, vocab_file: Path, options: SampleOptions):
+def floor_read(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
     clock = Clock()
-    text.read_text(encoding="utf-8")
+    for path in text.shards:
+        path.read_text(encoding="utf-8")
     clock.lap("read")
-    return 0, clock.laps
+    return size_of(text.shards), 0, clock.laps
 
 
-def floor_write(text: Path, folder: Path, vocab_file: Path, options: SampleOptions):
-    """Writes and syncs the bytes of our shard, which `run_ours` left in `folder`."""
-    content, clock = (folder / "ours.hdf5").read_bytes(), Clock()
+def floor_write(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
+    """Writes and syncs the bytes of our first shard, which `run_ours` left in `folder`."""
+    content, clock = (folder / output_name(text.shards[0])).read_bytes(), Clock()
     with (folder / "copy").open("wb") as file:
         file.write(content)
         os.fsync(file.fileno())
     clock.lap("write")
-    return 0, clock.laps
+    return text.shards[0].stat().st_size, 0, clock.laps
 
 
 class Clock:
@@ -261,21 +119,42 @@ class Clock:
         self.laps[name], self.last = now - self.last, now
 
 
-MEASUREMENTS: dict[str, Callable] = {
-    "reference": run_reference,
-    "ours": run_ours,
-    "floor: tokenizers package": floor_tokenizers_package,
+FLOORS: dict[str, Callable[..., Measured]] = {
     "floor: read": floor_read,
+    "floor: tokenizers package": floor_tokenizers_package,
     "floor: write": floor_write,
 }
+MEASUREMENTS: dict[str, Callable[..., Measured]] = {"reference": run_reference, "ours": run_ours} | FLOORS
 
 
-def measured(name: str, text: Path, folder: Path, vocab_file: Path, options: SampleOptions) -> dict:
-    samples, stages = MEASUREMENTS[name](text, folder, vocab_file, options)
+def measured(name: str, text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> dict:
+    cpu_start = time.process_time()
+    text_bytes, samples, stages = MEASUREMENTS[name](text, folder, vocab_file, options)
+    cpu_seconds = time.process_time() - cpu_start
     # Not getrusage: its peak is inherited from the process that started this one.
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
-    return {"samples": samples, "stages": stages, "peak_bytes": peak}
+    return {
+        "text_bytes": text_bytes,
+        "samples": samples,
+        "stages": stages,
+        "cpu_seconds": cpu_seconds,
+        "peak_bytes": peak,
+    }
+
+
+def run_program(text: Text, folder: Path, vocab_file: Path, options: SampleOptions, workers: int) -> float:
+    """Seconds from start to exit of create_pretraining_data.py on the shards of `text`, all in one folder."""
+    words = [sys.executable, ROOT / "create_pretraining_data.py", "--overwrite", "--num-workers", workers]
+    words += ["--input-dir", text.shards[0].parent, "--output-dir", folder, "--vocab-file", vocab_file]
+    words += ["--max-seq-length", options.sequence_length, "--dupe-factor", options.dupe_factor]
+    words += ["--max-predictions-per-seq", options.predictions_per_sequence]
+    start = time.perf_counter()
+    subprocess.run(list(map(str, words)), check=True, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+# The texts.
 
 
 def format_books(folder: Path, path: Path) -> None:
@@ -292,13 +171,69 @@ def format_books(folder: Path, path: Path) -> None:
                 file.write("\n")
 
 
-def summarize(name: str, runs: list[dict], megabytes: float) -> dict:
-    seconds = [sum(run["stages"].values()) for run in runs]
-    median = statistics.median(seconds)
+def lengthen(text: Path, shard: Path, seed: int) -> None:
+    """Writes to `shard` the documents of `text` again and again, each time in another order and with `NEW_WORDS` of the
+    words, chosen at random, made new ones by another letter."""
+    documents = text.read_text(encoding="utf-8").strip().split("\n\n")
+    rng = random.Random(seed)
+    with shard.open("w", encoding="utf-8") as file:
+        while file.tell() < LONG_SHARD_BYTES:
+            for document in rng.sample(documents, len(documents)):
+                words = re.split("([ \n])", document)  # with what stands between them, at the odd places
+                for place in rng.sample(range(0, len(words), 2), round(NEW_WORDS * len(words) / 2)):
+                    letter = rng.randrange(len(words[place]) or 1)
+                    words[place] = words[place][:letter] + rng.choice(string.ascii_letters) + words[place][letter + 1 :]
+                file.write("".join(words) + "\n\n")
+
+
+def beginning_of(path: Path, megabytes: float, beginning: Path) -> Path:
+    """`path`, or where it is longer, its whole documents up to `megabytes` and a little more, in `beginning`."""
+    content = path.read_bytes()
+    cut = content.find(b"\n\n", int(megabytes * 1e6)) + 2
+    if cut < 2:
+        return path
+    beginning.write_bytes(content[:cut])
+    return beginning
+
+
+def make_texts(args: argparse.Namespace, folder: Path) -> dict[str, Text]:
+    """The texts to measure, the longest one last."""
+    if args.input_dir:
+        shards = {"text": find_text(args.input_dir)}
+    else:
+        for name in ("short", "long"):
+            (folder / name).mkdir()
+        shards = {"short": [folder / "short/books.txt"], "long": []}
+        format_books(ROOT / "data/sample/books", shards["short"][0])
+        for number in range(LONG_SHARDS):
+            shards["long"].append(folder / f"long/part_{number}.txt")
+            lengthen(shards["short"][0], shards["long"][-1], seed=number)
     return {
-        "seconds": {"median": median, "lowest": min(seconds), "highest": max(seconds)},
+        name: Text(paths, beginning_of(paths[0], args.reference_megabytes, folder / f"{name}_beginning.txt"))
+        for name, paths in shards.items()
+    }
+
+
+def size_of(paths: list[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+# The results.
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def summarize(runs: list[dict]) -> dict:
+    seconds = [sum(run["stages"].values()) for run in runs]
+    megabytes, median = runs[0]["text_bytes"] / 1e6, statistics.median(seconds)
+    return {
+        "text_megabytes": megabytes,
+        "seconds": spread(seconds),
         "text_megabytes_per_second": megabytes / median,
         "samples_per_second": runs[0]["samples"] / median,
+        "text_megabytes_per_cpu_second": megabytes / statistics.median(run["cpu_seconds"] for run in runs),
         "peak_megabytes": max(run["peak_bytes"] for run in runs) / 1e6,
         "stage_shares": {
             stage: statistics.median(run["stages"][stage] for run in runs) / median for stage in runs[0]["stages"]
@@ -306,78 +241,93 @@ def summarize(name: str, runs: list[dict], megabytes: float) -> dict:
     }
 
 
-def environment() -> dict:
-    def first(path: str, key: str) -> str:
-        lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-        return next((line.split(":")[1].strip() for line in lines if line.startswith(key)), "unknown")
-
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+def compare(sides: dict[str, dict]) -> dict:
+    """The results of one text, with what they say about each other."""
+    rate = {name: side["text_megabytes_per_second"] for name, side in sides.items()}
+    cpu_rate = {name: side["text_megabytes_per_cpu_second"] for name, side in sides.items()}
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": first("/proc/cpuinfo", "model name"),
-        "cpus": os.cpu_count(),
-        "commit": commit.stdout.strip() or "unknown",
-        "versions": {
-            "python": sys.version.split()[0],
-            "numpy": np.__version__,
-            "h5py": h5py.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
+        "ratio": rate["ours"] / rate["reference"],
+        "ratio_of_cpu_time": cpu_rate["ours"] / cpu_rate["reference"],
+        "floor_megabytes_per_second": 1 / sum(1 / rate[name] for name in FLOORS),
+        "sides": sides,
     }
+
+
+def print_comparison(name: str, comparison: dict) -> None:
+    print(f"{name}:")
+    for side, result in comparison["sides"].items():
+        seconds = result["seconds"]
+        shares = ", ".join(f"{stage} {share:.0%}" for stage, share in result["stage_shares"].items())
+        print(
+            f"  {side:26}{result['text_megabytes_per_second']:8.2f} MB/s {result['samples_per_second']:9,.0f} samples/s"
+            f"  {result['text_megabytes']:.1f} MB in {seconds['median']:.3f} s ({seconds['lowest']:.3f} to "
+            f"{seconds['highest']:.3f})  peak {result['peak_megabytes']:.0f} MB  {shares}"
+        )
+    print(
+        f"  ours against the reference: {comparison['ratio']:.1f} times by the clock, "
+        f"{comparison['ratio_of_cpu_time']:.1f} by processor time; the floors in a row: "
+        f"{comparison['floor_megabytes_per_second']:.2f} MB/s"
+    )
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(description="Times data creation against the written-out algorithm and against the floor.")
     add = parser.add_argument
-    add("--text", type=Path, help="formatted text, a sentence a line (default: the books in data/sample)")
+    add("--input-dir", type=Path, help="text shards, a sentence a line (default: made from the books in data/sample)")
     add("--vocab-file", type=Path, default=ROOT / "vocab" / "bert-base-uncased-vocab.txt", help="vocabulary")
     add("--max-seq-length", type=positive_int, default=128, help="tokens a sample")
     add("--max-predictions-per-seq", type=positive_int, default=20, help="most masked tokens a sample")
     add("--dupe-factor", type=positive_int, default=5, help="passes over the text")
     add("--rounds", type=positive_int, default=3, help="times that each is measured")
-    add("--output", type=Path, default=ROOT / "benchmarks/results/data_creation.json", help="JSON file to write")
+    add("--reference-megabytes", type=positive_float, default=4.0, help="how much of a text the slow sides read")
+    add("--workers", type=positive_int, nargs="+", default=[1, len(os.sched_getaffinity(0))], help="numbers to compare")
+    add("--output", type=Path, help="result file (default: in benchmarks/results)")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
+    import torch  # here: the measured processes shall not carry it
+
+    from benchmarks.peers import surroundings, write_result
+
     args = parse_arguments(argv)
     options = SampleOptions(args.max_seq_length, args.max_predictions_per_seq, dupe_factor=args.dupe_factor)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core is what is compared
-    runs: dict[str, list[dict]] = {name: [] for name in MEASUREMENTS}
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
-        text = args.text or folder / "sample.txt"
-        if not args.text:
-            format_books(ROOT / "data/sample/books", text)
-        if not text.is_file():
-            raise UserError(f"text {text} does not exist: check --text")
+        texts = make_texts(args, folder)
+        runs: dict[str, dict[str, list[dict]]] = {text: {name: [] for name in MEASUREMENTS} for text in texts}
+        seconds: dict[int, list[float]] = {workers: [] for workers in args.workers}
         for _ in range(args.rounds):
-            for name in MEASUREMENTS:
-                measure = partial(measured, name, text, folder, args.vocab_file, options)
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                    runs[name].append(pool.submit(measure).result())
-        megabytes = text.stat().st_size / 1e6
-    results = {name: summarize(name, its_runs, megabytes) for name, its_runs in runs.items()}
-    ratio = results["reference"]["seconds"]["median"] / results["ours"]["seconds"]["median"]
-    for name, result in results.items():
-        seconds = result["seconds"]
-        shares = ", ".join(f"{stage} {share:.0%}" for stage, share in result["stage_shares"].items())
-        print(
-            f"{name:26}{result['text_megabytes_per_second']:9.2f} MB/s {result['samples_per_second']:9,.0f} samples/s"
-            f"  {seconds['median']:.3f} s ({seconds['lowest']:.3f} to {seconds['highest']:.3f})"
-            f"  peak {result['peak_megabytes']:.0f} MB  {shares}"
-        )
-    print(f"ours against the reference: {ratio:.1f} times, {megabytes:.1f} MB of text, one core")
-    content = environment() | {
-        "text": args.text.name if args.text else "data/sample/books",
-        "text_megabytes": megabytes,
-        "options": {name: getattr(args, name) for name in ("max_seq_length", "max_predictions_per_seq", "dupe_factor")},
-        "rounds": args.rounds,
-        "ratio": ratio,
-        "results": results,
+            for text in texts:
+                for name in MEASUREMENTS:
+                    measure = partial(measured, name, texts[text], folder, args.vocab_file, options)
+                    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                        runs[text][name].append(pool.submit(measure).result())
+            longest = texts[text]
+            for workers in args.workers:
+                seconds[workers].append(run_program(longest, folder, args.vocab_file, options, workers))
+        megabytes = size_of(longest.shards) / 1e6
+    results = {text: compare({name: summarize(its) for name, its in runs[text].items()}) for text in texts}
+    program = {
+        workers: {"seconds": spread(its), "text_megabytes_per_second": megabytes / statistics.median(its)}
+        for workers, its in seconds.items()
     }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(content, indent=1) + "\n")
+    for text, comparison in results.items():
+        print_comparison(text, comparison)
+    print(f"the program, from start to exit, {len(longest.shards)} shards, {megabytes:.1f} MB:")
+    for workers, result in program.items():
+        print(
+            f"  {workers} workers: {result['text_megabytes_per_second']:.2f} MB/s, {result['seconds']['median']:.2f} s "
+            f"({result['seconds']['lowest']:.2f} to {result['seconds']['highest']:.2f})"
+        )
+    content = {
+        "surroundings": surroundings(torch.device("cpu")),
+        "arguments": jsonable(args),
+        "results": results,
+        "program": {"shards": len(longest.shards), "text_megabytes": megabytes, "by_workers": program},
+    }
+    print(f"written to {write_result(args.output, 'data_creation', content)}")
 
 
 if __name__ == "__main__":

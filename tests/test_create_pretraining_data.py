@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import random
 import re
 import signal
@@ -17,7 +18,15 @@ import numpy as np
 import pytest
 from conftest import CLS, MASK, ROOT, SEP, SHARED, VOCAB_FILE, assert_refused, needs_shared_data, run_program
 
-from benchmarks.data_creation import Draws, create_pairs, create_samples, read_documents, truncate_pair
+from benchmarks.data_creation import NEW_WORDS, lengthen
+from benchmarks.data_creation_reference import (
+    Draws,
+    PlainTokenizer,
+    create_pairs,
+    create_samples,
+    read_documents,
+    truncate_pair,
+)
 from create_pretraining_data import (
     SAMPLE,
     Corpus,
@@ -33,6 +42,7 @@ from tokenizer import BertTokenizer
 from utils.errors import UserError
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+PLAIN_TOKENIZER = PlainTokenizer(VOCAB_FILE)
 WORDS = (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()[2000:40_000]
 
 
@@ -128,7 +138,7 @@ def test_making_the_same_choices_the_written_out_algorithm_makes_the_same_sample
     options = SampleOptions(64, 10, short_seq_prob=0.0, next_sentence_prediction=next_sentence_prediction)
     corpus = read_corpus(path, tokenizer)
     samples = plan_pass(corpus, options, np.random.default_rng(seed))
-    documents = read_documents(path, tokenizer)
+    documents = read_documents(path, PLAIN_TOKENIZER)
     tokens = tokenizer.convert_ids_to_tokens(corpus.ids)
     assert [token for document in documents for sentence in document for token in sentence] == tokens
 
@@ -186,7 +196,7 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(
     )
     create_shard(text, tmp_path / "fast.hdf5", tokenizer, options)
     fast = read_shard(tmp_path / "fast.hdf5")
-    slow = create_samples(read_documents(text, tokenizer), options, tokenizer.tokens)
+    slow = create_samples(read_documents(text, PLAIN_TOKENIZER), options, tokenizer.tokens)
     count = len(slow)
     assert len(fast["input_ids"]) == pytest.approx(count, rel=0.04)
     slow_lengths = np.array([len(sample.tokens) for sample in slow])
@@ -255,7 +265,7 @@ def test_every_sample_is_two_runs_of_text_and_a_real_next_follows(shard, tokeniz
     """A and B are runs of one document each; with label 0 B follows A in the same one, with 1 it is of another."""
     documents = [
         tokenizer.convert_tokens_to_ids([token for sentence in document for token in sentence])
-        for document in read_documents(text, tokenizer)
+        for document in read_documents(text, PLAIN_TOKENIZER)
     ]
     where = {}
     for number, document in enumerate(documents):
@@ -543,9 +553,30 @@ def test_a_disk_too_small_is_refused_before_writing(text_folder, tokenizer, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_the_benchmark_runs_at_toy_size(text, tmp_path):
+def test_the_benchmark_compares_both_sides_and_numbers_of_workers(text_folder, tmp_path):
     output = tmp_path / "result.json"
-    result = run_program("benchmarks/data_creation.py", "--text", text, "--rounds", 1, "--output", output)
+    toy = ("--rounds", 1, "--reference-megabytes", 0.01, "--workers", 1, 2)
+    result = run_program("benchmarks/data_creation.py", "--input-dir", text_folder, "--output", output, *toy)
     assert result.returncode == 0, result.stderr
-    assert "ours against the reference" in result.stdout
-    assert '"ratio"' in output.read_text()
+    found = json.loads(output.read_text())
+    sides = found["results"]["text"]["sides"]
+    text_bytes = sum(path.stat().st_size for path in text_folder.iterdir())
+    assert sides["ours"]["text_megabytes"] == pytest.approx(text_bytes / 1e6)
+    assert 0.01 <= sides["reference"]["text_megabytes"] < text_bytes / 1e6
+    rates = [side["text_megabytes"] / side["seconds"]["median"] for side in (sides["ours"], sides["reference"])]
+    assert found["results"]["text"]["ratio"] == pytest.approx(rates[0] / rates[1])
+    # Both make about as many samples of a megabyte.
+    samples = [side["samples_per_second"] / side["text_megabytes_per_second"] for side in sides.values()]
+    assert samples[0] == pytest.approx(samples[1], rel=0.2)
+    assert found["program"]["by_workers"].keys() == {"1", "2"}
+    assert f"{found['results']['text']['ratio']:.1f} times" in result.stdout
+
+
+def test_the_benchmarks_long_text_brings_new_words_at_the_rate_that_it_names(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.data_creation.LONG_SHARD_BYTES", 500_000)
+    book = write_text(tmp_path / "book.txt")
+    known = Counter(book.read_text(encoding="utf-8").split())
+    lengthen(book, tmp_path / "long.txt", seed=0)
+    words = (tmp_path / "long.txt").read_text(encoding="utf-8").split()
+    new = sum(word not in known for word in words) / len(words)
+    assert new == pytest.approx(NEW_WORDS, rel=0.3) and len(words) > 5 * known.total()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
 import tokenizer as tokenizer_module
+from benchmarks.data_creation_reference import PlainTokenizer
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -128,6 +129,17 @@ def test_every_unicode_character_is_treated_as_in_transformers(do_lower_case):
     known_for_long = [c for c in differing if old.category(c) == unicodedata.category(c)]
     assert len(known_for_long) == 0
     assert len(differing) < 700
+
+
+# Against the published algorithm, written out.
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_tokens_are_those_of_the_published_algorithm_on_the_sample_text(do_lower_case):
+    plain = PlainTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
+    texts = [*sample_texts()[::5], TRICKY.replace("Σ", ""), "x" * 100, "x" * 101]  # it knows the sigma that ends words
+    for text in texts:
+        assert ours(do_lower_case).tokenize(text) == plain.tokenize(text)
 
 
 # The fast path against the specification.

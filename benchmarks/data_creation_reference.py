@@ -1,0 +1,279 @@
+"""Data creation as Google's BERT and NVIDIA's recipe publish it, written out: slow, and short enough to check by eye.
+
+Tokens are strings, text is read one character after another, one sample is made after another, and every random
+decision about them is a method of `Draws`. The tests hold create_pretraining_data.py to it, and
+benchmarks/data_creation.py times the two side by side.
+"""
+
+import random
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from create_pretraining_data import SampleOptions
+from tokenizer import CLS, MASK, SEP, UNK
+
+Document = list[list[str]]  # sentences of tokens
+
+
+# Text to tokens.
+
+
+def is_whitespace(character: str) -> bool:
+    return character in " \t\n\r" or unicodedata.category(character) == "Zs"
+
+
+def is_control(character: str) -> bool:
+    return character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
+
+
+def is_punctuation(character: str) -> bool:
+    code = ord(character)
+    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
+        return True
+    return unicodedata.category(character).startswith("P")
+
+
+def is_chinese(character: str) -> bool:
+    code = ord(character)
+    return (
+        0x4E00 <= code <= 0x9FFF
+        or 0x3400 <= code <= 0x4DBF
+        or 0x20000 <= code <= 0x2A6DF
+        or 0x2A700 <= code <= 0x2B73F
+        or 0x2B740 <= code <= 0x2B81F
+        or 0x2B820 <= code <= 0x2CEAF
+        or 0xF900 <= code <= 0xFAFF
+        or 0x2F800 <= code <= 0x2FA1F
+    )
+
+
+class PlainTokenizer:
+    """BERT's tokenizer as Google published it, one character after another; remembers nothing but the vocabulary."""
+
+    def __init__(self, vocab_file: Path, do_lower_case: bool = True):
+        self.tokens = vocab_file.read_text(encoding="utf-8").splitlines()
+        self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
+        self.do_lower_case = do_lower_case
+
+    def tokenize(self, text: str) -> list[str]:
+        return [piece for word in self.words(text) for piece in self.wordpiece(word)]
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+        return [self.vocab[token] for token in tokens]
+
+    def words(self, text: str) -> list[str]:
+        """Words and punctuation marks of `text`, normalized."""
+        words = []
+        for word in self.isolate_chinese(self.clean(text)).split():
+            if self.do_lower_case:
+                word = self.strip_accents(word.lower())
+            words += self.split_at_punctuation(word)
+        return words
+
+    def clean(self, text: str) -> str:
+        output = []
+        for character in text:
+            if character in "\0\ufffd" or is_control(character):
+                continue
+            output.append(" " if is_whitespace(character) else character)
+        return "".join(output)
+
+    def isolate_chinese(self, text: str) -> str:
+        return "".join([f" {character} " if is_chinese(character) else character for character in text])
+
+    def strip_accents(self, word: str) -> str:
+        return "".join([c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn"])
+
+    def split_at_punctuation(self, word: str) -> list[str]:
+        parts, start = [], 0
+        for position, character in enumerate(word):
+            if is_punctuation(character):
+                parts += [word[start:position], character]
+                start = position + 1
+        return [part for part in [*parts, word[start:]] if part]
+
+    def wordpiece(self, word: str) -> list[str]:
+        """The longest token that begins `word`, and so on with the rest, after "##"."""
+        if len(word) > 100:
+            return [UNK]
+        pieces, start = [], 0
+        while start < len(word):
+            end = len(word)
+            while start < end:
+                piece = word[start:end] if start == 0 else "##" + word[start:end]
+                if piece in self.vocab:
+                    break
+                end -= 1
+            else:
+                return [UNK]
+            pieces.append(piece)
+            start = end
+        return pieces
+
+
+def read_documents(path: Path, tokenizer: PlainTokenizer) -> list[Document]:
+    documents: list[Document] = [[]]
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if not line.strip():
+                documents.append([])
+            elif tokens := tokenizer.tokenize(line):
+                documents[-1].append(tokens)
+    return [document for document in documents if document]
+
+
+# Tokens to samples.
+
+
+class Draws:
+    """The random decisions of data creation."""
+
+    def __init__(self, seed: int):
+        self.rng = random.Random(seed)
+
+    def target_length(self, longest: int, short_seq_prob: float) -> int:
+        return self.rng.randint(2, longest) if self.rng.random() < short_seq_prob else longest
+
+    def sentences_of_a(self, sentences: int) -> int:
+        return self.rng.randint(1, sentences - 1)
+
+    def next_is_random(self) -> bool:
+        return self.rng.random() < 0.5
+
+    def other_document(self, documents: int, own: int) -> int:
+        other = self.rng.randrange(documents - 1)
+        return other + (other >= own)
+
+    def first_sentence(self, sentences: int) -> int:
+        return self.rng.randrange(sentences)
+
+    def cut_front(self) -> bool:
+        return self.rng.random() < 0.5
+
+
+class Pair(NamedTuple):
+    tokens_a: list[str]
+    tokens_b: list[str]
+    is_random_next: bool
+
+
+def create_pairs(documents: list[Document], index: int, options: SampleOptions, draws: Draws) -> Iterator[Pair]:
+    """The pairs of segments of one pass over document `index`, not yet truncated."""
+    document = documents[index]
+    target = draws.target_length(options.sequence_length - options.special_tokens, options.short_seq_prob)
+    chunk: Document = []
+    position = 0
+    while position < len(document):
+        chunk.append(document[position])
+        position += 1
+        if position < len(document) and sum(map(len, chunk)) < target:
+            continue
+        if not options.next_sentence_prediction:
+            yield Pair(joined(chunk), [], False)
+        elif len(documents) == 1 and len(chunk) == 1:
+            pass  # neither a next sentence nor another document to draw one from
+        else:
+            a_end = draws.sentences_of_a(len(chunk)) if len(chunk) > 1 else 1
+            tokens_a = joined(chunk[:a_end])
+            if len(documents) > 1 and (len(chunk) == 1 or draws.next_is_random()):
+                other = documents[draws.other_document(len(documents), index)]
+                tokens_b: list[str] = []
+                for sentence in other[draws.first_sentence(len(other)) :]:
+                    tokens_b += sentence
+                    if len(tokens_b) >= target - len(tokens_a):
+                        break
+                position -= len(chunk) - a_end  # the sentences that were not used are put back
+                yield Pair(tokens_a, tokens_b, True)
+            else:
+                yield Pair(tokens_a, joined(chunk[a_end:]), False)
+        chunk = []
+
+
+def joined(sentences: Document) -> list[str]:
+    return [token for sentence in sentences for token in sentence]
+
+
+def truncate_pair(tokens_a: list[str], tokens_b: list[str], longest: int, draws: Draws) -> None:
+    """Takes tokens off the longer of the two, at a tie off B, from its front or back, until both fit."""
+    while len(tokens_a) + len(tokens_b) > longest:
+        longer = tokens_a if len(tokens_a) > len(tokens_b) else tokens_b
+        longer.pop(0 if draws.cut_front() else -1)
+
+
+def mask_tokens(
+    tokens: list[str], options: SampleOptions, vocab: list[str], rng: random.Random
+) -> tuple[list[int], list[str]]:
+    """Masks `tokens` in place; returns the positions, ascending, and the tokens that stood there."""
+    candidates: list[list[int]] = []
+    starts_segment = True
+    for position, token in enumerate(tokens):
+        if token in (CLS, SEP):
+            starts_segment = True
+            continue
+        if options.whole_word_mask and token.startswith("##") and not starts_segment:
+            candidates[-1].append(position)
+        else:
+            candidates.append([position])
+        starts_segment = False
+    wanted = min(options.predictions_per_sequence, max(1, round(len(tokens) * options.masked_lm_prob)))
+    rng.shuffle(candidates)
+    positions: list[int] = []
+    for word in candidates:
+        if len(positions) + len(word) <= wanted:
+            positions += word
+    positions.sort()
+    labels = [tokens[position] for position in positions]
+    for position in positions:
+        if rng.random() < 0.8:
+            tokens[position] = MASK
+        elif rng.random() < 0.5:
+            tokens[position] = rng.choice(vocab)
+    return positions, labels
+
+
+class Sample(NamedTuple):
+    tokens: list[str]
+    segment_ids: list[int]
+    positions: list[int]
+    labels: list[str]
+    is_random_next: bool
+
+
+def create_samples(documents: list[Document], options: SampleOptions, vocab: list[str]) -> list[Sample]:
+    draws = Draws(options.random_seed)
+    samples = []
+    for _ in range(options.dupe_factor):
+        for index in range(len(documents)):
+            for tokens_a, tokens_b, is_random_next in create_pairs(documents, index, options, draws):
+                truncate_pair(tokens_a, tokens_b, options.sequence_length - options.special_tokens, draws)
+                tokens = [CLS, *tokens_a, SEP]
+                segment_ids = [0] * len(tokens)
+                if options.next_sentence_prediction:
+                    tokens += [*tokens_b, SEP]
+                    segment_ids += [1] * (len(tokens_b) + 1)
+                positions, labels = mask_tokens(tokens, options, vocab, draws.rng)
+                samples.append(Sample(tokens, segment_ids, positions, labels, is_random_next))
+    draws.rng.shuffle(samples)
+    return samples
+
+
+# Samples to a file.
+
+
+def write_samples(samples: list[Sample], path: Path, options: SampleOptions, tokenizer: PlainTokenizer) -> None:
+    def padded(values: list[list[int]], width: int) -> np.ndarray:
+        return np.array([row + [0] * (width - len(row)) for row in values], dtype=np.int32)
+
+    length, predictions = options.sequence_length, options.predictions_per_sequence
+    with h5py.File(path, "w") as file:
+        file["input_ids"] = padded([tokenizer.convert_tokens_to_ids(s.tokens) for s in samples], length)
+        file["input_mask"] = padded([[1] * len(s.tokens) for s in samples], length).astype(np.int8)
+        file["segment_ids"] = padded([s.segment_ids for s in samples], length).astype(np.int8)
+        file["masked_lm_positions"] = padded([s.positions for s in samples], predictions)
+        file["masked_lm_ids"] = padded([tokenizer.convert_tokens_to_ids(s.labels) for s in samples], predictions)
+        file["next_sentence_labels"] = np.array([s.is_random_next for s in samples], np.int8)
