@@ -5,9 +5,10 @@
     python3 benchmarks/device_checks.py --model tiny --device cpu
 
 Each check compares the loss and all gradients of one batch of unequal lengths, dropout 0, by ||difference|| over
-||reference||. The reference is the padded attention in float32. Then benchmarks/pretraining_step.py runs for every
-MODEL:LENGTH of --measure, in bfloat16, with torch.compile and without. Exit code 1 where a check fails; results are
-JSON files.
+||reference||. The reference is the padded attention in float32. The forms of LAMB are held against each other in the
+same way. Then benchmarks/optimizer_step.py runs for every model of --measure-optimizer, and
+benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure, in bfloat16, with torch.compile and without. Exit
+code 1 where a check fails; results are JSON files.
 """
 
 import sys
@@ -20,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import pretraining_step  # noqa: E402
+from benchmarks import optimizer_step, pretraining_step  # noqa: E402
 from benchmarks.peers import surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
@@ -42,6 +43,7 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument("--seq-length", type=config.positive_int, default=128, help="of the checks")
     parser.add_argument("--batch-size", type=config.positive_int, default=16, help="of the checks")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
+    parser.add_argument("--measure-optimizer", nargs="*", default=[], metavar="MODEL", help="updates to measure")
     parser.add_argument("--measure", nargs="*", default=[], metavar="MODEL:LENGTH", help="steps to measure afterwards")
     parser.add_argument("--measure-batch-size", type=config.positive_int, default=64, help="sequences a measured step")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmarks" / "results", help="for JSON files")
@@ -159,14 +161,25 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
     return results
 
 
+def run_optimizer_checks(args: config.Arguments, device: torch.device) -> list[dict]:
+    results = optimizer_step.check_forms(args.model, device, compiled=True)
+    for check in results:
+        verdict = "ok  " if check["passed"] else "FAIL"
+        show(f"{verdict} {check['check']:28} update {check['update']:.1e}  (limit {check['limit']:.0e})")
+    return results
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     device = select_device(args.device)
     use_threads()
     result = {"surroundings": surroundings(device), "arguments": config.jsonable(args)}
-    result["checks"] = run_checks(args, device)
+    result["checks"] = run_checks(args, device) + run_optimizer_checks(args, device)
     path = write_result(args.output_dir / f"device_checks-{device.type}-{args.model}.json", "device_checks", result)
     show(f"written to {path}")
+    for model in args.measure_optimizer:
+        output = args.output_dir / f"optimizer_step-{device.type}-{model}.json"
+        optimizer_step.main(["--model", model, "--device", args.device, "--output", str(output)])
     for measured in args.measure:
         model, _, length = measured.partition(":")
         for flags in ([], ["--compile"]):

@@ -10,10 +10,14 @@ from benchmarks import data_loading, device_checks, pretraining_step
 
 def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tmp_path):
     toy = ["--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device", "cpu"]
-    assert device_checks.main([*toy, "--output-dir", str(tmp_path)]) == 0
+    assert device_checks.main([*toy, "--measure-optimizer", "tiny", "--output-dir", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "device_checks-cpu-tiny.json").read_text())
     names = {check["check"] for check in result["checks"]}
     assert {"by_length, bf16", "compiled layers, bf16", "compiled model, bf16", "by_length, fp32"} <= names
+    assert {"Lamb, other form", "Lamb, compiled"} <= names
+    sides = json.loads((tmp_path / "optimizer_step-cpu-tiny.json").read_text())["sides"]
+    assert {"AdamW", "Lamb", "Lamb, other form", "Lamb, compiled"} == set(sides)
+    assert all(side["milliseconds"]["median"] > 0 for side in sides.values())
 
 
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
