@@ -13,7 +13,7 @@ from modeling import padded_index
 from token_stream import IGNORED_LABEL
 
 # Rows of logits that are in float32 at once: few enough to stay in a CPU's cache, enough to fill a GPU.
-ROWS_AT_A_TIME = {"cpu": 16, "cuda": 4096}
+ROWS_AT_A_TIME = {"cpu": 8, "cuda": 4096}
 
 
 class SummedCrossEntropy(torch.autograd.Function):
@@ -28,22 +28,27 @@ class SummedCrossEntropy(torch.autograd.Function):
         safe_M1 = labels_M.clamp(min=0)[:, None]
         # float16 holds nothing below 6e-8, as many probabilities are: they wait for the loss scale lifted.
         lift = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
+        weight_M1 = kept_M1 * lift
+        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # a look that costs nothing there
         grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
-        total = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
-        correct = torch.zeros((), dtype=torch.int64, device=logits_MV.device)
+        largest_M1, largest_prob_M1, label_prob_M1 = (weight_M1.new_empty(len(logits_MV), 1) for _ in range(3))
         for start in range(0, len(logits_MV), rows_at_a_time):
             rows = slice(start, start + rows_at_a_time)
-            logits_RV, labels_R1, kept_R1 = logits_MV[rows].float(), safe_M1[rows], kept_M1[rows]
-            largest_R1 = logits_RV.amax(dim=1, keepdim=True)
+            logits_RV = logits_MV[rows].float()
             probs_RV = logits_RV.softmax(dim=1)
-            # log sum exp(logits) from the largest probability, which is at least 1/V and so never rounds to nothing.
-            log_normalizer_R1 = largest_R1 - probs_RV.amax(dim=1, keepdim=True).log()
-            target_R1 = logits_RV.gather(1, labels_R1)
-            total += torch.where(kept_R1, log_normalizer_R1 - target_R1, 0.0).sum()
-            correct += ((target_R1 >= largest_R1) & kept_R1).sum()
+            torch.amax(logits_RV, dim=1, keepdim=True, out=largest_M1[rows])
+            torch.amax(probs_RV, dim=1, keepdim=True, out=largest_prob_M1[rows])
+            torch.gather(probs_RV, 1, safe_M1[rows], out=label_prob_M1[rows])
             if grad_MV is not None:
-                probs_RV.scatter_add_(1, labels_R1, torch.full_like(target_R1, -1.0))
-                grad_MV[rows] = probs_RV.mul_(kept_R1.float() * lift)
+                grad_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
+        # log sum exp(logits) from the largest probability, which is at least 1/V and so never rounds to nothing.
+        log_normalizer_M1 = largest_M1 - largest_prob_M1.log()
+        target_M1 = logits_MV.gather(1, safe_M1).float()
+        total = torch.where(kept_M1, log_normalizer_M1 - target_M1, 0.0).sum()
+        correct = ((target_M1 >= largest_M1) & kept_M1).sum()
+        if grad_MV is not None:
+            at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(grad_MV.dtype)
+            grad_MV[torch.arange(len(grad_MV), device=grad_MV.device), safe_M1.squeeze(1)] = at_label_M
         ctx.grad_MV, ctx.lift = grad_MV, lift
         ctx.mark_non_differentiable(correct)
         return total, correct

@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dropout import Dropout, draw_kept, only_kept
+
 VOCABULARY_MULTIPLE = 64  # matrix units want sizes that divide evenly
 ATTENTION_IMPLEMENTATIONS = ("auto", "flash", "padded", "by_length")
 
@@ -120,23 +122,67 @@ class Sequences:
         self.max_seqlen = max_seqlen
         self.implementation = implementation
         if implementation == "by_length":
-            self.runs = runs_of_equal_length(cu_seqlens.tolist())
+            self.groups = groups_of_like_length(cu_seqlens.tolist())
         elif implementation == "padded":
             self.index_NS, self.real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
             self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
 
 
-def runs_of_equal_length(cu_seqlens: list[int]) -> list[tuple[int, int, int]]:
-    """(first token, sequences, length) of each run of neighbours of equal length; empty sequences are left out."""
-    runs: list[tuple[int, int, int]] = []
-    for start, end in itertools.pairwise(cu_seqlens):
-        if end == start:
-            continue
-        if runs and runs[-1][2] == end - start:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1, end - start)
+class Group(NamedTuple):
+    """Neighbouring sequences that attention takes as one batch, padded to the longest where their lengths differ."""
+
+    start: int  # the first one's first token
+    lengths: list[int]
+
+    def batched(self, states_TCHD: Tensor) -> Tensor:
+        """A copy of the group's states as [C, N, H, L, D], contiguous, zero beyond each sequence's end."""
+        count, longest = len(self.lengths), max(self.lengths)
+        _, *channels_and_heads, size = states_TCHD.shape
+        if min(self.lengths) == longest:
+            states_NLCHD = states_TCHD[self.start : self.start + count * longest].unflatten(0, (count, longest))
+            return states_NLCHD.permute(2, 0, 3, 1, 4).clone(memory_format=torch.contiguous_format)
+        channels, heads = channels_and_heads
+        padded_CNHLD = states_TCHD.new_zeros(channels, count, heads, longest, size)
+        for row, states_LCHD in enumerate(self.each(states_TCHD)):
+            padded_CNHLD[:, row, :, : len(states_LCHD)] = states_LCHD.permute(1, 2, 0, 3)
+        return padded_CNHLD
+
+    def unbatch(self, states_CNHLD: Tensor, out_TCHD: Tensor) -> None:
+        """Writes the group's states to their places in a stream; the inverse of `batched`."""
+        count, longest = len(self.lengths), max(self.lengths)
+        if min(self.lengths) == longest:
+            out_NLCHD = out_TCHD[self.start : self.start + count * longest].unflatten(0, (count, longest))
+            out_NLCHD.copy_(states_CNHLD.permute(1, 3, 0, 2, 4))
+            return
+        for row, out_LCHD in enumerate(self.each(out_TCHD)):
+            out_LCHD.copy_(states_CNHLD[:, row, :, : len(out_LCHD)].permute(2, 0, 1, 3))
+
+    def each(self, states_T: Tensor) -> tuple[Tensor, ...]:
+        """The sequences' parts of a stream, as views."""
+        return states_T[self.start : self.start + sum(self.lengths)].split(self.lengths)
+
+
+# Lengths are alike where padding the shorter one makes attention's work a fifth more at the most, which is less than a
+# batch of its own costs in calls. Many sequences of one length stay without padding.
+LIKE_LENGTHS, RUN_OF_ITS_OWN = 0.9, 4
+
+
+def groups_of_like_length(cu_seqlens: list[int]) -> list[Group]:
+    """The sequences of a stream as batches of neighbours; empty sequences are left out."""
+    groups: list[Group] = []
+    mixed: list[int] | None = None  # the lengths of the last group, where it may take more
+    start = cu_seqlens[0]
+    lengths = [end - begin for begin, end in itertools.pairwise(cu_seqlens) if end > begin]
+    for length, repeats in itertools.groupby(lengths):
+        run = list(repeats)
+        joined = [*(mixed or ()), length]
+        if mixed and len(run) < RUN_OF_ITS_OWN and min(joined) >= LIKE_LENGTHS * max(joined):
+            mixed.extend(run)
         else:
-            runs.append((start, 1, end - start))
-    return runs
+            groups.append(Group(start, run))
+            mixed = run if len(run) < RUN_OF_ITS_OWN else None
+        start += sum(run)
+    return groups
 
 
 def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -153,16 +199,14 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
     return sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
 
 
-def attention(
-    query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, sequences: Sequences, dropout_prob: float
-) -> Tensor:
-    """Scaled dot-product attention within each sequence of the stream; [T, H, D]."""
+def attention(qkv_T3HD: Tensor, sequences: Sequences, dropout_prob: float) -> Tensor:
+    """Scaled dot-product attention within each sequence of the stream, of queries, keys and values; [T, H, D]."""
+    if sequences.implementation == "by_length":
+        return AttentionByLength.apply(qkv_T3HD, sequences.groups, dropout_prob)
     if sequences.implementation == "flash":
         # torch's public varlen_attn has no dropout; the operator below it does, and carries its own derivative.
         out_THD, *_ = torch.ops.aten._flash_attention_forward(
-            query_THD,
-            key_THD,
-            value_THD,
+            *qkv_T3HD.unbind(1),
             sequences.cu_seqlens,
             sequences.cu_seqlens,
             sequences.max_seqlen,
@@ -172,108 +216,60 @@ def attention(
             False,  # return_debug_mask
         )
         return out_THD
-    if sequences.implementation == "padded":
-        query_NHSD, key_NHSD, value_NHSD = (
-            states_THD[sequences.index_NS].transpose(1, 2) for states_THD in (query_THD, key_THD, value_THD)
-        )
-        # Rows of an empty sequence would see no key at all, and softmax over nothing is NaN: they see every key.
-        mask_N11S = (sequences.real_NS | ~sequences.real_NS.any(dim=1, keepdim=True))[:, None, None, :]
-        out_NHSD = F.scaled_dot_product_attention(
-            query_NHSD, key_NHSD, value_NHSD, attn_mask=mask_N11S, dropout_p=dropout_prob
-        )
-        return out_NHSD.transpose(1, 2).flatten(0, 1)[sequences.place_T]
-    # by_length: neighbours of equal length are a batch as they lie, without a copy or a mask.
-    outs_THD = []
-    for start, count, length in sequences.runs:
-        query_NLHD, key_NLHD, value_NLHD = (
-            states_THD[start : start + count * length].unflatten(0, (count, length))
-            for states_THD in (query_THD, key_THD, value_THD)
-        )
-        outs_THD.append(UnmaskedAttention.apply(query_NLHD, key_NLHD, value_NLHD, dropout_prob).flatten(0, 1))
-    return torch.cat(outs_THD) if len(outs_THD) > 1 else outs_THD[0]
+    query_NHSD, key_NHSD, value_NHSD = qkv_T3HD[sequences.index_NS].permute(2, 0, 3, 1, 4)
+    # Rows of an empty sequence would see no key at all, and softmax over nothing is NaN: they see every key.
+    mask_N11S = (sequences.real_NS | ~sequences.real_NS.any(dim=1, keepdim=True))[:, None, None, :]
+    out_NHSD = F.scaled_dot_product_attention(
+        query_NHSD, key_NHSD, value_NHSD, attn_mask=mask_N11S, dropout_p=dropout_prob
+    )
+    return out_NHSD.transpose(1, 2).flatten(0, 1)[sequences.place_T]
 
 
-class UnmaskedAttention(torch.autograd.Function):
-    """softmax(QK' / sqrt(D)) V on sequences of one length, [N, L, H, D], with dropout on the probabilities.
+class AttentionByLength(torch.autograd.Function):
+    """softmax(QK' / sqrt(D)) V group by group, [T, 3, H, D] to [T, H, D], with dropout on the probabilities.
 
-    Written out for the CPU, where scaled_dot_product_attention is 4 times slower in bfloat16 (its backward is) and
-    falls back to an even slower path under dropout. It keeps the probabilities for the backward pass: 2 bytes a pair
-    of tokens and head in bfloat16, and as many for the dropout mask.
+    Written out for the CPU, where scaled_dot_product_attention is 4 times slower in bfloat16 (its backward is), falls
+    back to an even slower path under dropout, and wants a mask. It keeps the probabilities for the backward pass: 2
+    bytes a pair of tokens and head in bfloat16, and as many for the dropout mask.
     """
 
     @staticmethod
-    def forward(ctx, query_NLHD: Tensor, key_NLHD: Tensor, value_NLHD: Tensor, dropout_prob: float) -> Tensor:
-        query, key, value = (states.transpose(1, 2) for states in (query_NLHD, key_NLHD, value_NLHD))
-        scale = 1 / math.sqrt(query.shape[-1])
-        probs_NHLL = torch.matmul(query * scale, key.transpose(2, 3)).softmax(dim=-1)
-        kept, keep_scale = draw_kept(probs_NHLL, dropout_prob)
-        ctx.save_for_backward(query, key, value, probs_NHLL, kept)
-        ctx.scale, ctx.keep_scale = scale, keep_scale
-        out_NHLD = torch.matmul(only_kept(probs_NHLL, kept), value)
-        return out_NHLD.mul_(keep_scale).transpose(1, 2)
+    def forward(ctx, qkv_T3HD: Tensor, groups: list[Group], dropout_prob: float) -> Tensor:
+        out_THD = torch.empty_like(qkv_T3HD[:, 0], memory_format=torch.contiguous_format)
+        scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
+        saved: list[Tensor | None] = []
+        for group in groups:
+            qkv_3NHLD = group.batched(qkv_T3HD)
+            query, key, value = qkv_3NHLD.flatten(1, 2)
+            scores_BLL = torch.bmm(query.mul_(scale), key.transpose(1, 2))
+            for row, length in enumerate(group.lengths):
+                if length < scores_BLL.shape[-1]:
+                    scores_BLL.unflatten(0, (len(group.lengths), -1))[row, :, :, length:] = -math.inf
+            probs_BLL = scores_BLL.softmax(dim=-1)
+            kept, keep_scale = draw_kept(probs_BLL, dropout_prob)
+            out_BLD = torch.bmm(only_kept(probs_BLL, kept), value).mul_(keep_scale)
+            group.unbatch(out_BLD.view_as(qkv_3NHLD[:1]), out_THD[:, None])
+            saved += [qkv_3NHLD, probs_BLL, kept]
+        ctx.save_for_backward(*saved)
+        ctx.groups, ctx.scale, ctx.keep_scale = groups, scale, keep_scale
+        return out_THD
 
     @staticmethod
-    def backward(ctx, grad_NLHD: Tensor):
-        query, key, value, probs_NHLL, kept = ctx.saved_tensors
-        grad_NHLD = grad_NLHD.transpose(1, 2) * ctx.keep_scale
-        grad_value = torch.matmul(only_kept(probs_NHLL, kept).transpose(2, 3), grad_NHLD)
-        grad_probs_NHLL = only_kept(torch.matmul(grad_NHLD, value.transpose(2, 3)), kept)
-        grad_scores = torch._softmax_backward_data(grad_probs_NHLL, probs_NHLL, -1, probs_NHLL.dtype)
-        grad_query = torch.matmul(grad_scores, key).mul_(ctx.scale)
-        grad_key = torch.matmul(grad_scores.transpose(2, 3), query).mul_(ctx.scale)
-        return grad_query.transpose(1, 2), grad_key.transpose(1, 2), grad_value.transpose(1, 2), None
-
-
-# --- dropout ----------------------------------------------------------------------------------------------------------
-
-# Dropout masks on the CPU are integers as wide as the states, all ones where a state is kept: `and` applies them at the
-# speed of memory. One draw of 64 random bits decides four of them, so that the probability is a multiple of 2^-16.
-# torch's own dropout draws one number a state and takes eight times as long.
-MASK_DTYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def draw_kept(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
-    """A mask for `states` that keeps each with probability 1 - `prob`, and the factor that keeps the mean; (None, 1.0)
-    without dropout."""
-    dropped = round(prob * 2**16)
-    if dropped == 0:
-        return None, 1.0
-    bits = torch.empty(-(-states.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    kept = bits.view(torch.int16)[: states.numel()].ge_(dropped - 2**15).neg_().view(states.shape)
-    return kept.to(MASK_DTYPES[states.element_size()]), 2**16 / (2**16 - dropped)
-
-
-def only_kept(states: Tensor, kept: Tensor | None) -> Tensor:
-    """`states` with zeros where `kept` has them; not scaled."""
-    if kept is None:
-        return states
-    return (states.contiguous().view(kept.dtype) & kept).view(states.dtype)
-
-
-class CpuDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, states: Tensor, prob: float) -> Tensor:
-        ctx.kept, ctx.keep_scale = draw_kept(states, prob)
-        return only_kept(states, ctx.kept).mul_(ctx.keep_scale) if ctx.kept is not None else states.clone()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return only_kept(grad, ctx.kept) * ctx.keep_scale, None
-
-
-class Dropout(nn.Module):
-    """Zeroes states with probability `prob` in training, and scales the rest to keep the mean."""
-
-    def __init__(self, prob: float):
-        super().__init__()
-        self.prob = prob
-
-    def forward(self, states: Tensor) -> Tensor:
-        if not self.training or self.prob == 0:
-            return states
-        if states.device.type == "cpu" and not torch.compiler.is_compiling():
-            return CpuDropout.apply(states, self.prob)
-        return F.dropout(states, self.prob)
+    def backward(ctx, grad_THD: Tensor):
+        grad_T3HD = grad_THD.new_empty(len(grad_THD), 3, *grad_THD.shape[1:])
+        saved = iter(ctx.saved_tensors)
+        for group, qkv_3NHLD, probs_BLL, kept in zip(ctx.groups, saved, saved, saved, strict=True):
+            query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is scaled
+            grad_BLD = group.batched(grad_THD[:, None]).flatten(0, 2).mul_(ctx.keep_scale)
+            grad_3NHLD = torch.empty_like(qkv_3NHLD)
+            grad_query, grad_key, grad_value = grad_3NHLD.flatten(1, 2)
+            torch.bmm(only_kept(probs_BLL, kept).transpose(1, 2), grad_BLD, out=grad_value)
+            grad_probs_BLL = only_kept(torch.bmm(grad_BLD, value.transpose(1, 2)), kept)
+            grad_scores_BLL = torch._softmax_backward_data(grad_probs_BLL, probs_BLL, -1, probs_BLL.dtype)
+            torch.bmm(grad_scores_BLL, key, out=grad_query).mul_(ctx.scale)
+            torch.bmm(grad_scores_BLL.transpose(1, 2), query, out=grad_key)
+            group.unbatch(grad_3NHLD, grad_T3HD)
+        return grad_T3HD, None, None
 
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
@@ -326,12 +322,12 @@ class BertSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_TE: Tensor, sequences: Sequences) -> Tensor:
-        query_THD, key_THD, value_THD = (
-            projection(hidden_TE).unflatten(-1, (self.num_attention_heads, -1))
-            for projection in (self.query, self.key, self.value)
-        )
-        dropout_prob = self.dropout_prob if self.training else 0.0
-        return attention(query_THD, key_THD, value_THD, sequences, dropout_prob).flatten(1)
+        # One product in place of three: hidden states are read, cast and given a gradient once.
+        projections = (self.query, self.key, self.value)
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = torch.cat([projection.bias for projection in projections])
+        qkv_T3HD = F.linear(hidden_TE, weight, bias).unflatten(-1, (3, self.num_attention_heads, -1))
+        return attention(qkv_T3HD, sequences, self.dropout_prob if self.training else 0.0).flatten(1)
 
 
 class BertResidualOutput(nn.Module):
@@ -344,7 +340,7 @@ class BertResidualOutput(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, inner: Tensor, residual_TE: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(inner)) + residual_TE)
+        return self.LayerNorm(self.dropout(self.dense(inner), residual_TE))
 
 
 class BertAttention(nn.Module):
@@ -353,8 +349,11 @@ class BertAttention(nn.Module):
         self.self = BertSelfAttention(config)
         self.output = BertResidualOutput(config.hidden_size, config)
 
-    def forward(self, hidden_TE: Tensor, sequences: Sequences) -> Tensor:
-        return self.output(self.self(hidden_TE, sequences), hidden_TE)
+    def forward(self, hidden_TE: Tensor, sequences: Sequences, wanted_R: Tensor | None = None) -> Tensor:
+        context_TE = self.self(hidden_TE, sequences)
+        if wanted_R is not None:
+            context_TE, hidden_TE = context_TE.index_select(0, wanted_R), hidden_TE.index_select(0, wanted_R)
+        return self.output(context_TE, hidden_TE)
 
 
 class BertIntermediate(nn.Module):
@@ -373,8 +372,8 @@ class BertLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = BertResidualOutput(config.intermediate_size, config)
 
-    def forward(self, hidden_TE: Tensor, sequences: Sequences) -> Tensor:
-        attended_TE = self.attention(hidden_TE, sequences)
+    def forward(self, hidden_TE: Tensor, sequences: Sequences, wanted_R: Tensor | None = None) -> Tensor:
+        attended_TE = self.attention(hidden_TE, sequences, wanted_R)
         return self.output(self.intermediate(attended_TE), attended_TE)
 
 
@@ -383,10 +382,12 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, hidden_TE: Tensor, sequences: Sequences) -> Tensor:
-        for layer in self.layer:
+    def forward(self, hidden_TE: Tensor, sequences: Sequences, wanted_R: Tensor | None = None) -> Tensor:
+        """The last states [T, E], or [R, E] of the tokens `wanted_R` alone: after its attention, the last layer
+        computes nothing for the others."""
+        for layer in self.layer[:-1]:
             hidden_TE = layer(hidden_TE, sequences)
-        return hidden_TE
+        return self.layer[-1](hidden_TE, sequences, wanted_R)
 
 
 class BertPooler(nn.Module):
@@ -402,7 +403,7 @@ class BertPooler(nn.Module):
 
 
 class EncoderOutput(NamedTuple):
-    last_hidden_state: Tensor  # [T, E] of a stream, [B, S, E] of padded input, zero on padding
+    last_hidden_state: Tensor  # [T, E] of a stream, [B, S, E] of padded input, zero on padding; or [M, E], see there
     pooler_output: Tensor | None  # [N, E] or [B, E]; None without a pooler
 
 
@@ -443,7 +444,10 @@ class BertPreTrainedModel(nn.Module):
 class BertModel(BertPreTrainedModel):
     """The encoder with its pooler. `attention_implementation`: `flash` (variable-length flash attention, CUDA, 16-bit),
     `padded` (a padded view with a mask, anywhere), `by_length` (runs of equal length without a mask; it reads the
-    lengths on the host, so it is meant for the CPU), or `auto`, which takes the best of these for the device."""
+    lengths on the host, so it is meant for the CPU), or `auto`, which takes the best of these for the device.
+
+    With `wanted_positions` [M], places in the stream (or in the flattened padded input), the last states are those of
+    these tokens alone, [M, E], and the last layer's feed-forward half runs on them and the pooled tokens only."""
 
     optional_heads = ("pooler.",)
 
@@ -465,9 +469,10 @@ class BertModel(BertPreTrainedModel):
         position_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
+        wanted_positions: Tensor | None = None,
     ) -> EncoderOutput:
         if cu_seqlens is None:
-            return self._forward_padded(input_ids, attention_mask, token_type_ids)
+            return self._forward_padded(input_ids, attention_mask, token_type_ids, wanted_positions)
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(input_ids)
         if max_seqlen is None:
@@ -479,14 +484,16 @@ class BertModel(BertPreTrainedModel):
             )
         hidden_TE = self.embeddings(input_ids, token_type_ids, position_ids)
         sequences = Sequences(cu_seqlens, max_seqlen, len(input_ids), self._implementation(hidden_TE))
-        hidden_TE = self.encoder(hidden_TE, sequences)
-        if self.pooler is None:
-            return EncoderOutput(hidden_TE, None)
         # A filler sequence may be empty and start at T; its pooled state is never used.
-        first_NE = hidden_TE[cu_seqlens[:-1].clamp(max=len(input_ids) - 1)]
-        return EncoderOutput(hidden_TE, self.pooler(first_NE))
+        first_N = cu_seqlens[:-1].clamp(max=len(input_ids) - 1)
+        if wanted_positions is None:
+            last_TE = self.encoder(hidden_TE, sequences)
+            return EncoderOutput(last_TE, self.pooler(last_TE[first_N]) if self.pooler is not None else None)
+        last_RE = self.encoder(hidden_TE, sequences, torch.cat([first_N, wanted_positions]))
+        first_NE, last_ME = last_RE.tensor_split([len(first_N)])
+        return EncoderOutput(last_ME, self.pooler(first_NE) if self.pooler is not None else None)
 
-    def _forward_padded(self, input_ids, attention_mask, token_type_ids) -> EncoderOutput:
+    def _forward_padded(self, input_ids, attention_mask, token_type_ids, wanted_positions) -> EncoderOutput:
         if input_ids.dim() != 2:
             raise ValueError(f"expected input_ids [B, S], or cu_seqlens with a stream; got {tuple(input_ids.shape)}")
         if attention_mask is None:
@@ -506,7 +513,10 @@ class BertModel(BertPreTrainedModel):
             position_ids=position_BS.flatten()[flat_T],
             cu_seqlens=F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int(),
             max_seqlen=length,
+            wanted_positions=torch.searchsorted(flat_T, wanted_positions) if wanted_positions is not None else None,
         )
+        if wanted_positions is not None:
+            return encoded
         hidden_BSE = to_padded(encoded.last_hidden_state, flat_T, batch, length)
         return EncoderOutput(hidden_BSE, encoded.pooler_output)
 
@@ -578,9 +588,9 @@ class BertForPreTraining(BertPreTrainedModel):
         mlm_positions: Tensor | None = None,
         **stream,
     ) -> PreTrainingOutput:
-        hidden, pooled_NE = self.bert(input_ids, attention_mask, token_type_ids, **stream)
-        if mlm_positions is not None:
-            hidden = hidden.reshape(-1, hidden.shape[-1])[mlm_positions]
+        hidden, pooled_NE = self.bert(
+            input_ids, attention_mask, token_type_ids, wanted_positions=mlm_positions, **stream
+        )
         logits = self.cls.predictions(hidden, self.bert.embeddings.word_embeddings.weight)
         if mlm_positions is None:  # whoever asks for all tokens wants the vocabulary as it is
             logits = logits[..., : self.config.vocab_size]

@@ -15,7 +15,14 @@ from trainer import Provenance, Runtime, Settings, Task, Trainer
 from utils import checkpoint as checkpoints
 from utils import config
 from utils.affinity import set_cpu_affinity
-from utils.distributed import Precision, processes_from_environment, select_device, select_precision, use_threads
+from utils.distributed import (
+    Precision,
+    keep_freed_memory,
+    processes_from_environment,
+    select_device,
+    select_precision,
+    use_threads,
+)
 from utils.errors import UserError
 from utils.logger import Reporter, show
 
@@ -29,6 +36,7 @@ def runtime_for(args: config.Arguments, title: str) -> Iterator[Runtime]:
     device = select_device(args.device)
     precision = select_precision(args.amp, args.amp_dtype, args.use_pure_fp16, args.tf32, device)
     use_threads()
+    keep_freed_memory()
     with processes_from_environment(device) as processes:
         if args.enable_cpu_affinity:
             set_cpu_affinity(device, processes.local_rank, processes.local_world_size)

@@ -1,34 +1,36 @@
 #!/usr/bin/env python3
 """Full optimizer steps of this project beside those of transformers' BertForPreTraining: same weights, same sequences
-of real text with their real lengths, same precision, same optimizer, dropout 0.1, interleaved in one run.
+of real text with their real lengths, same precision, same optimizer, dropout 0.1, taking turns in one run.
 
     python3 benchmarks/pretraining_step.py --model mini --amp
     python3 benchmarks/pretraining_step.py --model large --amp --seq-length 512 --batch-size 32 --device cuda --compile
 
-The peer at its best: sdpa attention, fused AdamW, rows padded to the longest one; torch.compile with --compile.
-Prints tokens that are not padding; the ratio is one of medians over rounds. Needs transformers, and shards of the
-length (--input-dir); without them it makes some from the sample corpus.
+The peer at its best: sdpa attention, fused AdamW, rows padded to the longest one; torch.compile with --compile. On a
+CPU it runs twice: as `python3` starts it, and with the allocator and thread settings that this project's runs have.
+Prints tokens that are not padding; ratios are of medians over rounds. Needs transformers, and shards of the length
+(--input-dir); without them it makes some from the sample corpus.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, peak_memory_bytes, surroundings, write_result  # noqa: E402
+from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
+from benchmarks.sides import OURS, PEER, TUNED_PEER, Clock, Side  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForPreTraining, training_flops  # noqa: E402
 from optimizer import make_optimizer, parameter_groups  # noqa: E402
 from pretraining_dataset import PretrainingDataset  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
-from token_stream import Limits, StepBatch, StepLoader  # noqa: E402
+from run_setup import compile_model  # noqa: E402
+from token_stream import Limits, StepBatch, StepLoader, make_step_batch  # noqa: E402
 from trainer import Provenance, Runtime, Settings, Totals, Trainer, to_device  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import Processes, peak_flops, select_device, select_precision, use_threads  # noqa: E402
@@ -50,12 +52,11 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument("--optimizer", choices=("Lamb", "AdamW"), default="AdamW", help="ours; the peer has AdamW")
     parser.add_argument("--amp", action=config.BooleanFlag, help="bfloat16 for both, float32 without")
     parser.add_argument("--tf32", action=config.BooleanFlag, help="TF32 for both, on a GPU")
-    parser.add_argument("--compile", action=config.BooleanFlag, help="torch.compile for both")
+    parser.add_argument("--compile", action=config.BooleanFlag, help="torch.compile for both, ours in fixed sizes")
     parser.add_argument("--full", action=config.BooleanFlag, help="only sequences of full length")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
     parser.add_argument("--rounds", type=config.positive_int, default=5, help="turns that each side gets")
     parser.add_argument("--steps", type=config.positive_int, default=4, help="steps a turn")
-    parser.add_argument("--only", choices=("ours", "transformers"), help="one side alone")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -74,81 +75,96 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     return shards
 
 
-class Clock:
-    """Seconds by kind of work; waits for the device at each reading."""
+class Contender:
+    """One side: its model with the weights of seed 0, its batches, and what it measured."""
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.seconds: dict[str, list[float]] = {}
-        self.last = 0.0
+    def __init__(self, args: config.Arguments, folder: Path):
+        self.args = args
+        device = select_device(args.device)
+        precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
+        self.runtime = Runtime(device, precision, Processes(), Reporter(None))
+        self.clock = Clock(device)
+        bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
+        self.batches = load_batches(args, folder, bert_config.vocab_size, fixed=False)
+        torch.manual_seed(0)
+        self.model = BertForPreTraining(bert_config).to(device)
 
-    def start(self) -> None:
-        self._wait()
-        self.last = time.perf_counter()
+    def step(self, batch: StepBatch) -> None:
+        raise NotImplementedError
 
-    def lap(self, kind: str) -> None:
-        self._wait()
-        now = time.perf_counter()
-        self.seconds.setdefault(kind, []).append(now - self.last)
-        self.last = now
+    def turn(self, number: int) -> dict:
+        """One turn's steps: what they were, and the seconds of each kind of work in them."""
+        batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
+        self.clock.seconds = {}
+        for batch in batches:
+            self.step(batch)
+        seconds = {kind: sum(values) for kind, values in self.clock.seconds.items()}
+        return {
+            "seconds": seconds,
+            "tokens": sum(batch.num_tokens for batch in batches),
+            "sequences": sum(batch.num_sequences for batch in batches),
+            "flops": sum(training_flops(self.model.config, b.lengths, b.num_targets) for b in batches),
+        }
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
-
-class Ours:
+class Ours(Contender):
     """The project's own loop, as run_pretraining.py drives it."""
 
-    def __init__(self, model: BertForPreTraining, args: config.Arguments, runtime: Runtime):
-        learning_rate = torch.tensor(LEARNING_RATE, device=runtime.device)
-        named = list(model.named_parameters())
-        optimizer = make_optimizer(args.optimizer, named, learning_rate, (0.9, 0.999), 1e-6, 0.01)
-        settings = Settings(max_steps=10**4, checkpoint_folder=Path("unused"), benchmark=True)
-        provenance = Provenance("benchmark", {}, 0, Path("unused"), True)
-        schedule = make_schedule("constant", LEARNING_RATE, settings.max_steps, 0.0)
+    def __init__(self, args: config.Arguments, folder: Path):
+        super().__init__(args, folder)
+        if args.compile:
+            self.batches = load_batches(args, folder, self.model.config.vocab_size, fixed=True)
+            compile_model(self.model, "model")
+        learning_rate = torch.tensor(LEARNING_RATE, device=self.runtime.device)
+        named = list(self.model.named_parameters())
         self.trainer = Trainer(
-            model, Pretraining(True, args.seq_length), optimizer, learning_rate, schedule, settings, provenance, runtime
+            self.model,
+            Pretraining(True, args.seq_length),
+            make_optimizer(args.optimizer, named, learning_rate, (0.9, 0.999), 1e-6, 0.01),
+            learning_rate,
+            make_schedule("constant", LEARNING_RATE, 10**4, 0.0),
+            Settings(max_steps=10**4, checkpoint_folder=Path("unused"), benchmark=True),
+            Provenance("benchmark", {}, 0, Path("unused"), True),
+            self.runtime,
         )
 
-    def step(self, batch: StepBatch, clock: Clock) -> None:
-        run = self.trainer
+    def step(self, batch: StepBatch) -> None:
         totals = Totals(batch.num_sequences, batch.num_tokens, batch.num_targets)
-        clock.start()
-        run.training_step(batch, totals)
-        clock.lap("forward_backward")
-        run.optimizer_step()
-        clock.lap("optimizer")
+        self.clock.start()
+        self.trainer.training_step(batch, totals)
+        self.clock.lap("forward_backward")
+        self.trainer.optimizer_step()
+        self.clock.lap("optimizer")
 
 
-class Transformers:
+class Transformers(Contender):
     """transformers' model in a plain loop over the same sequences, padded to the longest."""
 
-    def __init__(self, model: BertForPreTraining, args: config.Arguments, runtime: Runtime):
+    def __init__(self, args: config.Arguments, folder: Path):
+        super().__init__(args, folder)
         from transformers import BertConfig as PeerConfig
         from transformers import BertForPreTraining as PeerModel
 
-        values = {**model.config.to_dict(), "vocab_size": model.config.vocab_size}
-        self.runtime = runtime
-        self.model = PeerModel(PeerConfig(**values, attn_implementation="sdpa")).to(runtime.device).train()
-        self.model.load_state_dict(model.state_dict(), strict=False)
-        self.model.tie_weights()
-        named = [(name, p) for name, p in self.model.named_parameters()]
-        self.optimizer = torch.optim.AdamW(parameter_groups(named, 0.01), LEARNING_RATE, (0.9, 0.999), 1e-6, fused=True)
-        self.forward = torch.compile(self.model) if args.compile else self.model
+        peer = PeerModel(PeerConfig(**self.model.config.to_dict(), attn_implementation="sdpa"))
+        peer.load_state_dict(self.model.state_dict(), strict=False)
+        peer.tie_weights()
+        self.peer, self.model = peer.to(self.runtime.device).train(), self.model.to("meta")
+        groups = parameter_groups(self.peer.named_parameters(), 0.01)
+        self.optimizer = torch.optim.AdamW(groups, LEARNING_RATE, (0.9, 0.999), 1e-6, fused=True)
+        self.forward = torch.compile(self.peer) if args.compile else self.peer
 
-    def step(self, batch: StepBatch, clock: Clock) -> None:
+    def step(self, batch: StepBatch) -> None:
         (micro_batch,) = batch.micro_batches
         padded = pad(micro_batch)
-        clock.start()
+        self.clock.start()
         with self.runtime.precision.context(self.runtime.device):
             loss = self.forward(**to_device(padded, self.runtime.device)).loss
         loss.backward()
-        clock.lap("forward_backward")
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.clock.lap("forward_backward")
+        torch.nn.utils.clip_grad_norm_(self.peer.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        clock.lap("optimizer")
+        self.clock.lap("optimizer")
 
 
 def pad(stream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -169,64 +185,42 @@ def pad(stream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def load_batches(args: config.Arguments, vocab_size: int) -> list[StepBatch]:
+def load_batches(args: config.Arguments, folder: Path, vocab_size: int, fixed: bool) -> list[StepBatch]:
     """As many batches as there are steps, made once: what is compared is the step."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = args.input_dir or make_shards(Path(scratch), args.seq_length)
-        dataset = PretrainingDataset(folder, vocab_size)
-        limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence)
+    dataset = PretrainingDataset(folder, vocab_size)
+    limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence, fixed)
+    steps = (args.rounds + 1) * args.steps
+    if not args.full:
         loader = StepLoader(dataset, limits, args.batch_size, seed=1, num_workers=0)
-        wanted, found = (args.rounds + 1) * args.steps, []
-        if not args.full:
-            return [loader.load(k) for k in range(wanted)]
-        sizes = dataset.sizes(torch.arange(len(dataset)).numpy())
-        whole = (sizes[:, 0] == dataset.sequence_length).nonzero()[0]
-        from token_stream import make_step_batch
-
-        for k in range(wanted):
-            chosen = whole[(torch.arange(args.batch_size) + k * args.batch_size).numpy() % len(whole)]
-            found.append(make_step_batch(dataset, chosen, limits, k * args.batch_size))
-        return found
+        return [loader.load(k) for k in range(steps)]
+    lengths = dataset.sizes(np.arange(len(dataset)))[:, 0]
+    (whole,) = (lengths == dataset.sequence_length).nonzero()
+    chosen = np.resize(whole, (steps, args.batch_size))
+    return [make_step_batch(dataset, indices, limits, k * args.batch_size) for k, indices in enumerate(chosen)]
 
 
-def measure(args: config.Arguments) -> dict:
+def measure(args: config.Arguments, folder: Path) -> dict:
     device = select_device(args.device)
-    precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
-    use_threads()
-    runtime = Runtime(device, precision, Processes(), Reporter(None))
-    bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
-    batches = load_batches(args, bert_config.vocab_size)
-    torch.manual_seed(0)
-    model = BertForPreTraining(bert_config).to(device)
-    sides = {}
-    if args.only != "ours":
-        sides["transformers"] = Transformers(model, args, runtime)
-    if args.only != "transformers":
-        sides["ours"] = Ours(model, args, runtime)
-
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    clocks = {name: Clock(device) for name in sides}
-    work: dict[str, float] = {"tokens": 0, "sequences": 0, "flops": 0}
+    sides = {
+        PEER: Side(Transformers, (args, folder), is_tuned=False),
+        OURS: Side(Ours, (args, folder), is_tuned=True),
+    }
+    if device.type == "cpu":
+        sides[TUNED_PEER] = Side(Transformers, (args, folder), is_tuned=True)
+    turns: dict[str, list[dict]] = {name: [] for name in sides}
     with progress_bar((args.rounds + 1) * len(sides), "rounds", "turn") as bar:
-        for round_ in range(args.rounds + 1):  # the first is a warm-up
-            turn = batches[round_ * args.steps : (round_ + 1) * args.steps]
+        for number in range(args.rounds + 1):
             for name, side in sides.items():
-                clock = Clock(device) if round_ == 0 else clocks[name]
-                started = time.perf_counter()
-                for batch in turn:
-                    side.step(batch, clock)
-                seconds = time.perf_counter() - started
-                if round_:
-                    rates[name].append(sum(batch.num_tokens for batch in turn) / seconds)
+                turns[name].append(side.call("turn", number))
                 bar.update()
-            if round_:
-                work["tokens"] += sum(batch.num_tokens for batch in turn)
-                work["sequences"] += sum(batch.num_sequences for batch in turn)
-                work["flops"] += sum(training_flops(bert_config, b.lengths, b.num_targets) for b in turn)
+    measured = {name: turns_of_side[1:] for name, turns_of_side in turns.items()}  # the first is a warm-up
 
+    use_threads()  # as the sides did, for what is reported
+    peak = peak_flops(device, select_precision(args.amp, "bfloat16", False, args.tf32, device))
     result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "sides": {}}
-    peak = peak_flops(device, precision)
-    for name, clock in clocks.items():
+    work = {kind: sum(turn[kind] for turn in measured[OURS]) for kind in ("tokens", "sequences", "flops")}
+    rates = {name: [t["tokens"] / sum(t["seconds"].values()) for t in found] for name, found in measured.items()}
+    for name, found in measured.items():
         tokens = median_and_spread(rates[name])
         flops = tokens["median"] * work["flops"] / work["tokens"]
         result["sides"][name] = {
@@ -234,49 +228,43 @@ def measure(args: config.Arguments) -> dict:
             "sequences_per_second": tokens["median"] * work["sequences"] / work["tokens"],
             "model_tflops": flops / 1e12,
             "utilization": flops / peak if peak else None,
-            "milliseconds": {kind: 1e3 * median_and_spread(s)["median"] for kind, s in clock.seconds.items()},
+            "milliseconds": {
+                kind: 1e3 / args.steps * median_and_spread([turn["seconds"][kind] for turn in found])["median"]
+                for kind in found[0]["seconds"]
+            },
+            "peak_memory_gib": sides[name].peak_memory_gib(),
         }
-    if len(sides) == 2:
-        ours, theirs = (result["sides"][name]["tokens_per_second"]["median"] for name in ("ours", "transformers"))
-        result["ratio"] = ours / theirs
-        turns = zip(rates["ours"], rates["transformers"], strict=True)
-        result["ratio_spread"] = median_and_spread([o / t for o, t in turns])
-    result["peak_memory_gib"] = peak_memory_bytes(device) / 2**30
+    medians = {name: figures["tokens_per_second"]["median"] for name, figures in result["sides"].items()}
+    result["ours_is_faster_by"] = {
+        name: median_and_spread([ours / theirs for ours, theirs in zip(rates[OURS], rates[name], strict=True)])
+        | {"ratio_of_medians": medians[OURS] / medians[name]}
+        for name in sides
+        if name != OURS
+    }
+    for side in sides.values():
+        side.close()
     return result
 
 
-def add_peak_memory(result: dict, argv: list[str]) -> None:
-    """Peak memory of each side, from a process of its own."""
-    for name in list(result["sides"]):
-        with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch) / "alone.json"
-            alone = ["--only", name, "--rounds", "1", "--steps", "2", "--output", str(output)]
-            subprocess.run([sys.executable, __file__, *argv, *alone], check=True, capture_output=True)
-            result["sides"][name]["peak_memory_gib"] = json.loads(output.read_text())["peak_memory_gib"]
-
-
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
-    result = measure(args)
-    if args.only is None:
-        add_peak_memory(result, argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        result = measure(args, args.input_dir or make_shards(Path(scratch), args.seq_length))
     precision = "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
     where = "gpu" if result["surroundings"]["device"].startswith("NVIDIA") else "cpu"
     name = f"pretraining_step-{where}-{args.model}-{args.seq_length}-{precision}"
     path = write_result(args.output, name, result)
-    show(f"{'':13}{'tokens/s':>10} {'(quartiles)':>17} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds")
+    show(f"{'':27}{'tokens/s':>9} {'(quartiles)':>17} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds a step")
     for side, figures in result["sides"].items():
         tokens = figures["tokens_per_second"]
         parts = ", ".join(f"{kind} {value:.0f}" for kind, value in figures["milliseconds"].items())
         show(
-            f"{side:13}{tokens['median']:10,.0f} {tokens['low']:8,.0f}-{tokens['high']:<8,.0f} "
-            f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  {parts}"
-            + (f", peak memory {figures['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in figures else "")
+            f"{side:27}{tokens['median']:9,.0f} {tokens['low']:8,.0f}-{tokens['high']:<8,.0f} "
+            f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  {parts}, "
+            f"peak memory {figures['peak_memory_gib']:.1f} GiB"
         )
-    if "ratio" in result:
-        spread = result["ratio_spread"]
-        show(f"ours / transformers: {result['ratio']:.2f} ({spread['low']:.2f}-{spread['high']:.2f})")
+    for side, ratio in result["ours_is_faster_by"].items():
+        show(f"ours / {side}: {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})")
     show(f"written to {path}")
     return 0
 

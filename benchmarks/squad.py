@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.pretraining_step import LEARNING_RATE, MODELS, Clock  # noqa: E402
+from benchmarks.pretraining_step import LEARNING_RATE, MODELS  # noqa: E402
+from benchmarks.sides import OURS, Clock  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForQuestionAnswering  # noqa: E402
 from optimizer import make_optimizer, parameter_groups  # noqa: E402
@@ -38,7 +39,6 @@ from utils.errors import run_main  # noqa: E402
 from utils.logger import Reporter, progress_bar, show  # noqa: E402
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
-OURS = "ours"
 
 
 def parse_arguments(argv=None) -> config.Arguments:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SHARED, TINY, VOCAB_FILE, needs_shared_data
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModel
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
@@ -172,8 +174,67 @@ def test_attention_by_length_equals_padded_attention_in_values_and_gradients(bat
         assert relative_error(found["by_length"][name], padded) < 1e-5, name
 
 
-def test_runs_of_equal_length_leave_out_empty_sequences():
-    assert modeling.runs_of_equal_length([0, 4, 8, 8, 11, 14, 15]) == [(0, 2, 4), (8, 2, 3), (14, 1, 1)]
+@pytest.mark.parametrize(
+    ("lengths", "groups"),
+    [
+        ([4, 4, 0, 3, 3, 1], [(0, [4, 4]), (8, [3, 3]), (14, [1])]),  # an empty one is left out
+        ([20, 19, 19, 18, 17, 17], [(0, [20, 19, 19, 18]), (76, [17, 17])]),  # like lengths are one batch
+        ([20, 20, 20, 20, 20, 19, 19, 18], [(0, [20] * 5), (100, [19, 19, 18])]),  # many of one length stay so
+        ([19, 20, 20, 20, 20, 19], [(0, [19]), (19, [20] * 4), (99, [19])]),
+    ],
+)
+def test_attention_groups_neighbours_of_like_length(lengths, groups):
+    cu_seqlens = np.append(0, np.cumsum(lengths)).tolist()
+    assert modeling.groups_of_like_length(cu_seqlens) == groups
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 2, 9, 10, 10, 10, 10, 20]), min_size=1, max_size=12).filter(any), st.booleans())
+def test_attention_by_length_is_softmax_of_products_sequence_by_sequence(lengths, is_sorted):
+    lengths = sorted(lengths, reverse=True) if is_sorted else lengths
+    torch.manual_seed(sum(lengths))
+    qkv = torch.randn(sum(lengths), 3, 2, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(sum(lengths), 2, 4, dtype=torch.float64)
+    groups = modeling.groups_of_like_length(np.append(0, np.cumsum(lengths)).tolist())
+    out = modeling.AttentionByLength.apply(qkv, groups, 0.0)
+    (found,) = torch.autograd.grad((out * weight).sum(), qkv)
+
+    expected = []
+    for part in qkv.split(lengths):
+        query, key, value = (part[:, k].transpose(0, 1) for k in range(3))
+        expected.append(((query @ key.mT / 2).softmax(-1) @ value).transpose(0, 1))
+    expected = torch.cat(expected)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(found, torch.autograd.grad((expected * weight).sum(), qkv)[0])
+
+
+def test_dropout_in_attention_keeps_the_mean_and_its_gradient_is_that_of_its_output():
+    torch.manual_seed(0)
+    lengths = [6, 6, 5]
+    groups = modeling.groups_of_like_length([0, 6, 12, 17])
+    qkv = torch.randn(17, 3, 2, 4, dtype=torch.float64)
+    whole = modeling.AttentionByLength.apply(qkv, groups, 0.0)
+    draws = torch.stack([modeling.AttentionByLength.apply(qkv, groups, 0.3) for _ in range(4000)])
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - whole).abs() < 5 * error).all()
+
+    def with_one_mask(values: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return modeling.AttentionByLength.apply(values, groups, 0.3)
+
+    assert len(groups) == 2 and sum(lengths) == 17
+    assert torch.autograd.gradcheck(with_one_mask, qkv.requires_grad_())
+
+
+def test_logits_of_chosen_tokens_are_those_of_all_tokens(batch):
+    model = spread_out(BertForPreTraining(BertConfig(**TINY))).eval()
+    places = batch["padded"]["attention_mask"].flatten().nonzero().squeeze(1)[[3, 0, 17, 17]]
+    every = model(**batch["padded"])
+    some = model(**batch["padded"], mlm_positions=places)
+    torch.testing.assert_close(
+        some.prediction_logits[:, : TINY["vocab_size"]], every.prediction_logits.flatten(0, 1)[places]
+    )
+    torch.testing.assert_close(some.seq_relationship_logits, every.seq_relationship_logits)
 
 
 def test_what_other_sequences_hold_changes_no_sequence(batch):

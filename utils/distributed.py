@@ -4,6 +4,7 @@ Several processes are started by torchrun (or Slurm with torchrun), which sets R
 """
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -168,6 +169,16 @@ def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: 
     ):
         raise UserError("--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16")
     return Precision(dtype, pure)
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to keep freed memory for the next step, in place of handing it back to the kernel and having it
+    zeroed again, which takes a third of a small model's step. Does nothing elsewhere or where the environment says."""
+    trim_threshold, mmap_threshold = -1, -3  # the numbers of malloc.h
+    for parameter, name in ((trim_threshold, "MALLOC_TRIM_THRESHOLD_"), (mmap_threshold, "MALLOC_MMAP_THRESHOLD_")):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None and name not in os.environ:
+            mallopt(parameter, 2**31 - 1)
 
 
 def use_threads() -> None:
