@@ -11,8 +11,8 @@ import bz2
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -83,7 +83,7 @@ def main() -> None:
     for row in next(iter(results.values())):
         print(f"{row:24}" + "".join(f"{result[row]:16,.3f}" for result in results.values()))
     if mwparserfromhell:
-        show_lost(*find_lost(texts), args.show)
+        show_lost(find_lost(texts), args.show)
 
 
 def read_texts(path: Path) -> list[str]:
@@ -118,30 +118,43 @@ def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]
     return rows | per_thousand | {"orphaned ( ) [ ]": 1000 * orphans / words}
 
 
-def find_lost(texts: list[str]) -> tuple[Counter, list[tuple[str, str]]]:
-    """How many paragraphs of prose there are of each kind, and those that this project's text lacks: (kind, text)."""
-    total, lost = Counter(), []
+@dataclass
+class Coverage:
+    """Of the paragraphs of prose of one kind, how much is in this project's text."""
+
+    paragraphs: int = 0
+    runs: int = 0  # of three words
+    found: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+def find_lost(texts: list[str]) -> dict[str, Coverage]:
+    """By kind, the paragraphs of prose that mwparserfromhell finds, and which of them this project's text lacks."""
+    kinds = {kind: Coverage() for kind in KINDS}
     for text in texts:
-        found = runs_of_three("\n".join(prose_of(text)))
+        here = runs_of_three("\n".join(prose_of(text)))
         for kind, paragraph in paragraphs_of(mwparserfromhell.parse(text).nodes, "paragraph"):
             runs = runs_of_three(paragraph)
             if len(runs) < MIN_WORDS - 2 or not SENTENCE_END.search(paragraph):
                 continue
-            total[kind] += 1
-            if len(runs & found) < MIN_FOUND * len(runs):
-                lost.append((kind, paragraph.replace(GAP, "")))
-    return total, lost
+            found = len(runs & here)
+            kinds[kind].paragraphs += 1
+            kinds[kind].runs += len(runs)
+            kinds[kind].found += found
+            if found < MIN_FOUND * len(runs):
+                kinds[kind].lost.append(paragraph.replace(GAP, ""))
+    return kinds
 
 
-def show_lost(total: Counter, lost: list[tuple[str, str]], kinds: list[str]) -> None:
-    for kind, paragraph in lost:
-        if kind in kinds:
+def show_lost(found: dict[str, Coverage], kinds: list[str]) -> None:
+    for kind in kinds:
+        for paragraph in found[kind].lost:
             print(f"lost {kind}: {paragraph}")
-    print(f"\n{'paragraphs of prose':24}{'in the pages':>16}{'lost':>16}{'words in them':>16}")
+    print(f"\n{'paragraphs of prose':24}{'in the pages':>16}{'lost':>16}{'words found %':>16}")
     for kind, what in KINDS.items():
-        missing = [paragraph for lost_kind, paragraph in lost if lost_kind == kind]
-        words = sum(len(paragraph.split()) for paragraph in missing)
-        print(f"{kind:24}{total[kind]:16,}{len(missing):16,}{words:16,}  {what}")
+        counts = found[kind]
+        share = 100 * counts.found / max(1, counts.runs)
+        print(f"{kind:24}{counts.paragraphs:16,}{len(counts.lost):16,}{share:16.2f}  {what}")
 
 
 def runs_of_three(text: str) -> set[tuple[str, ...]]:

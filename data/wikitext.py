@@ -18,15 +18,22 @@ from data.wikitext_templates import template_text
 
 # Elements that go with all that is in them. Text in other elements stays and only the tags go.
 DROPPED_ELEMENTS = words(
-    "ref references gallery imagemap table graph timeline score syntaxhighlight source pre hiero math chem ce "
-    "mapframe maplink section templatestyles inputbox categorytree indicator ul ol dl includeonly noinclude"
+    "ref references gallery imagemap graph timeline score syntaxhighlight source pre hiero math chem ce "
+    "mapframe maplink section templatestyles inputbox categorytree indicator ul ol includeonly noinclude"
 )
+# Tables and definitions in HTML become what they are in wikitext.
+WIKITEXT_OF = {
+    **{"table": "\n{|\n", "/table": "\n|}\n", "caption": "\n|+ ", "tr": "\n|-\n", "td": "\n| ", "th": "\n| "},
+    **{"dt": "\n;", "dd": "\n:", "/dl": "\n"},
+}
 BLOCK_ELEMENTS = words("blockquote br center div hr p poem")
 INLINE_ELEMENTS = words(
-    "a abbr b bdi bdo big caption cite code data dd del dfn dt em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr nowiki "
-    "onlyinclude q rb rp rt ruby s samp small span strike strong sub sup td th time tr tt u var wbr"
+    "a abbr b bdi bdo big cite code data del dfn em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr nowiki onlyinclude "
+    "q rb rp rt ruby s samp small span strike strong sub sup time tt u var wbr"
 )
-KNOWN_ELEMENTS = DROPPED_ELEMENTS | BLOCK_ELEMENTS | INLINE_ELEMENTS | {"!--"}
+KNOWN_ELEMENTS = (
+    DROPPED_ELEMENTS | BLOCK_ELEMENTS | INLINE_ELEMENTS | {"!--", *(name.strip("/") for name in WIKITEXT_OF)}
+)
 TAG = re.compile(r"<(?:!--|(/?)([a-zA-Z][a-zA-Z0-9]*)\b([^<>]*)>)")
 ELEMENT_END = {name: re.compile(rf"</{name}\s*>", re.I) for name in (*DROPPED_ELEMENTS, "nowiki")}
 ELEMENT_END["!--"] = re.compile("-->")
@@ -51,7 +58,8 @@ class Frame(NamedTuple):
 
 
 def prose_of(wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "category"}) -> list[str]:
-    """The paragraphs of a page's prose: no headings, lists, tables, templates, references, files or categories.
+    """The paragraphs of a page's prose: no headings, lists, tables, templates, references, files or categories, but the
+    passages of prose that stand in tables and sections of references.
     `hidden` are the prefixes, in lower case, of links that show nothing where they stand."""
     text = without_brackets(without_tags(wikitext), hidden)
     if "-{" in text:
@@ -73,6 +81,8 @@ def without_tags(text: str) -> str:
         position = tag.end()
         if name in BLOCK_ELEMENTS:
             pieces.append(" " if name == "br" else "\n\n")
+        elif (markup := (tag[1] or "") + name) in WIKITEXT_OF:
+            pieces.append(WIKITEXT_OF[markup])
         elif name == "sup" and not tag[1] and text[tag.start() - 1].isdigit():
             pieces.append("^")
         is_empty = tag[1] or (tag[3] and tag[3].endswith("/"))
@@ -253,9 +263,12 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
                 lines.append(term + content)
                 is_indented = True
         elif first == ";":
-            term, colon, definition = content.lstrip("; ").partition(": ")
+            content = content.strip("; ")
+            term, colon, definition = content.rstrip(": ").partition(": ")
             term = f"{term.strip()}: "
-            if colon:
+            if colon and content.endswith(":"):
+                term += f"{definition}: "
+            elif colon:
                 lines.append(term + definition)
                 is_indented = True
             continue

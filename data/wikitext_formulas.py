@@ -27,13 +27,17 @@ WORDS = words(
     "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega "
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp max min lim sup inf det dim ker gcd mod"
 )
-COMBINING = {"bar": "\u0304", "hat": "\u0302", "vec": "\u20d7", "tilde": "\u0303", "dot": "\u0307"}
+COMBINING = {
+    **{"bar": "\u0304", "overline": "\u0304", "hat": "\u0302", "widehat": "\u0302"},
+    **{"vec": "\u20d7", "tilde": "\u0303", "dot": "\u0307"},
+}
 
-ACCENT = re.compile(r"\\(bar|hat|vec|tilde|dot)\b\s*(?:\{(\w)\}|(\w))")
+ACCENT = re.compile(rf"\\({'|'.join(COMBINING)})\b\s*(?:\{{(\\?\w+)\}}|(\\[A-Za-z]+|\w))")
 DEGREES = re.compile(r"\^(?:\\circ|\{\\circ\})")
 ROOT = re.compile(r"\\sqrt\s*\{([^{}]*)\}")
 FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))")
 EXPONENT = re.compile(r"\^\{([^{}]+[-+*/ ][^{}]*)\}")
+SCRIPT = re.compile(r"([_^])\{([^{}]*)\}")
 ONE_TERM = re.compile(r"[\\√]?\w+|\([^()]*\)")
 COMMAND = re.compile(r"\\([A-Za-z]+)(\s*)")
 
@@ -45,9 +49,9 @@ def short_formula(formula: str) -> str:
     plain = LOOK.sub("", formula)
     plain = DEGREES.sub("°", plain)
     plain = ACCENT.sub(lambda accent: (accent[2] or accent[3]) + COMBINING[accent[1]], plain)
+    plain = SCRIPT.sub(r"\1\2", EXPONENT.sub(r"^(\1)", plain))
     plain = ROOT.sub(lambda root: "√" + one_term(root[1]), plain)
     plain = FRACTION.sub(lambda f: one_term(f[1] or f[3] or "") + "/" + one_term(f[2] or f[4] or ""), plain)
-    plain = EXPONENT.sub(r"^(\1)", plain)
     plain = COMMAND.sub(command_text, plain)
     plain = re.sub(r"[{}]", "", plain).strip(" ~")
     return "" if re.search(r"[\\&|]", plain) or len(plain) > MAX_FORMULA else plain

@@ -11,6 +11,7 @@ NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
 TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I)
 # The names of numbers and centuries in French: {{XIXe siècle}}, {{1er}}.
 ORDINAL_NAME = re.compile(r"[ivxlc\d]+(?:er|re|e|es|ème)(?: siècle)?")
+ROMAN = re.compile(r"[ivxlc]+", re.I)
 MEASURE = re.compile(r"[-−–+]?[\d.,/+e]+")
 RANGE_WORDS = {
     **dict.fromkeys(["-", "–", "(-)", "to(-)"], "–"),
@@ -62,6 +63,11 @@ def quoted(values: list[str]) -> str:
 
 def with_reading(values: list[str]) -> str:
     return f"{values[0]} ({values[1]})" if len(values) > 1 else values[0]
+
+
+def century(values: list[str]) -> str:
+    """The French {{s|XIX}}; other Wikipedias have small text under that name."""
+    return f"{values[0].upper()}e siècle" if ROMAN.fullmatch(values[0]) else values[0]
 
 
 def circa(values: list[str]) -> str:
@@ -149,7 +155,11 @@ SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(first, "nq, nastaliq, petit, nb, esd, fmtn, нобр, 仮リンク, ruby, 要出典範囲"),
     **by_names(first, "link-en, link-de, link-fr, link-ja, link-ru, le, internal link helper/en, lien"),
     **by_names(first, "ens, frs, las, grcs, its, ess, rus, pls, nls"),  # German: {{laS|…}} for Latin
+    **by_names(first, "fact, refnec, référence nécessaire, quand, lesquelles, нет аи 2, arf, drapeau"),
     **by_names(second, "langue, llang, citation étrangère"),
+    **by_names(lambda values: quotation([second(values)]), "citation bilingue bloc, citation étrangère bloc"),
+    **by_names(century, "s, s-"),
+    **by_names(lambda values: f"{century(values)} av. J.-C.", "-s, -s-"),
     **by_names(last, "tsl"),
     **by_names(with_reading, "読み仮名, 読み"),
     **by_names(lambda values: values[min(1, len(values) - 1)], "нп, нп2, нп3, нп4, нп5, не переведено, iw"),
