@@ -8,13 +8,16 @@ SECONDS_A_LINE = 30
 
 
 class ProgressLines(tqdm):
-    """A bar that writes a line each time in place of redrawing itself."""
+    """A bar that writes a line each time in place of redrawing itself. There is never anything to clear."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        if msg is None:  # otherwise it is to clear a line
+        if msg is None:
             self.fp.write(f"{self}\n")
             self.fp.flush()
         return False
+
+    def clear(self, nolock: bool = False) -> None:
+        pass
 
 
 def progress_bar(total: float, description: str, unit: str = "B", initial: int = 0, delay: float = 0) -> tqdm:
