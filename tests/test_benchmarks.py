@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import write_shards
 
-from benchmarks import data_loading, device_checks, pretraining_step
+from benchmarks import around_the_step, data_loading, device_checks, pretraining_step
 
 
 def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tmp_path):
@@ -43,3 +43,16 @@ def test_the_loader_benchmark_runs_on_shards_of_its_own(tmp_path):
     result = json.loads(output.read_text())
     assert result["samples"] == 400 and result["sequence_length"] == 128
     assert all(rate["median"] > 0 for rate in result["sequences_per_second"].values())
+
+
+def test_launches_and_checkpoints_are_timed_from_outside(tmp_path):
+    shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
+    toy = ["--model", "tiny", "--device", "cpu", "--launches", "1", "--checkpoints", "1"]
+    assert around_the_step.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
+    result = json.loads(output.read_text())
+    for stages in result["seconds_to_first_step"].values():
+        *parts, whole = (seconds["median"] for seconds in stages.values())
+        assert all(part > 0 for part in parts) and whole == pytest.approx(sum(parts))
+    (stopped,), (durable,) = (result["checkpoint"][f"{kind}_seconds"] for kind in ("stopped", "durable"))
+    assert 0 < stopped < durable
+    assert result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000  # weights and two moments of BERT-tiny, in float32

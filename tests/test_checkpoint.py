@@ -4,6 +4,7 @@ import errno
 import json
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import h5py
@@ -180,6 +181,38 @@ def test_a_half_written_folder_is_never_taken_and_is_cleared_away(ground, copied
     result = trained(ground.command(copied, "--max-steps", 9, *resuming(copied)))
     assert f"resumed from {folder / '8'}" in result.stdout
     assert steps_in(copied) == ["6", "8", "9"]
+
+
+@pytest.mark.parametrize("reserved", [None, 0, 10**6], ids=["nothing reserved", "too little", "enough"])
+def test_a_checkpoint_holds_what_the_tensors_held_when_it_was_handed_over(tmp_path, monkeypatch, reserved):
+    """Training goes on at once, and the memory of one checkpoint's copies serves the next."""
+    changed = threading.Event()
+    really_write = checkpoints.write_checkpoint
+
+    def write_later(*args):
+        assert changed.wait(timeout=60)
+        return really_write(*args)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write_later)
+    writer = CheckpointWriter(tmp_path)
+    if reserved is not None:
+        writer.reserve(reserved)
+    model = {"weight": torch.randn(500, 300).t(), "narrow": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4)}
+    optimizer = {"weight.step": torch.tensor(1.0), "weight.exp_avg": torch.randn(7)}
+    expected = {}
+    for step in (1, 2):
+        changed.clear()
+        expected[step] = [{name: t.clone() for name, t in tensors.items()} for tensors in (model, optimizer)]
+        writer.write(Checkpoint(step, model, {}, optimizer, {"step": step}))
+        for tensor in (*model.values(), *optimizer.values()):
+            tensor += 1
+        changed.set()
+        writer.wait()
+    for step, tensors in expected.items():
+        for name, wanted in zip(("model.safetensors", "model_optimizer.safetensors"), tensors, strict=True):
+            found = checkpoints.read_tensors(tmp_path / str(step) / name)
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in found)
 
 
 def test_the_background_writer_raises_what_went_wrong_at_the_next_call(tmp_path):

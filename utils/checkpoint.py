@@ -6,17 +6,20 @@ are in safetensors files and all else is JSON: nothing is ever unpickled.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -31,6 +34,7 @@ TOKENIZER_FILE = "tokenizer_config.json"
 MANIFEST_FILE = "manifest.json"
 TEMPORARY_SUFFIX = ".tmp"
 KEPT_CHECKPOINTS = 3
+ALIGNMENT = 64  # bytes, of the tensors' copies in memory
 FORMAT_VERSION = 1
 
 
@@ -51,7 +55,7 @@ class BadCheckpoint(UserError):
 
 @dataclass
 class Checkpoint:
-    """Everything that a checkpoint folder holds; tensors on the CPU, and not changed by anyone afterwards."""
+    """Everything that a checkpoint folder holds."""
 
     step: int
     model: dict[str, Tensor]
@@ -65,7 +69,8 @@ class Checkpoint:
 
 def write_checkpoint(parent: str | Path, checkpoint: Checkpoint, keep: int = KEPT_CHECKPOINTS) -> Path:
     """Writes `parent`/`step` and then removes older checkpoints, so that `keep` are left with it. A whole folder of
-    that name stays as it is: the same step of the same run holds the same numbers."""
+    that name stays as it is: the same step of the same run holds the same numbers. Tensors are contiguous, on the CPU,
+    and not changed by anyone meanwhile."""
     parent = Path(parent)
     folder = parent / str(checkpoint.step)
     if folder.is_dir():
@@ -135,7 +140,11 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
             "model_max_length": checkpoint.config.get("max_position_embeddings", 512),
         }
         _write_json(folder / TOKENIZER_FILE, tokenizer)
-    files = {path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    paths = sorted(folder.iterdir())
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, sha256_of_each(paths), strict=True)
+    }
     _write_json(folder / MANIFEST_FILE, {"format_version": FORMAT_VERSION, "files": files})
     for path in folder.iterdir():
         shutil.copymode(folder / CONFIG_FILE, path)  # safetensors' own files are for their owner only
@@ -161,20 +170,66 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_each(paths: Sequence[Path]) -> list[str]:
+    """On several cores: gigabytes of weights and moments take seconds on one."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(sha256_of, paths))
+
+
 class CheckpointWriter:
     """Writes checkpoints in the background, one at a time, while training goes on. A failure shows in `error` and is
-    raised by the next call of `write` or `wait`."""
+    raised by the next call of `write` or `wait`.
+
+    Training stands still only while the tensors are copied. The copies go to memory that is kept from one checkpoint to
+    the next: pages that a process touches for the first time cost ten times the copy and more.
+    """
 
     def __init__(self, parent: str | Path):
         self.parent = Path(parent)
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.reserving: threading.Thread | None = None
+
+    def reserve(self, num_bytes: int, pinned: bool = False) -> None:
+        """Readies memory for checkpoints of about `num_bytes` in the background, so that the first is as quick as the
+        others; `pinned` for tensors that come from a GPU."""
+        num_bytes += num_bytes // 64 + 2**20  # what the tensors' alignment takes, and the optimizer's small ones
+        self.reserving = threading.Thread(target=self._reserve, args=(num_bytes, pinned), name="reserve", daemon=True)
+        self.reserving.start()
+
+    def _reserve(self, num_bytes: int, pinned: bool) -> None:
+        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        pages = self.memory.numpy()[::4096]
+        for start in range(0, len(pages), 1024):  # in short turns, since training wants the interpreter too
+            pages[start : start + 1024] = 0
 
     def write(self, checkpoint: Checkpoint) -> None:
+        """Copies the tensors of `checkpoint`, from whatever device, and returns; they may change from then on. Waits
+        first for the checkpoint before, if that is not durable yet."""
         self.wait()
+        checkpoint = self._copy(checkpoint)
         # Not a daemon: an exit on the way of an error still lets a write that has begun come to its end.
         self.thread = threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint")
         self.thread.start()
+
+    def _copy(self, checkpoint: Checkpoint) -> Checkpoint:
+        if self.reserving is not None:
+            self.reserving.join()
+        tensors = [*checkpoint.model.values(), *checkpoint.optimizer.values()]
+        ends = list(itertools.accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        if ends and ends[-1] > len(self.memory):
+            self.memory = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=on_gpu)
+        copies = []
+        for tensor, start in zip(tensors, [0, *ends], strict=False):
+            place = self.memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copies.append(place.copy_(tensor.detach(), non_blocking=True))
+        if on_gpu:
+            torch.cuda.synchronize()
+        model = dict(zip(checkpoint.model, copies, strict=False))
+        optimizer = dict(zip(checkpoint.optimizer, copies[len(model) :], strict=True))
+        return replace(checkpoint, model=model, optimizer=optimizer)
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
@@ -219,11 +274,13 @@ def verify_checkpoint(folder: str | Path) -> None:
                 f"checkpoint {folder} has format {manifest['format_version']}, and this program reads "
                 f"{FORMAT_VERSION}: use the version of this project that wrote it"
             )
-        for name, expected in manifest["files"].items():
-            path = folder / name
-            if not path.is_file():
+        expected = manifest["files"]
+        for name in expected:
+            if not (folder / name).is_file():
                 raise BadCheckpoint(f"checkpoint {folder} lacks {name}: take the checkpoint before it")
-            if path.stat().st_size != expected["size"] or sha256_of(path) != expected["sha256"]:
+        paths = [folder / name for name in expected]
+        for path, file, digest in zip(paths, expected.values(), sha256_of_each(paths), strict=True):
+            if path.stat().st_size != file["size"] or digest != file["sha256"]:
                 raise BadCheckpoint(
                     f"{path} is damaged (its bytes are not those that {MANIFEST_FILE} names): take the checkpoint "
                     f"before it"
@@ -400,5 +457,5 @@ def load_pretrained(model_class, config_class, folder: str | Path, **kwargs):
 
 
 def cpu_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that later training steps do not change, contiguous and on the CPU."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    """The tensors themselves: `CheckpointWriter.write` copies them."""
+    return dict(tensors)
