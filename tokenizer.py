@@ -134,12 +134,13 @@ class ShortWords:
     value 0 fill up the numbers, so a word may end in NULs: BERT removes them. An empty slot is that of the empty word.
     """
 
+    SLOT = np.dtype([("low_bytes", "u8"), ("high_bytes", "u8"), ("first_token", "i8"), ("tokens", "i8")])
     LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
     MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, without a pattern in their bits
 
     def __init__(self, table: WordTable, slots: int):
         self.table = table
-        self.slots = np.zeros((slots, 4), np.uint64)  # bytes 0-7, bytes 8-15, first token, tokens
+        self.slots = np.zeros(slots, self.SLOT)
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Ids of each line of `text`, ragged: those of line i are ids[offsets[i]:offsets[i + 1]]; what follows the last
@@ -159,23 +160,25 @@ class ShortWords:
         """`WordTable.look_up` of the words text[start:end]; the last start has 16 bytes or more behind it."""
         if len(self.table) > MAX_CACHED_WORDS:
             self.table.start_afresh()
-            self.slots[:] = 0
+            self.slots[:] = np.zeros((), self.SLOT)
         lengths_W = ends_W - starts_W
         eight_bytes = np.ndarray(len(text) - 7, "<u8", text, strides=1)  # those from each byte on
         low_W = eight_bytes[starts_W] & self.LOW_BYTES.take(lengths_W, mode="clip")
         high_W = eight_bytes[starts_W + 8] & self.LOW_BYTES.take(lengths_W - 8, mode="clip")
         hash_W = low_W * self.MULTIPLIERS[0] + high_W * self.MULTIPLIERS[1]
         slot_W = (hash_W >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)  # its highest bits
-        found_W = self.slots.take(slot_W, axis=0)
-        is_short = lengths_W <= 16
-        missed = np.flatnonzero((found_W[:, 0] != low_W) | (found_W[:, 1] != high_W) | ~is_short)
+        found_W = self.slots.take(slot_W)
+        is_other = (found_W["low_bytes"] != low_W) | (found_W["high_bytes"] != high_W)
+        missed = np.flatnonzero(is_other | (lengths_W > 16))
         if len(missed):
             bounds = zip(starts_W[missed].tolist(), ends_W[missed].tolist(), strict=True)
-            tokens = self.table.look_up([text[start:end] for start, end in bounds])
-            is_free = ~found_W[missed, :2].any(axis=1) & is_short[missed]
-            found_W[missed] = np.stack([low_W[missed], high_W[missed], *(t.view(np.uint64) for t in tokens)], axis=1)
-            self.slots[slot_W[missed[is_free]]] = found_W[missed[is_free]]
-        return found_W[:, 2].view(np.int64), found_W[:, 3].view(np.int64)
+            words = [text[start:end] for start, end in bounds]
+            found_W["first_token"][missed], found_W["tokens"][missed] = self.table.look_up(words)
+            is_free = (found_W["low_bytes"][missed] == 0) & (found_W["high_bytes"][missed] == 0)
+            new = missed[is_free & (lengths_W[missed] <= 16)]
+            found_W["low_bytes"][new], found_W["high_bytes"][new] = low_W[new], high_W[new]
+            self.slots[slot_W[new]] = found_W[new]
+        return found_W["first_token"], found_W["tokens"]
 
 
 class BertTokenizer:
