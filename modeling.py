@@ -320,12 +320,16 @@ class BertSelfAttention(nn.Module):
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.joined: tuple[Tensor, Tensor] | None = None  # see `prepare_for_inference`
+
+    def join(self) -> tuple[Tensor, Tensor]:
+        """Weight [3E, E] and bias [3E] of query, key and value as one: hidden states are then read, cast and given a
+        gradient once."""
+        projections = (self.query, self.key, self.value)
+        return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 
     def forward(self, hidden_TE: Tensor, sequences: Sequences) -> Tensor:
-        # One product in place of three: hidden states are read, cast and given a gradient once.
-        projections = (self.query, self.key, self.value)
-        weight = torch.cat([projection.weight for projection in projections])
-        bias = torch.cat([projection.bias for projection in projections])
+        weight, bias = self.joined or self.join()
         qkv_T3HD = F.linear(hidden_TE, weight, bias).unflatten(-1, (3, self.num_attention_heads, -1))
         return attention(qkv_T3HD, sequences, self.dropout_prob if self.training else 0.0).flatten(1)
 
@@ -430,6 +434,18 @@ class BertPreTrainedModel(nn.Module):
                 nn.init.zeros_(module.bias)
             if isinstance(module, VocabularyEmbedding):
                 nn.init.zeros_(module.weight[module.vocab_size :])
+
+    @torch.no_grad()
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Holds what products multiply with in `dtype`, the type that they compute in, in place of having autocast
+        make it anew in every forward pass: the same logits, sooner. Not to be trained or saved afterwards."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.to(dtype)
+        for module in self.modules():
+            if isinstance(module, BertSelfAttention):
+                module.joined = module.join()
+                module.query = module.key = module.value = None
 
     @classmethod
     def from_pretrained(cls, folder, **kwargs):

@@ -301,6 +301,7 @@ def run_tasks(args: config.Arguments, runtime: Runtime) -> int:
     else:
         load_fine_tuned(args, model, runtime)
     if predict_data is not None:
+        model.prepare_for_inference(runtime.precision.dtype)
         predict(args, model, predict_data, runtime)
     return 0
 

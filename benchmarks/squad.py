@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """SQuAD fine-tuning steps and inference beside transformers' BertForQuestionAnswering: same weights, same features
-with their real lengths, same precision, interleaved in one run.
+with their real lengths, same precision, taking turns in one run.
 
     python3 benchmarks/squad.py --model mini --amp
     python3 benchmarks/squad.py --model large --amp --device cuda --train-batch-size 32
 
 The peer (sdpa attention, fused AdamW) runs twice: on batches padded to their longest sequence, and padded to
---max-seq-length as is usual. Training is full optimizer steps with dropout; inference is at --predict-batch-size for
+--max-seq-length as is usual; on a CPU the first also with the allocator and thread settings of this project's runs.
+Training is full optimizer steps with dropout; inference is at --predict-batch-size for
 throughput and at batch 1 for latency. Ratios are of medians over rounds. Needs transformers.
 """
 
+import copy
 import importlib.metadata
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
 from benchmarks.pretraining_step import LEARNING_RATE, MODELS  # noqa: E402
-from benchmarks.sides import OURS, Clock  # noqa: E402
+from benchmarks.sides import OURS, Clock, Side  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForQuestionAnswering  # noqa: E402
 from optimizer import make_optimizer, parameter_groups  # noqa: E402
@@ -34,7 +34,7 @@ from token_stream import Limits, make_step_batch, sample_order  # noqa: E402
 from tokenizer import BertTokenizer  # noqa: E402
 from trainer import Provenance, Runtime, Settings, Totals, Trainer, to_device  # noqa: E402
 from utils import config  # noqa: E402
-from utils.distributed import Processes, select_device, select_precision, use_threads  # noqa: E402
+from utils.distributed import Processes, select_device, select_precision  # noqa: E402
 from utils.errors import run_main  # noqa: E402
 from utils.logger import Reporter, progress_bar, show  # noqa: E402
 
@@ -59,25 +59,72 @@ def parse_arguments(argv=None) -> config.Arguments:
     return parser.parse_args(argv)
 
 
-class Ours:
+class Contender:
+    """One side: its features, its model with the weights of seed 0, and the batches of each kind of work."""
+
+    def __init__(self, args: config.Arguments):
+        self.args = args
+        device = select_device(args.device)
+        precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
+        self.runtime = Runtime(device, precision, Processes(), Reporter(None))
+        self.dataset = SquadDataset(
+            read_squad(args.squad_file),
+            BertTokenizer(VOCAB_FILE),
+            max_seq_length=args.max_seq_length,
+            training=True,
+            version_2_with_negative=True,
+        )
+        torch.manual_seed(0)
+        bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
+        self.model = BertForQuestionAnswering(bert_config).to(device)
+        count = (args.rounds + 1) * args.steps
+        self.batches = {
+            "training": batches_of(self.dataset, args.train_batch_size, count, by_length=False),
+            "inference": batches_of(self.dataset, args.predict_batch_size, count, by_length=True),
+            "latency": batches_of(self.dataset, 1, count, by_length=True),
+        }
+
+    def train(self, features: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def first_logits(self) -> np.ndarray:
+        return self.predict(batches_of(self.dataset, self.args.predict_batch_size, 1, by_length=False)[0])
+
+    def mean_length(self) -> float:
+        return float(self.dataset.lengths.mean())
+
+    def turn(self, what: str, number: int) -> tuple[int, float]:
+        """Does one turn's batches; the sequences in them and the seconds they took."""
+        batches = self.batches[what][number * self.args.steps : (number + 1) * self.args.steps]
+        do, clock = self.train if what == "training" else self.predict, Clock(self.runtime.device)
+        clock.start()
+        for features in batches:
+            do(features)
+        clock.lap(what)
+        return sum(map(len, batches)), sum(clock.seconds[what])
+
+
+class Ours(Contender):
     """The project's training loop and model on token streams."""
 
-    def __init__(
-        self, model: BertForQuestionAnswering, dataset: SquadDataset, args: config.Arguments, runtime: Runtime
-    ):
-        self.model, self.dataset, self.runtime = model, dataset, runtime
+    def __init__(self, args: config.Arguments):
+        super().__init__(args)
+        self.predictor = copy.deepcopy(self.model).eval()
+        self.predictor.prepare_for_inference(self.runtime.precision.dtype)
         self.limits = Limits.for_batch(args.train_batch_size, args.max_seq_length, 0)
-        learning_rate = torch.tensor(LEARNING_RATE, device=runtime.device)
-        named = list(model.named_parameters())
+        learning_rate = torch.tensor(LEARNING_RATE, device=self.runtime.device)
         self.trainer = Trainer(
-            model,
+            self.model,
             QuestionAnswering(args.max_seq_length),
-            make_optimizer("AdamW", named, learning_rate, (0.9, 0.999), 1e-6, 0.01),
+            make_optimizer("AdamW", list(self.model.named_parameters()), learning_rate, (0.9, 0.999), 1e-6, 0.01),
             learning_rate,
             make_schedule("constant", LEARNING_RATE, 10**4, 0.0),
             Settings(max_steps=10**4, checkpoint_folder=Path("unused"), benchmark=True),
             Provenance("benchmark", {}, 0, Path("unused"), True),
-            runtime,
+            self.runtime,
         )
 
     def train(self, features: np.ndarray) -> None:
@@ -88,25 +135,26 @@ class Ours:
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Start and end logits [2, T]."""
-        self.model.eval()
         stream = {name: torch.from_numpy(array) for name, array in self.dataset.stream(features).items()}
         inputs = {name: stream[name] for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
         max_seqlen = int(self.dataset.lengths[features].max())
         with self.runtime.precision.context(self.runtime.device):
-            output = self.model(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
+            output = self.predictor(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
         return torch.stack(output).float().cpu().numpy()
 
 
-class Transformers:
+class Transformers(Contender):
     """transformers' model in a plain loop over the same features, padded to `length`, or to the longest."""
 
-    def __init__(self, model: BertForQuestionAnswering, dataset: SquadDataset, length: int | None, runtime: Runtime):
+    def __init__(self, args: config.Arguments, length: int | None):
+        super().__init__(args)
         from transformers import BertConfig as PeerConfig
         from transformers import BertForQuestionAnswering as PeerModel
 
-        self.dataset, self.length, self.runtime = dataset, length, runtime
-        self.model = PeerModel(PeerConfig(**model.config.to_dict(), attn_implementation="sdpa")).to(runtime.device)
-        self.model.load_state_dict(model.state_dict())
+        self.length = length
+        peer = PeerModel(PeerConfig(**self.model.config.to_dict(), attn_implementation="sdpa"))
+        peer.load_state_dict(self.model.state_dict())
+        self.model = peer.to(self.runtime.device)
         groups = parameter_groups(self.model.named_parameters(), 0.01)
         self.optimizer = torch.optim.AdamW(groups, LEARNING_RATE, (0.9, 0.999), 1e-6, fused=True)
 
@@ -153,84 +201,51 @@ def batches_of(dataset: SquadDataset, size: int, count: int, by_length: bool) ->
     return [batches[place] for place in np.random.default_rng(1).permutation(count)]
 
 
-def interleaved(
-    what: str, work: dict[str, Callable[[np.ndarray], object]], batches: list[np.ndarray], rounds: int, clock: Clock
-) -> dict[str, dict]:
-    """Each side does the same batches in turn, the first turn being a warm-up. Sequences a second and milliseconds a
-    batch, as medians over rounds with their quartiles, and how many times as fast as each peer we are."""
-    turns = np.array_split(np.arange(len(batches)), rounds + 1)
-    seconds: dict[str, list[float]] = {side: [] for side in work}
-    with progress_bar(len(turns) * len(work), what, "turn") as bar:
-        for turn in turns:
-            for side, do in work.items():
-                clock.start()
-                started = time.perf_counter()
-                for place in turn:
-                    do(batches[place])
-                clock.lap(side)
-                seconds[side].append(time.perf_counter() - started)
-                bar.update()
+def figures_of(turns: dict[str, list[tuple[int, float]]], steps: int) -> dict[str, dict]:
+    """Sequences a second and milliseconds a batch, as medians over rounds with their quartiles, and how many times as
+    fast as each peer we are, as a ratio of medians and with the quartiles of the rounds' ratios."""
+    rates = {side: [sequences / seconds for sequences, seconds in turn] for side, turn in turns.items()}
     figures = {}
-    sequences = [sum(len(batches[place]) for place in turn) for turn in turns]
-    for side, spent in seconds.items():
-        rates = [n / s for n, s in zip(sequences[1:], spent[1:], strict=True)]
-        per_batch = [1e3 * s / len(turn) for s, turn in zip(spent[1:], turns[1:], strict=True)]
-        times = [theirs / ours for theirs, ours in zip(spent[1:], seconds[OURS][1:], strict=True)]
+    for side, turn in turns.items():
+        ratios = median_and_spread([ours / theirs for ours, theirs in zip(rates[OURS], rates[side], strict=True)])
+        medians = [median_and_spread(rates[name])["median"] for name in (OURS, side)]
         figures[side] = {
-            "sequences_per_second": median_and_spread(rates),
-            "milliseconds_a_batch": median_and_spread(per_batch),
-            "ours_is_faster_by": median_and_spread(times),
+            "sequences_per_second": median_and_spread(rates[side]),
+            "milliseconds_a_batch": median_and_spread([1e3 * seconds / steps for _, seconds in turn]),
+            "ours_is_faster_by": ratios | {"ratio_of_medians": medians[0] / medians[1]},
         }
     return figures
 
 
 def measure(args: config.Arguments) -> dict:
     device = select_device(args.device)
-    use_threads()
-    precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
-    runtime = Runtime(device, precision, Processes(), Reporter(None))
-    dataset = SquadDataset(
-        read_squad(args.squad_file),
-        BertTokenizer(VOCAB_FILE),
-        max_seq_length=args.max_seq_length,
-        training=True,
-        version_2_with_negative=True,
-    )
-    torch.manual_seed(0)
-    bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
-    model = BertForQuestionAnswering(bert_config).to(device)
-    peers = {"padded to the longest": None, f"padded to {args.max_seq_length}": args.max_seq_length}
-    sides = {name: Transformers(model, dataset, length, runtime) for name, length in peers.items()}
-    sides[OURS] = Ours(model, dataset, args, runtime)
-
-    some = batches_of(dataset, args.predict_batch_size, 1, by_length=False)[0]
-    logits = {name: side.predict(some) for name, side in sides.items()}
-    difference = max(float(np.abs(logits[name] - logits[OURS]).max()) for name in peers)
-
-    count = (args.rounds + 1) * args.steps
-    clock = Clock(device)
-    tasks = {
-        "inference": ("predict", args.predict_batch_size, True),
-        "latency": ("predict", 1, True),
-        "training": ("train", args.train_batch_size, False),
+    longest, full = "padded to the longest", f"padded to {args.max_seq_length}"
+    sides = {
+        longest: Side(Transformers, (args, None), is_tuned=False),
+        full: Side(Transformers, (args, args.max_seq_length), is_tuned=False),
+        OURS: Side(Ours, (args,), is_tuned=True),
     }
-    figures = {
-        what: interleaved(
-            what,
-            {name: getattr(side, method) for name, side in sides.items()},
-            batches_of(dataset, size, count, by_length),
-            args.rounds,
-            clock,
-        )
-        for what, (method, size, by_length) in tasks.items()
-    }
-    return {
+    if device.type == "cpu":
+        sides[f"{longest}, our settings"] = Side(Transformers, (args, None), is_tuned=True)
+    logits = {name: side.call("first_logits") for name, side in sides.items()}
+    result = {
         "surroundings": surroundings(device) | {"transformers": importlib.metadata.version("transformers")},
         "arguments": config.jsonable(args) | {"squad_file": args.squad_file.name},
-        "mean_length": float(dataset.lengths.mean()),
-        "largest_difference_of_logits": difference,
-        **figures,
+        "mean_length": sides[OURS].call("mean_length"),
+        "largest_difference_of_logits": max(float(np.abs(found - logits[OURS]).max()) for found in logits.values()),
     }
+    kinds = ("inference", "latency", "training")
+    with progress_bar(len(kinds) * (args.rounds + 1) * len(sides), "rounds", "turn") as bar:
+        for what in kinds:
+            turns: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
+            for number in range(args.rounds + 1):
+                for name, side in sides.items():
+                    turns[name].append(side.call("turn", what, number))
+                    bar.update()
+            result[what] = figures_of({name: turn[1:] for name, turn in turns.items()}, args.steps)  # first: warm-up
+    for side in sides.values():
+        side.close()
+    return result
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -240,13 +255,17 @@ def main(argv: list[str] | None = None) -> None:
     where = "gpu" if result["surroundings"]["device"].startswith("NVIDIA") else "cpu"
     path = write_result(args.output, f"squad-{where}-{args.model}-{precision}", result)
     for what in ("training", "inference", "latency"):
-        show(f"{what:24}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
+        show(f"{what:38}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
         for side, figures in result[what].items():
             rate, ratio = figures["sequences_per_second"], figures["ours_is_faster_by"]
             show(
-                f"  {side:22}{rate['median']:9.1f} {rate['low']:8.1f}-{rate['high']:<8.1f} "
+                f"  {side:36}{rate['median']:9.1f} {rate['low']:8.1f}-{rate['high']:<8.1f} "
                 f"{figures['milliseconds_a_batch']['median']:11.1f}"
-                + ("" if side == OURS else f"  {ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})")
+                + (
+                    ""
+                    if side == OURS
+                    else f"  {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+                )
             )
     show(f"the same weights' logits differ by at most {result['largest_difference_of_logits']:.2g} before training")
     show(f"written to {path}")

@@ -237,6 +237,20 @@ def test_logits_of_chosen_tokens_are_those_of_all_tokens(batch):
     torch.testing.assert_close(some.seq_relationship_logits, every.seq_relationship_logits)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_prepared_for_inference_gives_the_same_logits_to_the_bit(batch, dtype):
+    model = spread_out(BertForQuestionAnswering(BertConfig(**TINY))).eval()
+    stream = as_stream(batch["padded"], batch["lengths"])
+
+    def logits() -> torch.Tensor:
+        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return torch.stack(model(**stream))
+
+    before = logits()
+    model.prepare_for_inference(dtype)
+    assert logits().equal(before)
+
+
 def test_what_other_sequences_hold_changes_no_sequence(batch):
     model = BertModel(BertConfig(**TINY)).eval()
     stream = as_stream(batch["padded"], batch["lengths"])
