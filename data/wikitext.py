@@ -300,18 +300,18 @@ def clean(text: str) -> str:
     """`text` without what is left of markup, and without the holes that dropped templates leave."""
     if "[" in text:
         text = EXTERNAL_LINK.sub(r"\1", text)
+    text = html.unescape(text)
+    if text.count("[") != text.count("]"):
+        text = text.replace("[", "").replace("]", "")
     if "''" in text:
         text = EMPHASIS.sub("", APOSTROPHE.sub(r"\1'", text))
     if "__" in text:
         text = MAGIC_WORD.sub("", text)
-    text = html.unescape(text)
     if not text.isascii():
         text = text.translate(INVISIBLE)
     text = " ".join(text.split())
     for hole, filling in HOLES:
         text = hole.sub(filling, text)
-    if text.count("[") != text.count("]"):
-        text = text.replace("[", "").replace("]", "")
     return text.strip()
 
 

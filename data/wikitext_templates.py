@@ -25,17 +25,18 @@ def template_text(arguments: Sequence[str]) -> str:
     name = arguments[0].strip().lower().replace("_", " ")
     if name in CONSTANTS:
         return CONSTANTS[name]
-    show = SHOW.get(name)
-    if show is None:
-        if name.startswith(("lang-", "script/")):
-            show = first
-        elif name.startswith(("formatnum:", "lc:", "uc:", "ucfirst:")):
-            return arguments[0].partition(":")[2].strip()
-        elif ORDINAL_NAME.fullmatch(name):
-            return arguments[0].strip()
-        else:
-            return ""
+    if name.startswith(("formatnum:", "lc:", "uc:", "ucfirst:")):
+        return arguments[0].partition(":")[2].strip()
+    if ORDINAL_NAME.fullmatch(name):
+        return arguments[0].strip()
+    show = first if name.startswith(("lang-", "script/")) else SHOW.get(name)
+    show_named = SHOW_NAMED.get(name.partition("/")[0])
+    if not (show or show_named):
+        return ""
     values = [value.strip() for value in arguments[1:] if not NAMED_ARGUMENT.match(value)]
+    if show_named:
+        named = (value.partition("=") for value in arguments[1:] if NAMED_ARGUMENT.match(value))
+        return show_named(values or [""], {key.strip().lower(): value.strip() for key, _, value in named})
     if not values and name != "citation":  # a quotation in French, a reference with named arguments in English
         values = [value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)][:1]
     return show(values) if values else ""
@@ -88,6 +89,31 @@ def date(values: list[str]) -> str:
     return f"{month} {day}, {year}" if month and day else f"{month} {year}".strip()
 
 
+def as_of(values: list[str], named: dict[str, str]) -> str:
+    """{{as of|2010|lc=y}}: as of 2010."""
+    return f"{'as' if named.get('lc') else 'As'} of {date(values)}"
+
+
+def quantity(values: list[str], named: dict[str, str]) -> str:
+    """{{val|6.24|(7)|e=18|u=C}}: 6.24(7)×10^18 C."""
+    shown, uncertainty = (*values, "")[:2]
+    if uncertainty:
+        shown += uncertainty if uncertainty.startswith("(") else f"±{uncertainty}"
+    if "e" in named:
+        shown += f"×10^{named['e']}"
+    return f"{shown} {named.get('u') or named.get('ul') or ''}".rstrip()
+
+
+def summary(values: list[str], named: dict[str, str]) -> str:
+    """What an episode is about, also of each in a table of episodes."""
+    text = named.get("shortsummary") or named.get("summary") or named.get("episodes")
+    return quotation([text]) if text else ""
+
+
+def superscript(values: list[str]) -> str:
+    return values[0] if values[0].isalpha() else f"^{values[0]}"
+
+
 def measure(values: list[str]) -> str:
     """{{convert|5|to|10|km|mi}}: the measure as given, 5 to 10 km."""
     shown, rest = values[0], values[1:]
@@ -124,12 +150,23 @@ CONSTANTS: dict[str, str] = {
     **by_names("'\"", "' \", '\""),
     **by_names("\"'", "\" ', \"'"),
     **by_names("av. J.-C.", "av jc, av. j.-c., -jc"),
-    **{"'s": "'s", "=": "=", "minus": "−", "times": "×", "co2": "CO2", "h2o": "H2O", "okina": "ʻ", "c.": "c."},
+    **{
+        "'s": "'s",
+        "=": "=",
+        "minus": "−",
+        "times": "×",
+        "co2": "CO2",
+        "h2o": "H2O",
+        "okina": "ʻ",
+        "c.": "c.",
+        "pi": "π",
+    },
 }
 
 SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(first, "nowrap, nobr, nobreak, nowr, j, small, smaller, big, larger, large, avoidwrap, keep together"),
-    **by_names(first, "sub, sup, em, strong, var, mvar, math, bigmath, tt, mono, code, kbd, samp, keypress, underline"),
+    **by_names(superscript, "sup"),
+    **by_names(first, "sub, em, strong, var, mvar, math, bigmath, tt, mono, code, kbd, samp, keypress, underline"),
     **by_names(first, "smallcaps, small caps, sc, smallcaps2, uc, lc, i, italics, b, bold, noitalic, nobold, normal"),
     **by_names(first, "abbr, abbrv, tooltip, hover, unicode, polytonic, hebrew, bdi, angbr, linktext, ordinal, ord"),
     **by_names(first, "ill, illm, link, interlanguage link, interlanguage link multi, visible anchor, vanchor"),
@@ -146,10 +183,16 @@ SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(quoted, 'citation, guil, ", «'),
     **by_names(circa, "circa, ca, ca., c"),
     **by_names(fraction, "frac, fraction, sfrac, tfrac"),
-    **by_names(measure, "convert, cvt, conv, val"),
+    **by_names(measure, "convert, cvt, conv"),
     **by_names(date, "start date, end date, birth date, death date, start date and age, birth date and age"),
     **by_names(first, "birth-date, death-date, start-date, end-date, birth year"),
-    **by_names("".join, "chem"),
+    **by_names(lambda values: quotation([second(values)]), "rquote"),
+    **by_names(first, "center, centre, block indent"),
+    **by_names("".join, "chem, gaps"),
+    **by_names(lambda values: f"√{values[0]}", "sqrt, radic"),
+    **by_names(lambda values: f"AD {values[0]}", "ad"),
+    **by_names(lambda values: f"{values[0]} BC", "bc"),
+    **by_names(lambda values: f"{'–'.join(values[:2])} million years ago", "mya"),
     **by_names(lambda values: f"×10^{values[0]}", "e"),
     **by_names(lambda values: f"U.S. Patent {values[-1]}", "us patent"),
     **by_names(first, "nq, nastaliq, petit, nb, esd, fmtn, нобр, 仮リンク, ruby, 要出典範囲"),
@@ -167,7 +210,6 @@ SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(" ".join, "date-, date"),
     **by_names(" ".join, "bibleverse"),
     **by_names(lambda values: "-".join(values[:2]), "nuclide, nuclide2, simplenuclide, simplenuclide2"),
-    **by_names(lambda values: f"As of {date(values)}", "as of"),
     **by_names(lambda values: f"r. {'–'.join(values[:2])}", "reign"),
     **by_names(lambda values: f"fl. {'–'.join(values[:2])}", "floruit, fl."),
     **by_names(lambda values: " ".join(values[:2]), "ship"),
@@ -179,4 +221,11 @@ SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(currency("€"), "€, eur"),
     **by_names(currency("₹"), "inr, indian rupee"),
     **by_names(currency("¥"), "jpy, yen, ¥"),
+}
+
+# Those that named arguments change.
+SHOW_NAMED: dict[str, Callable[[list[str], dict[str, str]], str]] = {
+    **by_names(as_of, "as of"),
+    **by_names(quantity, "val"),
+    **by_names(summary, "episode table, episode list, japanese episode list, graphic novel list"),
 }

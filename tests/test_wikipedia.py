@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from data.wikipedia import extract
 from data.wikitext import prose_of
+from data.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
@@ -59,6 +60,11 @@ def sample_xml() -> bytes:
         (r"So <math>\sin^2\alpha = \frac{x+1}{\sqrt{2}}</math> here.", "So sin^2 alpha = (x+1)/√2 here."),
         (r"So <math>\overline{x} = \frac{\sum_{i=1}^{n} x_i}{n}</math> here.", "So x̄ = (∑_i=1^n x_i)/n here."),
         (r"A mean <math>\bar{x}</math> at <math>9^\circ</math> is <math>e^{x+1}</math>.", "A mean x̄ at 9° is e^(x+1)."),
+        (
+            "It was, {{as of|2010|5|lc=y}}, {{val|6.24|(7)|e=18|u=C}} in {{AD|79}}.",
+            "It was, as of May 2010, 6.24(7)×10^18 C in AD 79.",
+        ),
+        ("{{Script/Arabic|كتاب}} is {{lang-ar|كتاب}} and 10{{sup|6}}.", "كتاب is كتاب and 10^6."),
         ("He said {{\"'}}no{{'\"}} to 5{{e|24}} kg.", "He said \"'no'\" to 5×10^24 kg."),
         ("Bread&nbsp;&amp; butter are <nowiki>[[good]]</nowiki> here.", "Bread & butter are good here."),
         ("See [http://example.org the ''example''] and [[Mercury (planet)|]].", "See the example and Mercury."),
@@ -132,6 +138,10 @@ PLACES = {
     "a quotation's element": (f"<blockquote>{PROSE}</blockquote>{LONG}", [PROSE, LONG]),
     "a poem's element": ("<poem>\nO beautiful skies,\nwaves of grain!</poem>", ["O beautiful skies, waves of grain!"]),
     "a quotation's template": (f"{{{{quote|text={PROSE}|author=X}}}}\n{{{{Quote box|quote={LONG}}}}}", [PROSE, LONG]),
+    "a list of episodes": (
+        f"{{{{Episode table|width=5|episodes=\n{{{{Episode list/sublist|X\n|Title=A\n|ShortSummary={PROSE}\n}}}}}}}}",
+        [PROSE],
+    ),
     "a section on the sources": (f"== Sources ==\n{LONG}\n* {LONG}\nSmith, J. (1900). ''{TITLE}''. London.", [LONG]),
     "a section of works": (f"== Discography ==\n{PROSE}\n== ''References'' ==\nIt is from a book.", [PROSE]),
 }  # fmt: skip
@@ -190,6 +200,14 @@ def test_sections_of_references_are_known_in_other_languages(heading, entry):
 
 
 @pytest.mark.parametrize(
+    "arguments", ["", "|", "|a", "|1|2", "|1||3|to|", "|x=1", "|quote=", "|-1|13|99|5|6|7|8|9", "|e=|u="]
+)
+def test_no_known_template_fails_whatever_its_arguments(arguments):
+    for name in (*CONSTANTS, *SHOW, *SHOW_NAMED, "lang-x", "formatnum:", "xixe siècle", "#if:", ""):
+        assert PROSE in "\n".join(prose_of(f"{{{{{name}{arguments}}}}} {PROSE}")), name
+
+
+@pytest.mark.parametrize(
     "opened", ["[[", "{{\n", "{|\n", "<ref>", "<!-- ", "[http://a ", "''", "[[File:a|", "<nowiki>", "{{{"]
 )
 def test_what_nothing_closes_loses_no_paragraph(opened):
@@ -197,6 +215,7 @@ def test_what_nothing_closes_loses_no_paragraph(opened):
 
 
 MARKUP = [*"[]{}|<>='*#:;!/- ab.", "\n", "ref", "{{", "}}", "[[", "]]", "\n{|", "\n|}", "<!--", "-->"]
+MARKUP += ["-{", "}-", "<td>", "<dd>", "<math>", "</math>", r"\frac", r"\sqrt{", r"\bar", "^{", r"\alpha", r"\sum"]
 
 
 @given(st.lists(st.sampled_from(MARKUP)).map("".join))
