@@ -26,6 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -323,6 +324,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     content = {
         "surroundings": surroundings(torch.device("cpu")),
+        "versions": {package: version(package) for package in ("numpy", "h5py", "tokenizers")},
         "arguments": jsonable(args),
         "results": results,
         "program": {"shards": len(longest.shards), "text_megabytes": megabytes, "by_workers": program},
