@@ -113,19 +113,19 @@ class ShardReport:
 
 def read_blocks(path: Path) -> Iterator[bytes]:
     """The content of `path` in blocks that end after a line; a line longer than a block is cut after a space."""
-    rest = b""
+    rest: list[bytes] = []
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             while block := file.read(READ_BLOCK):
-                block = rest + block
                 cut = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1
-                rest = block[cut:]
                 if cut:
-                    yield block[:cut]
+                    yield b"".join([*rest, block[:cut]])
+                    rest.clear()
+                rest.append(block[cut:])
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"text {path} is damaged or cut off ({error}): make or fetch it again") from error
-    if rest:
-        yield rest
+    if any(rest):
+        yield b"".join(rest)
 
 
 def read_corpus(path: Path, tokenizer: BertTokenizer) -> Corpus:

@@ -17,6 +17,8 @@ import h5py
 import numpy as np
 import pytest
 from conftest import CLS, MASK, ROOT, SEP, SHARED, VOCAB_FILE, assert_refused, needs_shared_data, run_program
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.data_creation import NEW_WORDS, lengthen
 from benchmarks.data_creation_reference import (
@@ -35,6 +37,7 @@ from create_pretraining_data import (
     create_shard,
     find_text,
     plan_pass,
+    read_blocks,
     read_corpus,
     truncate,
 )
@@ -343,6 +346,18 @@ def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_wri
     assert corpus.ids.tolist() == [token for line in expected for token in line]
     assert np.diff(corpus.sentence_starts).tolist() == [len(line) for line in expected]
     assert corpus.document_starts.tolist() == [0, 1, 2, 4, 5]
+
+
+@given(st.text("ab \n", max_size=80), st.integers(1, 9))
+def test_blocks_are_the_text_and_end_after_a_line_or_a_space(tmp_path_factory, content, size):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("create_pretraining_data.READ_BLOCK", size)
+        blocks = list(read_blocks(path))
+    assert b"".join(blocks).decode() == content
+    assert all(block.endswith((b"\n", b" ")) for block in blocks[:-1])
+    assert all(blocks)
 
 
 @needs_shared_data
