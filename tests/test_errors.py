@@ -2,8 +2,11 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
 from utils.errors import UserError, run_main
 
@@ -82,3 +85,21 @@ def test_of_several_processes_the_line_names_the_rank(monkeypatch, capsys):
 def test_a_bug_keeps_its_traceback(bug):
     with pytest.raises(type(bug)):
         run_main(raising(bug))
+
+
+def test_a_reader_that_has_gone_ends_the_program_without_a_traceback(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom utils.errors import run_main\n"
+        "run_main(lambda: [print(n) for n in range(100_000)] and None)\n"
+    )
+    process = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141
+
+
+def test_a_broken_pipe_elsewhere_is_not_hidden(capfd):
+    with pytest.raises(BrokenPipeError), capfd.disabled():
+        run_main(raising(BrokenPipeError()))

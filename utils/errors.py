@@ -2,6 +2,8 @@
 
 import errno
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 
@@ -30,14 +32,27 @@ def one_line(text: str) -> str:
     return " ".join(str(text).split())
 
 
+def reader_has_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def run_main(main: Callable[[], int | None]) -> None:
     """Runs a program's `main` and exits with its code; a `UserError`, or a failure of the machine that speaks for
-    itself, prints one line `error: ...` on standard error and exits with 2. Anything else is a bug and keeps its
-    traceback."""
+    itself, prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
+    (`| head`) ends the program as SIGPIPE would. Anything else is a bug and keeps its traceback."""
     try:
         code = main()
+        sys.stdout.flush()
     except UserError as error:
         message = one_line(str(error))
+    except BrokenPipeError:
+        if not reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.errno not in MACHINE_ERRORS:
             raise
