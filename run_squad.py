@@ -38,7 +38,8 @@ from trainer import Provenance, Runtime, Trainer, to_device
 from utils import checkpoint as checkpoints
 from utils import config
 from utils.errors import UserError, run_main
-from utils.logger import progress_bar, show
+from utils.logger import show
+from utils.progress import progress_bar
 
 PHASE = "squad"
 

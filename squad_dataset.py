@@ -14,7 +14,7 @@ import numpy as np
 
 from utils.config import read_json
 from utils.errors import UserError
-from utils.logger import progress_bar
+from utils.progress import progress_bar
 
 TEXTS_AT_A_TIME = 4096  # between two looks at the progress bar
 

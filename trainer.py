@@ -30,7 +30,8 @@ from token_stream import Limits, StepBatch, StreamDataset, stream_in_order
 from utils import checkpoint as checkpoints
 from utils.distributed import Precision, Processes, others_may_end, peak_flops
 from utils.errors import UserError
-from utils.logger import Reporter, duration, metrics_text, progress_bar, show
+from utils.logger import Reporter, duration, metrics_text, show
+from utils.progress import progress_bar
 
 
 class Task(Protocol):
@@ -251,7 +252,9 @@ class Trainer:
         return min(self.settings.max_steps, self.step + self.settings.steps_this_run)
 
     def _progress_bar(self, last_step: int):
-        return progress_bar(last_step, self.provenance.phase, "step", self.step, self.processes.is_main)
+        return progress_bar(
+            last_step, self.provenance.phase, "step", self.step, enabled=self.processes.is_main, lines=False
+        )
 
     def _totals(self, batch: StepBatch, stop: bool) -> Totals:
         flops = training_flops(self.model.config, batch.lengths, batch.num_targets)

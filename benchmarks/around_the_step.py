@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
 from utils import config  # noqa: E402
 from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import progress_bar, show  # noqa: E402
+from utils.logger import show  # noqa: E402
+from utils.progress import progress_bar  # noqa: E402
 
 MODELS = {"tiny": "bert-tiny-uncased", "base": "bert-base-uncased", "large": "bert-large-uncased"}
 STEPS_PER_CHECKPOINT = 4

@@ -31,7 +31,8 @@ from optimizer import Lamb, apply_step, parameter_groups  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import select_device, use_threads  # noqa: E402
 from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import progress_bar, show  # noqa: E402
+from utils.logger import show  # noqa: E402
+from utils.progress import progress_bar  # noqa: E402
 
 FLOOR_BYTES = {"AdamW": 28, "Lamb": 40}  # a parameter
 TOLERANCE = 1e-4  # of the forms' updates, ||difference|| over ||update||

@@ -35,7 +35,8 @@ from trainer import Provenance, Runtime, Settings, Totals, Trainer, to_device  #
 from utils import config  # noqa: E402
 from utils.distributed import Processes, peak_flops, select_device, select_precision, use_threads  # noqa: E402
 from utils.errors import run_main  # noqa: E402
-from utils.logger import Reporter, progress_bar, show  # noqa: E402
+from utils.logger import Reporter, show  # noqa: E402
+from utils.progress import progress_bar  # noqa: E402
 
 MODELS = {"tiny": "bert-tiny-uncased", "mini": "bert-mini-uncased", "base": "bert-base-uncased"}
 MODELS["large"] = "bert-large-uncased"

@@ -36,7 +36,8 @@ from trainer import Provenance, Runtime, Settings, Totals, Trainer, to_device  #
 from utils import config  # noqa: E402
 from utils.distributed import Processes, select_device, select_precision  # noqa: E402
 from utils.errors import run_main  # noqa: E402
-from utils.logger import Reporter, progress_bar, show  # noqa: E402
+from utils.logger import Reporter, show  # noqa: E402
+from utils.progress import progress_bar  # noqa: E402
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 

@@ -37,7 +37,8 @@ from squad_dataset import Squad, read_squad  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import select_device, use_threads  # noqa: E402
 from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import progress_bar, show  # noqa: E402
+from utils.logger import show  # noqa: E402
+from utils.progress import progress_bar  # noqa: E402
 
 # Defaults of run_squad.py that transformers' half needs too.
 N_BEST, MAX_ANSWER_LENGTH = 20, 30

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from data.manifest import file_digest, write_atomically
-from data.progress import progress_bar
 from utils.errors import UserError, one_line
+from utils.progress import progress_bar
 
 CHUNK = 1 << 20
 RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data.progress import progress_bar
+from utils.progress import progress_bar
 
 FILE_NAME = "manifest.json"
 # Goes up when a stage makes other bytes than before from the same input and options.

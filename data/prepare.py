@@ -29,7 +29,6 @@ from tqdm import tqdm
 
 from data import download, manifest
 from data.documents import SUFFIXES
-from data.progress import progress_bar
 from data.stages import Stage, empty, in_bytes, in_time, only_one_in, run, show
 from utils.config import (
     ArgumentParser,
@@ -42,6 +41,7 @@ from utils.config import (
     read_json,
 )
 from utils.errors import UserError, run_main
+from utils.progress import progress_bar
 
 # What needs nltk, h5py or tokenizers is imported where it is used: --help and the start of a worker are quick.
 

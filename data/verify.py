@@ -12,10 +12,10 @@ import numpy as np
 
 from data.manifest import file_digest
 from data.parallel import ordered_map
-from data.progress import progress_bar
 from pretraining_dataset import KEYS, Shard, find_shards
 from tokenizer import BertTokenizer
 from utils.errors import UserError
+from utils.progress import progress_bar
 
 PICTURE = "distributions.png"
 ROWS = 2048  # examined at a time: bounds memory whatever the shard

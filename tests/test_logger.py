@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from utils import logger
-from utils.logger import Reporter, progress_bar
+from utils.logger import Reporter
+from utils.progress import progress_bar
 
 
 @pytest.fixture(autouse=True)

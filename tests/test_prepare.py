@@ -21,7 +21,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from data import formatting, prepare, progress
+from data import formatting, prepare
+from utils import progress
 from utils.errors import run_main
 
 ROOT = Path(__file__).parents[1]

@@ -85,14 +85,6 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
-def progress_bar(total: int | None, description: str, unit: str, initial: int = 0, enabled: bool = True) -> tqdm:
-    """A progress bar, which keeps quiet where standard error is no terminal."""
-    quiet = None if enabled else True
-    return tqdm(
-        total=total, desc=description, unit=unit, initial=initial, disable=quiet, leave=None, dynamic_ncols=True
-    )
-
-
 # How each figure is shown on the terminal; `n` is the figure as `number` has it.
 SHOWN_AS = {
     "loss": "loss {:.4f}",

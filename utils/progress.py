@@ -20,12 +20,24 @@ class ProgressLines(tqdm):
         pass
 
 
-def progress_bar(total: float, description: str, unit: str = "B", initial: int = 0, delay: float = 0) -> tqdm:
-    """`delay`: seconds before it shows, for work that is mostly short."""
+def progress_bar(
+    total: float | None,
+    description: str,
+    unit: str = "B",
+    initial: int = 0,
+    delay: float = 0,
+    enabled: bool = True,
+    lines: bool = True,
+) -> tqdm:
+    """`delay`: seconds before it shows, for work that is mostly short. `lines`: False for work that reports on itself
+    where there is no terminal."""
     options = {"total": total or None, "desc": description, "unit": unit, "initial": initial, "leave": False}
     if unit == "B":
         options["unit_scale"] = True
-    if sys.stderr.isatty():
-        return tqdm(**options, delay=delay)
+    watched = sys.stderr.isatty()
+    if not enabled or not (watched or lines):
+        return tqdm(**options, disable=True)
+    if watched:
+        return tqdm(**options, delay=delay, dynamic_ncols=True)
     line = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
     return ProgressLines(**options, bar_format=line, mininterval=SECONDS_A_LINE, delay=SECONDS_A_LINE, miniters=1)
