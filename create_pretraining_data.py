@@ -37,8 +37,9 @@ from data.parallel import ordered_map
 from tokenizer import BertTokenizer
 from utils.config import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
 from utils.errors import UserError, run_main
+from utils.progress import progress_bar
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # counts changes of the format, and of what the same options draw
 TEMPORARY_SUFFIX = ".tmp"
 TEXT_SUFFIXES = (".txt", ".txt.gz")
 READ_BLOCK = 1 << 17  # bytes of text tokenized at a time: a word repeated in the block that first has it costs more
@@ -643,7 +644,7 @@ def main(argv: list[str] | None = None) -> None:
     paths = [(text, args.output_dir / output_name(text)) for text in texts]
     total = sum(text.stat().st_size for text in texts)
     reports = []
-    with tqdm(total=total, desc="samples", unit="B", unit_scale=True, disable=None) as bar:
+    with progress_bar(total, "samples") as bar:
         for report in ordered_map(create, paths, min(args.num_workers, len(paths))):
             reports.append(report)
             bar.update(report.text_bytes)

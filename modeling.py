@@ -275,7 +275,21 @@ class AttentionByLength(torch.autograd.Function):
 # --- the encoder ------------------------------------------------------------------------------------------------------
 
 
-class VocabularyEmbedding(nn.Embedding):
+class Linear(nn.Linear):
+    """Without values of its own: the whole model's are drawn once, by `BertPreTrainedModel.init_weights`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """Without values of its own, like Linear."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class VocabularyEmbedding(Embedding):
     """Word embeddings with rows up to a multiple of 64. The extra rows are zero, are never looked up, get no
     gradient, and are left out of the state dict."""
 
@@ -301,8 +315,8 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.word_embeddings = VocabularyEmbedding(config)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -317,9 +331,9 @@ class BertSelfAttention(nn.Module):
         super().__init__()
         self.num_attention_heads = config.num_attention_heads
         self.dropout_prob = config.attention_probs_dropout_prob
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query = Linear(config.hidden_size, config.hidden_size)
+        self.key = Linear(config.hidden_size, config.hidden_size)
+        self.value = Linear(config.hidden_size, config.hidden_size)
         self.joined: tuple[Tensor, Tensor] | None = None  # see `prepare_for_inference`
 
     def join(self) -> tuple[Tensor, Tensor]:
@@ -339,7 +353,7 @@ class BertResidualOutput(nn.Module):
 
     def __init__(self, in_features: int, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.dense = Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -363,7 +377,7 @@ class BertAttention(nn.Module):
 class BertIntermediate(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = Linear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
         return F.gelu(self.dense(hidden_TE))
@@ -397,7 +411,7 @@ class BertEncoder(nn.Module):
 class BertPooler(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, first_NE: Tensor) -> Tensor:
         return torch.tanh(self.dense(first_NE))
@@ -426,12 +440,17 @@ class BertPreTrainedModel(nn.Module):
 
     config: BertConfig
 
-    def _init_weights(self) -> None:
-        for module in self.modules():
+    def init_weights(self, parts: str | tuple[str, ...] = "") -> None:
+        """Draws the initial values of all modules whose names start with one of `parts`."""
+        for name, module in self.named_modules():
+            if not f"{name}.".startswith(parts):
+                continue
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | BertLMPredictionHead):
                 nn.init.zeros_(module.bias)
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
             if isinstance(module, VocabularyEmbedding):
                 nn.init.zeros_(module.weight[module.vocab_size :])
 
@@ -474,7 +493,7 @@ class BertModel(BertPreTrainedModel):
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
-        self._init_weights()
+        self.init_weights()
 
     def forward(
         self,
@@ -554,7 +573,7 @@ def to_padded(states: Tensor, flat_T: Tensor, batch: int, length: int) -> Tensor
 class BertPredictionHeadTransform(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_ME: Tensor) -> Tensor:
@@ -567,7 +586,7 @@ class BertLMPredictionHead(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.transform = BertPredictionHeadTransform(config)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
         # The vocabulary's filler rows take no probability: their logits are -inf, and so exactly no gradient.
@@ -579,7 +598,7 @@ class BertPreTrainingHeads(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+        self.seq_relationship = Linear(config.hidden_size, 2)
 
 
 class BertForPreTraining(BertPreTrainedModel):
@@ -593,7 +612,7 @@ class BertForPreTraining(BertPreTrainedModel):
         self.config = config
         self.bert = BertModel(config)
         self.cls = BertPreTrainingHeads(config)
-        self._init_weights()
+        self.init_weights("cls.")
 
     def forward(
         self,
@@ -622,8 +641,8 @@ class BertForQuestionAnswering(BertPreTrainedModel):
         super().__init__()
         self.config = config
         self.bert = BertModel(config, add_pooling_layer=False)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self._init_weights()
+        self.qa_outputs = Linear(config.hidden_size, 2)
+        self.init_weights("qa_outputs.")
 
     def forward(
         self,

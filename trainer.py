@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from modeling import training_flops
-from optimizer import LossScale, MasterWeights, apply_step
+from optimizer import LossScale, MasterWeights, apply_step, total_norm
 from token_stream import Limits, StepBatch, StreamDataset, stream_in_order
 from utils import checkpoint as checkpoints
 from utils.distributed import Precision, Processes, others_may_end, peak_flops
 from utils.errors import UserError
 from utils.logger import Reporter, duration, metrics_text, show
+from utils.measure import Stopwatch, peak_memory_bytes, synchronize
 from utils.progress import progress_bar
 
 
@@ -156,6 +157,7 @@ class Trainer:
         )
         self.replica = replicate(model, self.device, self.processes)
         self.writer = checkpoints.CheckpointWriter(settings.checkpoint_folder)
+        self.stopwatch = Stopwatch(self.device, enabled=settings.benchmark)
         self.step = self.saved_step = 0
         self.samples_consumed = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -180,7 +182,8 @@ class Trainer:
                 saves = totals.stop > 0 or is_due(self.step, settings.steps_per_checkpoint, last_step)
 
                 sums = self.training_step(batch, totals)
-                self.optimizer_step()
+                with self.stopwatch.lap("optimizer"):
+                    self.optimizer_step()
                 self.samples_consumed += int(totals.sequences)
                 meter.count(totals)
                 if logs or evaluates or saves or self.device.type == "cpu":
@@ -190,7 +193,8 @@ class Trainer:
                 if logs:
                     self._log(sums, totals, meter, bar)
                 if settings.benchmark:
-                    meter.start_after(settings.benchmark_warmup_steps)
+                    if meter.start_after(settings.benchmark_warmup_steps):
+                        self.stopwatch.seconds()
                 else:
                     with meter.paused():
                         if evaluates:
@@ -211,10 +215,12 @@ class Trainer:
         for number, micro_batch in enumerate(batch.micro_batches, 1):
             is_last = number == len(batch.micro_batches)
             with self._gradients_stay_here(not is_last):
-                with self.precision.context(self.device):
-                    sums = self.task.sums(self.replica, to_device(micro_batch, self.device))
-                loss = self.task.loss(sums, totals.sequences, totals.targets)
-                (loss * self.loss_scale.value).backward()
+                with self.stopwatch.lap("forward"):
+                    with self.precision.context(self.device):
+                        sums = self.task.sums(self.replica, to_device(micro_batch, self.device))
+                    loss = self.task.loss(sums, totals.sequences, totals.targets)
+                with self.stopwatch.lap("backward"):
+                    (loss * self.loss_scale.value).backward()
             for name, value in sums.items():
                 step_sums[name] = step_sums.get(name, 0.0) + value.detach()
         return step_sums
@@ -224,7 +230,7 @@ class Trainer:
         if self.masters is not None:
             self.masters.pull_gradients()
         grads = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.grad_norm = torch.nn.utils.get_total_norm(grads) / self.loss_scale.value
+        self.grad_norm = total_norm(grads) / self.loss_scale.value
         not_finite = ~torch.isfinite(self.grad_norm)
         clip = (self.grad_norm / self.settings.max_grad_norm).clamp(min=1.0)
         self.learning_rate.copy_(self.schedule[self.device_step.clamp(max=len(self.schedule) - 1)])
@@ -242,6 +248,9 @@ class Trainer:
         if self.processes.is_main:
             if not self.settings.benchmark:
                 checkpoints.prepare_folder(self.settings.checkpoint_folder)
+                # Weights and two moments, in float32.
+                num_bytes = 12 * sum(p.numel() for p in self.model.parameters())
+                self.writer.reserve(num_bytes, pinned=self.device.type == "cuda")
             self.reporter.log("PARAMETER", self.provenance.arguments)
 
     def _last_step(self) -> int:
@@ -325,7 +334,7 @@ class Trainer:
     def _finish(self, stopped_by: int | None, meter: "Meter") -> None:
         if self.settings.benchmark:
             if stopped_by is None:
-                figures = meter.read_all()
+                figures = meter.read_all() | self.stopwatch.medians_in_milliseconds(meter.whole_steps)
                 text = f"benchmark of {meter.whole_steps} steps: {metrics_text(figures)}"
                 self.reporter.log((), figures, text)
             return
@@ -347,9 +356,9 @@ class Trainer:
         self.writer.write(
             checkpoints.Checkpoint(
                 step=self.step,
-                model=checkpoints.cpu_copy(self._weights()),
+                model=self._weights(),
                 config=config,
-                optimizer=checkpoints.cpu_copy(self._optimizer_tensors()),
+                optimizer=self._optimizer_tensors(),
                 progress=self._progress(),
                 vocab_file=self.provenance.vocab_file,
                 do_lower_case=self.provenance.do_lower_case,
@@ -470,6 +479,7 @@ class Meter:
         self.steps_seen = 0
         self._restart()
         self.whole_started, self.whole, self.whole_steps = time.perf_counter(), Totals(), 0
+        self.whole_waited = 0.0
 
     def _restart(self) -> None:
         self.started, self.waited, self.steps, self.totals = time.perf_counter(), 0.0, 0, Totals()
@@ -478,7 +488,9 @@ class Meter:
     def waiting_for_data(self):
         before = time.perf_counter()
         yield
-        self.waited += time.perf_counter() - before
+        waited = time.perf_counter() - before
+        self.waited += waited
+        self.whole_waited += waited
 
     @contextlib.contextmanager
     def paused(self):
@@ -493,11 +505,14 @@ class Meter:
         self.whole_steps += 1
         self.steps_seen += 1
 
-    def start_after(self, warmup_steps: int) -> None:
-        """Forgets everything once `warmup_steps` have been made."""
-        if self.steps_seen == warmup_steps:
-            self._synchronize()
-            self.whole_started, self.whole, self.whole_steps = time.perf_counter(), Totals(), 0
+    def start_after(self, warmup_steps: int) -> bool:
+        """Forgets everything once `warmup_steps` have been made; says whether this was the moment."""
+        if self.steps_seen != warmup_steps:
+            return False
+        synchronize(self.device)
+        self.whole_started, self.whole, self.whole_steps = time.perf_counter(), Totals(), 0
+        self.whole_waited = 0.0
+        return True
 
     def read(self) -> dict[str, float]:
         figures = self._figures(self.totals, self.steps, time.perf_counter() - self.started)
@@ -507,12 +522,13 @@ class Meter:
 
     def read_all(self) -> dict[str, float]:
         """The figures since the start, or since `start_after`."""
-        self._synchronize()
-        return self._figures(self.whole, self.whole_steps, time.perf_counter() - self.whole_started)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
+        seconds = time.perf_counter() - self.whole_started
+        figures = self._figures(self.whole, self.whole_steps, seconds)
+        figures["data_wait"] = self.whole_waited / max(seconds, 1e-9)
+        if (peak_memory := peak_memory_bytes(self.device)) is not None:
+            figures["peak_memory_gib"] = peak_memory / 2**30
+        return figures
 
     def _figures(self, totals: Totals, steps: int, seconds: float) -> dict[str, float]:
         figures = {

@@ -19,12 +19,13 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, peak_memory_bytes, surroundings, write_result  # noqa: E402
+from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
 from pretraining_dataset import KEYS, PretrainingDataset  # noqa: E402
 from token_stream import Limits, StepLoader, sample_order  # noqa: E402
 from utils import config  # noqa: E402
 from utils.errors import run_main  # noqa: E402
 from utils.logger import show  # noqa: E402
+from utils.measure import peak_memory_bytes  # noqa: E402
 
 VOCAB_SIZE = 30522
 

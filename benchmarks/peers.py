@@ -38,16 +38,6 @@ def cpu_name() -> str:
     return platform.processor()
 
 
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this process has held: on the GPU, or in all. (getrusage's figure is no use here: a process
-    takes over that of the one which started it.)"""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status").read_text()
-    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(kilobytes) * 1024
-
-
 def git_commit() -> str:
     """The commit checked out, marked where files differ from it; unknown outside a checkout."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]

@@ -7,13 +7,14 @@ of real text with their real lengths, same precision, same optimizer, dropout 0.
 
 The peer at its best: sdpa attention, fused AdamW, rows padded to the longest one; torch.compile with --compile. On a
 CPU it runs twice: as `python3` starts it, and with the allocator and thread settings that this project's runs have.
-Prints tokens that are not padding; ratios are of medians over rounds. Needs transformers, and shards of the length
-(--input-dir); without them it makes some from the sample corpus.
+Prints tokens that are not padding; ratios are of medians over rounds. Batches are made ahead, so `data` is in no rate.
+Needs transformers, and shards of the length (--input-dir); without them it makes some from the sample corpus.
 """
 
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.sides import OURS, PEER, TUNED_PEER, Clock, Side  # noqa: E402
+from benchmarks.sides import OURS, PEER, TUNED_PEER, Side  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForPreTraining, training_flops  # noqa: E402
 from optimizer import make_optimizer, parameter_groups  # noqa: E402
@@ -36,6 +37,7 @@ from utils import config  # noqa: E402
 from utils.distributed import Processes, peak_flops, select_device, select_precision, use_threads  # noqa: E402
 from utils.errors import run_main  # noqa: E402
 from utils.logger import Reporter, show  # noqa: E402
+from utils.measure import Stopwatch, synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
 
 MODELS = {"tiny": "bert-tiny-uncased", "mini": "bert-mini-uncased", "base": "bert-base-uncased"}
@@ -84,24 +86,35 @@ class Contender:
         device = select_device(args.device)
         precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
         self.runtime = Runtime(device, precision, Processes(), Reporter(None))
-        self.clock = Clock(device)
+        self.stopwatch = Stopwatch(device)
         bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
-        self.batches = load_batches(args, folder, bert_config.vocab_size, fixed=False)
+        started = time.perf_counter()
+        self.batches = self.load_batches(folder, bert_config.vocab_size)
+        self.data_seconds = time.perf_counter() - started
         torch.manual_seed(0)
         self.model = BertForPreTraining(bert_config).to(device)
+
+    def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
+        return load_batches(self.args, folder, vocab_size, fixed=False)
 
     def step(self, batch: StepBatch) -> None:
         raise NotImplementedError
 
+    def data_milliseconds(self) -> float:
+        """What making a batch took; it happens before the steps, as it does beside them in training."""
+        return 1e3 * self.data_seconds / len(self.batches)
+
     def turn(self, number: int) -> dict:
         """One turn's steps: what they were, and the seconds of each kind of work in them."""
         batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
-        self.clock.seconds = {}
+        self.stopwatch.seconds()
+        started = time.perf_counter()
         for batch in batches:
             self.step(batch)
-        seconds = {kind: sum(values) for kind, values in self.clock.seconds.items()}
+        synchronize(self.runtime.device)
         return {
-            "seconds": seconds,
+            "seconds": time.perf_counter() - started,
+            "parts": {kind: sum(laps) for kind, laps in self.stopwatch.seconds().items()},
             "tokens": sum(batch.num_tokens for batch in batches),
             "sequences": sum(batch.num_sequences for batch in batches),
             "flops": sum(training_flops(self.model.config, b.lengths, b.num_targets) for b in batches),
@@ -114,7 +127,6 @@ class Ours(Contender):
     def __init__(self, args: config.Arguments, folder: Path):
         super().__init__(args, folder)
         if args.compile:
-            self.batches = load_batches(args, folder, self.model.config.vocab_size, fixed=True)
             compile_model(self.model, "model")
         learning_rate = torch.tensor(LEARNING_RATE, device=self.runtime.device)
         named = list(self.model.named_parameters())
@@ -128,14 +140,15 @@ class Ours(Contender):
             Provenance("benchmark", {}, 0, Path("unused"), True),
             self.runtime,
         )
+        self.stopwatch = self.trainer.stopwatch
+
+    def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
+        return load_batches(self.args, folder, vocab_size, fixed=self.args.compile)
 
     def step(self, batch: StepBatch) -> None:
-        totals = Totals(batch.num_sequences, batch.num_tokens, batch.num_targets)
-        self.clock.start()
-        self.trainer.training_step(batch, totals)
-        self.clock.lap("forward_backward")
-        self.trainer.optimizer_step()
-        self.clock.lap("optimizer")
+        self.trainer.training_step(batch, Totals(batch.num_sequences, batch.num_tokens, batch.num_targets))
+        with self.stopwatch.lap("optimizer"):
+            self.trainer.optimizer_step()
 
 
 class Transformers(Contender):
@@ -154,18 +167,22 @@ class Transformers(Contender):
         self.optimizer = torch.optim.AdamW(groups, LEARNING_RATE, (0.9, 0.999), 1e-6, fused=True)
         self.forward = torch.compile(self.peer) if args.compile else self.peer
 
+    def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
+        batches = super().load_batches(folder, vocab_size)
+        for batch in batches:
+            batch.micro_batches[:] = map(pad, batch.micro_batches)
+        return batches
+
     def step(self, batch: StepBatch) -> None:
-        (micro_batch,) = batch.micro_batches
-        padded = pad(micro_batch)
-        self.clock.start()
-        with self.runtime.precision.context(self.runtime.device):
-            loss = self.forward(**to_device(padded, self.runtime.device)).loss
-        loss.backward()
-        self.clock.lap("forward_backward")
-        torch.nn.utils.clip_grad_norm_(self.peer.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.clock.lap("optimizer")
+        (rows,) = batch.micro_batches
+        with self.stopwatch.lap("forward"), self.runtime.precision.context(self.runtime.device):
+            loss = self.forward(**to_device(rows, self.runtime.device)).loss
+        with self.stopwatch.lap("backward"):
+            loss.backward()
+        with self.stopwatch.lap("optimizer"):
+            torch.nn.utils.clip_grad_norm_(self.peer.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
 
 
 def pad(stream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -220,7 +237,7 @@ def measure(args: config.Arguments, folder: Path) -> dict:
     peak = peak_flops(device, select_precision(args.amp, "bfloat16", False, args.tf32, device))
     result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "sides": {}}
     work = {kind: sum(turn[kind] for turn in measured[OURS]) for kind in ("tokens", "sequences", "flops")}
-    rates = {name: [t["tokens"] / sum(t["seconds"].values()) for t in found] for name, found in measured.items()}
+    rates = {name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in measured.items()}
     for name, found in measured.items():
         tokens = median_and_spread(rates[name])
         flops = tokens["median"] * work["flops"] / work["tokens"]
@@ -229,9 +246,10 @@ def measure(args: config.Arguments, folder: Path) -> dict:
             "sequences_per_second": tokens["median"] * work["sequences"] / work["tokens"],
             "model_tflops": flops / 1e12,
             "utilization": flops / peak if peak else None,
-            "milliseconds": {
-                kind: 1e3 / args.steps * median_and_spread([turn["seconds"][kind] for turn in found])["median"]
-                for kind in found[0]["seconds"]
+            "milliseconds": {"data": sides[name].call("data_milliseconds")}
+            | {
+                kind: 1e3 / args.steps * median_and_spread([turn["parts"][kind] for turn in found])["median"]
+                for kind in found[0]["parts"]
             },
             "peak_memory_gib": sides[name].peak_memory_gib(),
         }

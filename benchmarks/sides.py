@@ -4,15 +4,15 @@ own, and all of them taking turns, so that a busy moment of the machine hits eac
 import multiprocessing
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from benchmarks.peers import ROOT, peak_memory_bytes
+from benchmarks.peers import ROOT
 from utils.distributed import keep_freed_memory, use_threads
+from utils.measure import peak_memory_bytes
 
 OURS, PEER, TUNED_PEER = "ours", "transformers", "transformers, our settings"
 
@@ -23,29 +23,6 @@ def launch_settings() -> dict[str, str]:
     listed = subprocess.run(["bash", "-c", f". {script}; env -0"], check=True, capture_output=True, text=True, env={})
     values = dict(entry.split("=", 1) for entry in listed.stdout.split("\0") if entry)
     return {name: value for name, value in values.items() if name.isupper() and name not in ("PWD", "SHLVL")}
-
-
-class Clock:
-    """Seconds by kind of work; waits for the device at each reading."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.seconds: dict[str, list[float]] = {}
-        self.last = 0.0
-
-    def start(self) -> None:
-        self._wait()
-        self.last = time.perf_counter()
-
-    def lap(self, kind: str) -> None:
-        self._wait()
-        now = time.perf_counter()
-        self.seconds.setdefault(kind, []).append(now - self.last)
-        self.last = now
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 class Side:

@@ -14,6 +14,7 @@ throughput and at batch 1 for latency. Ratios are of medians over rounds. Needs 
 import copy
 import importlib.metadata
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
 from benchmarks.pretraining_step import LEARNING_RATE, MODELS  # noqa: E402
-from benchmarks.sides import OURS, Clock, Side  # noqa: E402
+from benchmarks.sides import OURS, Side  # noqa: E402
 from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForQuestionAnswering  # noqa: E402
 from optimizer import make_optimizer, parameter_groups  # noqa: E402
@@ -37,6 +38,7 @@ from utils import config  # noqa: E402
 from utils.distributed import Processes, select_device, select_precision  # noqa: E402
 from utils.errors import run_main  # noqa: E402
 from utils.logger import Reporter, show  # noqa: E402
+from utils.measure import synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
@@ -105,12 +107,13 @@ class Contender:
         """Does one turn's batches; the sequences in them and the seconds they took."""
         steps = steps_a_turn(what, self.args)
         batches = self.batches[what][number * steps : (number + 1) * steps]
-        do, clock = self.train if what == "training" else self.predict, Clock(self.runtime.device)
-        clock.start()
+        do, device = self.train if what == "training" else self.predict, self.runtime.device
+        synchronize(device)
+        started = time.perf_counter()
         for features in batches:
             do(features)
-        clock.lap(what)
-        return sum(map(len, batches)), sum(clock.seconds[what])
+        synchronize(device)
+        return sum(map(len, batches)), time.perf_counter() - started
 
 
 class Ours(Contender):

@@ -58,7 +58,7 @@ FORMAT_RATE = {"wikicorpus": 0.9, "books": 1.2, "corpus": 1.9}
 SHARD_RATE = 100.0  # one process
 VOCABULARY_RATE = 3.6
 VERIFY_RATE = 100.0  # of shards
-PASS_RATE = 20.0  # text times passes over it, verification included
+PASS_RATE = 35.0  # text times passes over it, verification included
 TOKENS_A_BYTE = 0.3  # a pass, special tokens and random next sentences included
 FILL = 0.85
 # Formatted text by size of file, where it is not 1; for dumps a guess, as they hold much that is no prose.

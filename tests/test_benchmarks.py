@@ -32,6 +32,7 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     # Each side's memory is that of a process of its own.
     assert len({side["peak_memory_gib"] for side in result["sides"].values()}) == 3
     for side in result["sides"].values():
+        assert set(side["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         seconds = sum(side["milliseconds"].values()) / 1000
         assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 

@@ -481,7 +481,7 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
             assert offset % 64 == 0
             assert np.array_equal(mapped.reshape(file[key].shape), file[key][:])
         assert dict(file.attrs) == {
-            "schema_version": 1,
+            "schema_version": 2,
             "sequence_length": 64,
             "predictions_per_sequence": 10,
             "masked_lm_prob": 0.15,

@@ -277,7 +277,11 @@ def test_the_benchmark_prints_figures_and_saves_nothing(ground, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     last = json.loads((tmp_path / "report.json").read_text().splitlines()[-1].removeprefix("DLLL "))
     assert last["step"] == []
-    assert set(last["data"]) == {"step_seconds", "sequences_per_second", "tokens_per_second", "model_tflops"}
+    speed = {"step_seconds", "sequences_per_second", "tokens_per_second", "model_tflops"}
+    parts = {"data_wait", "forward_ms", "backward_ms", "optimizer_ms"}
+    assert set(last["data"]) == {*speed, *parts, "peak_memory_gib"}
+    in_parts = sum(last["data"][part] for part in parts if part.endswith("_ms")) / 1000
+    assert 0 < in_parts < 2 * last["data"]["step_seconds"]
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
     assert "benchmark of 6 steps: " in result.stdout
 

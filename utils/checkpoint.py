@@ -451,11 +451,9 @@ def load_pretrained(model_class, config_class, folder: str | Path, **kwargs):
         config = config_class.from_json_file(folder / CONFIG_FILE)
     except ValueError as error:
         raise UserError(str(error)) from error
-    model = model_class(config, **kwargs)
+    with torch.device("meta"):  # draws no values that would be overwritten
+        model = model_class(config, **kwargs)
+    model.to_empty(device="cpu")
+    model.init_weights(model.optional_heads)
     load_weights(model, tensors, folder / MODEL_FILE)
     return model
-
-
-def cpu_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors themselves: `CheckpointWriter.write` copies them."""
-    return dict(tensors)

@@ -101,6 +101,9 @@ SHOWN_AS = {
     "model_tflops": "{:.3g} TFLOPS",
     "utilization": "({:.1%} of peak)",
     "data_wait": "data wait {:.0%}",
+    "forward_ms": "forward {n} ms",
+    "backward_ms": "backward {n} ms",
+    "optimizer_ms": "optimizer {n} ms",
     "peak_memory_gib": "{:.1f} GiB",
 }
 

@@ -1,0 +1,69 @@
+"""Time by kind of work, and memory."""
+
+import contextlib
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+
+class Stopwatch:
+    """Seconds by kind of work. On a GPU they are the device's own, between events in its stream, so that measuring
+    does not make the host wait."""
+
+    def __init__(self, device: torch.device, enabled: bool = True):
+        self.device, self.enabled = device, enabled
+        self.laps: list[tuple[str, float | torch.cuda.Event, float | torch.cuda.Event]] = []
+
+    @contextlib.contextmanager
+    def lap(self, kind: str):
+        if not self.enabled:
+            yield
+            return
+        start = self._mark()
+        yield
+        self.laps.append((kind, start, self._mark()))
+
+    def seconds(self) -> dict[str, list[float]]:
+        """The seconds of each lap since the last call, by kind."""
+        synchronize(self.device)
+        found: dict[str, list[float]] = {}
+        for kind, start, end in self.laps:
+            lap = start.elapsed_time(end) / 1e3 if self.device.type == "cuda" else end - start
+            found.setdefault(kind, []).append(lap)
+        self.laps = []
+        return found
+
+    def medians_in_milliseconds(self, steps: int) -> dict[str, float]:
+        """The median lap of each kind; where a step has several laps of a kind, their sum stands for it."""
+        return {
+            f"{kind}_ms": 1e3 * statistics.median(laps) * len(laps) / max(steps, 1)
+            for kind, laps in self.seconds().items()
+        }
+
+    def _mark(self) -> "float | torch.cuda.Event":
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """The most memory that this process has held: on the GPU, or in all; None where the system does not tell.
+    (getrusage's figure is no use here: a process takes over that of the one which started it.)"""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(kilobytes) * 1024
