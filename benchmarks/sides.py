@@ -1,6 +1,7 @@
 """Contenders side by side: each in a process of its own, so that threads, allocator, environment and memory are its
 own, and all of them taking turns, so that a busy moment of the machine hits each alike."""
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -12,6 +13,7 @@ import torch
 
 from benchmarks.peers import ROOT
 from utils.distributed import keep_freed_memory, use_threads
+from utils.errors import UserError
 from utils.measure import peak_memory_bytes
 
 OURS, PEER, TUNED_PEER = "ours", "transformers", "transformers, our settings"
@@ -47,11 +49,15 @@ class Side:
         theirs.close()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        self.connection.send((method, arguments))
+        with contextlib.suppress(BrokenPipeError):  # it may have said why before it ended
+            self.connection.send((method, arguments))
         try:
-            return self.connection.recv()
-        except EOFError:
-            raise SystemExit(f"error: a side of the benchmark ended in {method}: its message is above") from None
+            answer = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise UserError(f"a side of the benchmark ended in {method}: its own message is above") from None
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
 
     def peak_memory_gib(self) -> float:
         return self.call("peak_memory_bytes") / 2**30
@@ -65,7 +71,14 @@ def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, is
     use_threads()
     if is_tuned:
         keep_freed_memory()
-    contender = make(*arguments)
+    try:
+        contender = make(*arguments)
+    except UserError as error:
+        connection.send(error)
+        return
+    except ModuleNotFoundError as error:
+        connection.send(UserError(f"this benchmark compares with a package that is missing: pip install {error.name}"))
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     while True:
         try:

@@ -1,11 +1,14 @@
 """The benchmarks at toy size: they run, and what they print can be trusted where it can be checked."""
 
 import json
+import sys
 
 import pytest
 from conftest import write_shards
 
 from benchmarks import around_the_step, data_loading, device_checks, pretraining_step
+from benchmarks.sides import Side
+from utils.errors import UserError
 
 
 def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tmp_path):
@@ -35,6 +38,18 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         assert set(side["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         seconds = sum(side["milliseconds"].values()) / 1000
         assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+
+
+def without_a_package():
+    raise ModuleNotFoundError("No module named 'peer'", name="peer")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(without_a_package, "pip install peer"), (sys.exit, "its own message is above")]
+)
+def test_a_side_that_cannot_start_is_one_clear_line(make, words):
+    with pytest.raises(UserError, match=words):
+        Side(make, (), is_tuned=False).call("turn", 0)
 
 
 def test_the_loader_benchmark_runs_on_shards_of_its_own(tmp_path):
