@@ -7,9 +7,8 @@ states, all ones where a state is kept, so that `and` applies it at the speed of
 The masks are a function of torch's own random state alone, whatever the number of threads.
 """
 
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -21,11 +20,11 @@ DECISIONS_AT_A_TIME = 2**18  # half a megabyte of random bits, which stays in a 
 
 
 @cache
-def helpers(threads: int) -> ThreadPoolExecutor:
+def thread_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="dropout")
 
 
-def decide(seed: int, part: int, kept_K: np.ndarray, dropped: int) -> None:
+def decide(seed: int, dropped: int, part: int, kept_K: np.ndarray) -> None:
     """Fills `kept_K`, int16, with 0 for a probability of `dropped` in 2^16, else with -1."""
     random = np.random.Generator(np.random.SFC64([seed, part]))
     words = random.integers(0, 2**64 - 1, -(-len(kept_K) // 4), dtype=np.uint64, endpoint=True)
@@ -42,13 +41,9 @@ def draw_kept(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
     kept = torch.empty(states.shape, dtype=torch.int16)
     parts = np.split(kept.view(-1).numpy(), range(DECISIONS_AT_A_TIME, kept.numel(), DECISIONS_AT_A_TIME))
     seed = int(torch.randint(2**63 - 1, ()))
-    work: Iterable = ((seed, number, part, dropped) for number, part in enumerate(parts))
     threads = min(torch.get_num_threads(), len(parts))
-    if threads > 1:
-        list(helpers(threads).map(lambda arguments: decide(*arguments), work))
-    else:
-        for arguments in work:
-            decide(*arguments)
+    each = thread_pool(threads).map if threads > 1 else map
+    list(each(partial(decide, seed, dropped), range(len(parts)), parts))
     return kept.to(MASK_DTYPES[states.element_size()]), 2**16 / (2**16 - dropped)
 
 

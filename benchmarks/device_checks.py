@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import optimizer_step, pretraining_step  # noqa: E402
-from benchmarks.peers import surroundings, write_result  # noqa: E402
+from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
 from run_setup import compile_model  # noqa: E402
@@ -39,7 +39,7 @@ FLOAT32, BFLOAT16 = Precision(), Precision(torch.bfloat16)
 
 def parse_arguments(argv=None) -> config.Arguments:
     parser = config.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=sorted(pretraining_step.MODELS), default="base", help="of the checks")
+    parser.add_argument("--model", choices=sorted(MODELS), default="base", help="of the checks")
     parser.add_argument("--seq-length", type=config.positive_int, default=128, help="of the checks")
     parser.add_argument("--batch-size", type=config.positive_int, default=16, help="of the checks")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
@@ -110,7 +110,7 @@ def relative_errors(found: dict[str, torch.Tensor], reference: dict[str, torch.T
 
 
 def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
-    name = pretraining_step.MODELS[args.model]
+    name = MODELS[args.model]
     values = BertConfig.from_json_file(ROOT / "bert_configs" / f"{name}.json").to_dict()
     bert_config = BertConfig(**{**values, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     torch.manual_seed(0)

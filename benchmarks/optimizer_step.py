@@ -24,8 +24,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.pretraining_step import MODELS  # noqa: E402
+from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
 from optimizer import Lamb, apply_step, parameter_groups  # noqa: E402
 from utils import config  # noqa: E402

@@ -14,6 +14,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -24,27 +25,23 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
+from benchmarks.contenders import fused_adamw, make_runtime, make_trainer  # noqa: E402
+from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
 from benchmarks.sides import OURS, PEER, TUNED_PEER, Side  # noqa: E402
 from data.books import clean_book  # noqa: E402
-from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForPreTraining, training_flops  # noqa: E402
-from optimizer import make_optimizer, parameter_groups  # noqa: E402
 from pretraining_dataset import PretrainingDataset  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
 from run_setup import compile_model  # noqa: E402
 from token_stream import Limits, StepBatch, StepLoader, make_step_batch  # noqa: E402
-from trainer import Provenance, Runtime, Settings, Totals, Trainer, to_device  # noqa: E402
+from trainer import Totals, to_device  # noqa: E402
 from utils import config  # noqa: E402
-from utils.distributed import Processes, peak_flops, select_device, select_precision, use_threads  # noqa: E402
+from utils.distributed import peak_flops, use_threads  # noqa: E402
 from utils.errors import run_main  # noqa: E402
-from utils.logger import Reporter, show  # noqa: E402
+from utils.logger import show  # noqa: E402
 from utils.measure import Stopwatch, synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
 
-MODELS = {"tiny": "bert-tiny-uncased", "mini": "bert-mini-uncased", "base": "bert-base-uncased"}
-MODELS["large"] = "bert-large-uncased"
-LEARNING_RATE = 1e-4
 PREDICTIONS = {128: 20, 512: 80}
 
 
@@ -84,27 +81,26 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     return shards
 
 
-class Contender:
+class Contender(ABC):
     """One side: its model with the weights of seed 0, its batches, and what it measured."""
 
     def __init__(self, args: config.Arguments, folder: Path):
         self.args = args
-        device = select_device(args.device)
-        precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
-        self.runtime = Runtime(device, precision, Processes(), Reporter(None))
-        self.stopwatch = Stopwatch(device)
+        self.runtime = make_runtime(args)
+        self.stopwatch = Stopwatch(self.runtime.device)
         bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
         started = time.perf_counter()
         self.batches = self.load_batches(folder, bert_config.vocab_size)
         self.data_seconds = time.perf_counter() - started
         torch.manual_seed(0)
-        self.model = BertForPreTraining(bert_config).to(device)
+        self.model = BertForPreTraining(bert_config).to(self.runtime.device)
 
     def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
         return load_batches(self.args, folder, vocab_size, fixed=False)
 
+    @abstractmethod
     def step(self, batch: StepBatch) -> None:
-        raise NotImplementedError
+        """One optimizer step, timed by part."""
 
     def data_milliseconds(self) -> float:
         """What making a batch took; it happens before the steps, as it does beside them in training."""
@@ -134,18 +130,8 @@ class Ours(Contender):
         super().__init__(args, folder)
         if args.compile:
             compile_model(self.model, "model")
-        learning_rate = torch.tensor(LEARNING_RATE, device=self.runtime.device)
-        named = list(self.model.named_parameters())
-        self.trainer = Trainer(
-            self.model,
-            Pretraining(True, args.seq_length),
-            make_optimizer(args.optimizer, named, learning_rate, (0.9, 0.999), 1e-6, 0.01),
-            learning_rate,
-            make_schedule("constant", LEARNING_RATE, 10**4, 0.0),
-            Settings(max_steps=10**4, checkpoint_folder=Path("unused"), benchmark=True),
-            Provenance("benchmark", {}, 0, Path("unused"), True),
-            self.runtime,
-        )
+        task = Pretraining(True, args.seq_length)
+        self.trainer = make_trainer(self.model, task, args.optimizer, self.runtime)
         self.stopwatch = self.trainer.stopwatch
 
     def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
@@ -169,8 +155,7 @@ class Transformers(Contender):
         peer.load_state_dict(self.model.state_dict(), strict=False)
         peer.tie_weights()
         self.peer, self.model = peer.to(self.runtime.device).train(), self.model.to("meta")
-        groups = parameter_groups(self.peer.named_parameters(), 0.01)
-        self.optimizer = torch.optim.AdamW(groups, LEARNING_RATE, (0.9, 0.999), 1e-6, fused=True)
+        self.optimizer = fused_adamw(self.peer)
         self.forward = torch.compile(self.peer) if args.compile else self.peer
 
     def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
@@ -224,7 +209,8 @@ def load_batches(args: config.Arguments, folder: Path, vocab_size: int, fixed: b
 
 
 def measure(args: config.Arguments, folder: Path) -> dict:
-    device = select_device(args.device)
+    runtime = make_runtime(args)
+    device = runtime.device
     sides = {
         PEER: Side(Transformers, (args, folder), is_tuned=False),
         OURS: Side(Ours, (args, folder), is_tuned=True),
@@ -240,7 +226,7 @@ def measure(args: config.Arguments, folder: Path) -> dict:
     measured = {name: turns_of_side[1:] for name, turns_of_side in turns.items()}  # the first is a warm-up
 
     use_threads()  # as the sides did, for what is reported
-    peak = peak_flops(device, select_precision(args.amp, "bfloat16", False, args.tf32, device))
+    peak = peak_flops(device, runtime.precision)
     result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "sides": {}}
     work = {kind: sum(turn[kind] for turn in measured[OURS]) for kind in ("tokens", "sequences", "flops")}
     rates = {name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in measured.items()}

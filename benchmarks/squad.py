@@ -15,6 +15,7 @@ import copy
 import importlib.metadata
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +24,19 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.pretraining_step import LEARNING_RATE, MODELS  # noqa: E402
+from benchmarks.contenders import fused_adamw, make_runtime, make_trainer  # noqa: E402
+from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
 from benchmarks.sides import OURS, Side  # noqa: E402
-from lr_scheduler import make_schedule  # noqa: E402
 from modeling import BertConfig, BertForQuestionAnswering  # noqa: E402
-from optimizer import make_optimizer, parameter_groups  # noqa: E402
 from run_squad import QuestionAnswering  # noqa: E402
 from squad_dataset import SquadDataset, read_squad  # noqa: E402
 from token_stream import Limits, make_step_batch, sample_order  # noqa: E402
 from tokenizer import BertTokenizer  # noqa: E402
-from trainer import Provenance, Runtime, Settings, Totals, Trainer, to_device  # noqa: E402
+from trainer import Totals, to_device  # noqa: E402
 from utils import config  # noqa: E402
-from utils.distributed import Processes, select_device, select_precision  # noqa: E402
+from utils.distributed import select_device  # noqa: E402
 from utils.errors import run_main  # noqa: E402
-from utils.logger import Reporter, show  # noqa: E402
+from utils.logger import show  # noqa: E402
 from utils.measure import synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
 
@@ -67,14 +66,12 @@ def steps_a_turn(what: str, args: config.Arguments) -> int:
     return args.steps * (16 if what == "latency" else 1)
 
 
-class Contender:
+class Contender(ABC):
     """One side: its features, its model with the weights of seed 0, and the batches of each kind of work."""
 
     def __init__(self, args: config.Arguments):
         self.args = args
-        device = select_device(args.device)
-        precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
-        self.runtime = Runtime(device, precision, Processes(), Reporter(None))
+        self.runtime = make_runtime(args)
         self.dataset = SquadDataset(
             read_squad(args.squad_file),
             BertTokenizer(VOCAB_FILE),
@@ -84,18 +81,20 @@ class Contender:
         )
         torch.manual_seed(0)
         bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
-        self.model = BertForQuestionAnswering(bert_config).to(device)
+        self.model = BertForQuestionAnswering(bert_config).to(self.runtime.device)
         sizes = {"training": args.train_batch_size, "inference": args.predict_batch_size, "latency": 1}
         self.batches = {
             what: batches_of(self.dataset, size, (args.rounds + 1) * steps_a_turn(what, args), what != "training")
             for what, size in sizes.items()
         }
 
+    @abstractmethod
     def train(self, features: np.ndarray) -> None:
-        raise NotImplementedError
+        """One optimizer step, dropout included."""
 
+    @abstractmethod
     def predict(self, features: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """Start and end logits [2, T] of the real tokens."""
 
     def first_logits(self) -> np.ndarray:
         return self.predict(batches_of(self.dataset, self.args.predict_batch_size, 1, by_length=False)[0])
@@ -124,17 +123,7 @@ class Ours(Contender):
         self.predictor = copy.deepcopy(self.model).eval()
         self.predictor.prepare_for_inference(self.runtime.precision.dtype)
         self.limits = Limits.for_batch(args.train_batch_size, args.max_seq_length, 0)
-        learning_rate = torch.tensor(LEARNING_RATE, device=self.runtime.device)
-        self.trainer = Trainer(
-            self.model,
-            QuestionAnswering(args.max_seq_length),
-            make_optimizer("AdamW", list(self.model.named_parameters()), learning_rate, (0.9, 0.999), 1e-6, 0.01),
-            learning_rate,
-            make_schedule("constant", LEARNING_RATE, 10**4, 0.0),
-            Settings(max_steps=10**4, checkpoint_folder=Path("unused"), benchmark=True),
-            Provenance("benchmark", {}, 0, Path("unused"), True),
-            self.runtime,
-        )
+        self.trainer = make_trainer(self.model, QuestionAnswering(args.max_seq_length), "AdamW", self.runtime)
 
     def train(self, features: np.ndarray) -> None:
         batch = make_step_batch(self.dataset, features, self.limits)
@@ -143,7 +132,6 @@ class Ours(Contender):
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Start and end logits [2, T]."""
         stream = {name: torch.from_numpy(array) for name, array in self.dataset.stream(features).items()}
         inputs = {name: stream[name] for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
         max_seqlen = int(self.dataset.lengths[features].max())
@@ -164,8 +152,7 @@ class Transformers(Contender):
         peer = PeerModel(PeerConfig(**self.model.config.to_dict(), attn_implementation="sdpa"))
         peer.load_state_dict(self.model.state_dict())
         self.model = peer.to(self.runtime.device)
-        groups = parameter_groups(self.model.named_parameters(), 0.01)
-        self.optimizer = torch.optim.AdamW(groups, LEARNING_RATE, (0.9, 0.999), 1e-6, fused=True)
+        self.optimizer = fused_adamw(self.model)
 
     def padded(self, features: np.ndarray, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
         stream = self.dataset.stream(features)
@@ -192,7 +179,6 @@ class Transformers(Contender):
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Start and end logits [2, T] of the real tokens."""
         self.model.eval()
         batch = self.padded(features, ("input_ids", "token_type_ids"))
         with self.runtime.precision.context(self.runtime.device):
