@@ -169,3 +169,15 @@ def test_a_json_file_is_read_or_refused_by_name(tmp_path):
             read_json(path, "the config")
     path.write_text('{"a": "\u00e9"}', encoding="utf-8")
     assert read_json(path, "the config") == {"a": "\u00e9"}
+
+
+def test_a_misspelt_flag_is_named_though_it_leaves_a_required_one_missing(capsys):
+    parser = ArgumentParser(prog="program.py")
+    parser.add_argument("--output-dir", required=True)
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--output_dri=x"])
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert message == (
+        "error: unrecognized arguments: --output-dri=x: did you mean --output-dir? (see program.py --help)\n"
+    )

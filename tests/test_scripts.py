@@ -595,3 +595,14 @@ def test_the_quickstarts_summary_says_what_the_reports_and_folders_say(tmp_path)
         ["SQuAD", "5.00 -> 3.50 in 7 steps", "exact match 12.5, F1 25.0", str(tmp_path / "squad" / "7"), "2 questions"],
     ):
         assert re.search(".*".join(map(re.escape, words)), text, re.DOTALL), words
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "words"), [("--help", 0, "The whole recipe"), ("corpus", 2, "no arguments")]
+)
+def test_the_quickstart_does_nothing_where_it_is_given_an_argument(argument, code, words):
+    command = ["bash", ROOT / "scripts" / "quickstart.sh", argument]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert words in result.stdout + result.stderr
+    assert "environment" not in result.stdout

@@ -2,6 +2,7 @@
 the help, one line for an error, and a result that cannot change after parsing."""
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,14 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, args=None, namespace=None) -> Arguments:
-        argv = [hyphenated(token) for token in (sys.argv[1:] if args is None else args)]
+        argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
+        if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
+            known = self._option_string_actions
+            unknown = [word for word in argv if is_flag(word) and flag_name(word) not in known]
+            if unknown:
+                close = difflib.get_close_matches(flag_name(unknown[0]), known, n=1)
+                hint = f": did you mean {close[0]}?" if close else ""
+                self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         parsed = super().parse_args(argv, namespace or Arguments())
         parsed._frozen = True
         return parsed
@@ -67,11 +75,19 @@ class ArgumentParser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def hyphenated(token: str) -> str:
+def is_flag(word: str) -> bool:
+    return len(word) > 2 and word.startswith("--")
+
+
+def flag_name(flag: str) -> str:
+    return flag.partition("=")[0]
+
+
+def hyphenated(word: str) -> str:
     """`--max_steps=5` as `--max-steps=5`; values and short options stay as they are."""
-    if not token.startswith("--"):
-        return token
-    name, equals, value = token.partition("=")
+    if not is_flag(word):
+        return word
+    name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
 
 
