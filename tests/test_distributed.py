@@ -44,7 +44,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 
 
 EXCHANGE = """
-import json, sys, torch
+import json, pathlib, torch
 from utils.distributed import processes_from_environment
 with processes_from_environment(torch.device("cpu")) as processes:
     found = {
@@ -55,7 +55,9 @@ with processes_from_environment(torch.device("cpu")) as processes:
         "gathered": processes.gather_json({"of": processes.rank, "text": "\\u00e9" * 1000 * processes.rank}),
     }
     processes.barrier()
-print(json.dumps(found), torch.distributed.is_initialized())
+still_joined = torch.distributed.is_initialized()
+threads = [comm.read_text().strip() for comm in pathlib.Path("/proc/self/task").glob("*/comm")]
+print(json.dumps([found, still_joined, threads]))
 """
 
 
@@ -80,9 +82,10 @@ def test_processes_sum_exactly_and_gather_values_of_any_size():
     ]
     results = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], results
-    found = [out.rsplit(" ", 1) for out, _ in results]
-    assert [still_joined.strip() for _, still_joined in found] == ["False", "False"]
-    main, other = (json.loads(text) for text, _ in found)
+    (main, *main_left), (other, *other_left) = (json.loads(out) for out, _ in results)
+    for still_joined, threads in (main_left, other_left):
+        assert not still_joined
+        assert not [name for name in threads if "gloo" in name], "such a thread can abort the interpreter's end"
     assert (main["rank"], main["local"], main["is_main"]) == (0, [0, 2], True)
     assert (other["rank"], other["local"], other["is_main"]) == (1, [1, 2], False)
     assert main["sum"] == other["sum"] == [2**52 + 1, 1.0, 1]

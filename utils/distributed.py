@@ -18,10 +18,10 @@ import torch.distributed as dist
 from utils.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Processes:
     """This process among its equals. `control` is a group on the CPU, for counts and flags that must not make the
-    host wait for the device; None in a run of one process."""
+    host wait for the device; None in a run of one process, and after leaving."""
 
     rank: int = 0
     world_size: int = 1
@@ -45,6 +45,13 @@ class Processes:
     def barrier(self) -> None:
         if self.world_size > 1:
             dist.barrier(group=self.control)
+
+    def leave(self) -> None:
+        """Leaves the other processes. Gloo's threads end with the last reference to their group: one that still lets
+        go of a tensor while the interpreter shuts down aborts the program. torch's DDP never lets go of the default
+        group, so `control`, the last that is used, is a group of its own on the CPU too."""
+        self.control = None
+        dist.destroy_process_group()
 
     def gather_json(self, value: Any) -> list[Any] | None:
         """Every process's JSON-like `value`, in rank order, on the main process; None elsewhere. (torch's own
@@ -85,18 +92,18 @@ def processes_from_environment(device: torch.device):
         raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
-    control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    processes = Processes(
+        rank=int(os.environ["RANK"]),
+        world_size=world_size,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        control=dist.new_group(backend="gloo"),
+    )
     try:
         with others_may_end():
-            yield Processes(
-                rank=int(os.environ["RANK"]),
-                world_size=world_size,
-                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-                control=control,
-            )
+            yield processes
     finally:
-        dist.destroy_process_group()
+        processes.leave()
 
 
 def select_device(choice: str) -> torch.device:
