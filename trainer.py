@@ -233,7 +233,8 @@ class Trainer:
         self.grad_norm = total_norm(grads) / self.loss_scale.value
         not_finite = ~torch.isfinite(self.grad_norm)
         clip = (self.grad_norm / self.settings.max_grad_norm).clamp(min=1.0)
-        self.learning_rate.copy_(self.schedule[self.device_step.clamp(max=len(self.schedule) - 1)])
+        # Not schedule[...], which reads an index without dimensions on the host.
+        self.learning_rate.copy_(self.schedule.take(self.device_step.clamp(max=len(self.schedule) - 1)))
         apply_step(self.optimizer, self.loss_scale.value * clip, not_finite.float())
         if self.masters is not None:
             self.masters.push_weights()

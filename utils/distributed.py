@@ -147,7 +147,7 @@ class Precision:
 
     def context(self, device: torch.device):
         """What the forward pass runs in."""
-        return torch.autocast(device.type, self.dtype, enabled=self.autocast)
+        return torch.autocast(device.type, self.dtype) if self.autocast else contextlib.nullcontext()
 
 
 def has_float16(device: torch.device) -> bool:
