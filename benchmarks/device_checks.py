@@ -6,9 +6,9 @@
 
 Each check compares the loss and all gradients of one batch of unequal lengths, dropout 0, by ||difference|| over
 ||reference||. The reference is the padded attention in float32. The forms of LAMB are held against each other in the
-same way. Then benchmarks/optimizer_step.py runs for every model of --measure-optimizer, and
-benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure, in bfloat16, with torch.compile and without. Exit
-code 1 where a check fails; results are JSON files.
+same way, and on a GPU whole steps must not make the host wait. Then benchmarks/optimizer_step.py runs for every model
+of --measure-optimizer, and benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure, in bfloat16, with
+torch.compile and without. Exit code 1 where a check fails; results are JSON files.
 """
 
 import sys
@@ -22,16 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import optimizer_step, pretraining_step  # noqa: E402
+from benchmarks.contenders import make_trainer  # noqa: E402
 from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
 from run_setup import compile_model  # noqa: E402
 from token_stream import Limits, make_step_batch  # noqa: E402
-from trainer import to_device  # noqa: E402
+from trainer import Runtime, Totals, to_device  # noqa: E402
 from utils import config  # noqa: E402
-from utils.distributed import Precision, select_device, use_threads  # noqa: E402
-from utils.errors import run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
+from utils.distributed import Precision, Processes, select_device, use_threads  # noqa: E402
+from utils.errors import one_line, run_main  # noqa: E402
+from utils.logger import Reporter, show  # noqa: E402
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 FLOAT32, BFLOAT16 = Precision(), Precision(torch.bfloat16)
@@ -161,6 +162,35 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
     return results
 
 
+def run_waiting_checks(args: config.Arguments, device: torch.device) -> list[dict]:
+    """Whole steps with dropout, LAMB and what `--compile` does, under CUDA's own check for calls that make the host
+    wait for the device."""
+    results = []
+    for what in ("none", "layers", "model"):
+        bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
+        model = BertForPreTraining(bert_config).to(device)
+        runtime = Runtime(device, BFLOAT16, Processes(), Reporter(None))
+        trainer = make_trainer(model, Pretraining(True, args.seq_length), "Lamb", runtime)
+        compile_model(model, what)
+        limits = Limits.for_batch(args.batch_size, args.seq_length, args.seq_length // 7 + 1, what != "none")
+        samples = RandomSamples(args.batch_size, args.seq_length, bert_config.vocab_size)
+        batch = make_step_batch(samples, np.arange(args.batch_size), limits, pin_memory=True)
+        totals = Totals(batch.num_sequences, batch.num_tokens, batch.num_targets)
+        waits = None
+        for mode in ("default", "default", "error"):  # first steps may wait: they compile and take memory
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                trainer.training_step(batch, totals)
+                trainer.optimizer_step()
+            except RuntimeError as error:
+                waits = one_line(str(error))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        show(f"{'ok  ' if waits is None else 'FAIL'} no step waits, --compile {what:12} {waits or ''}")
+        results.append({"check": f"no step waits, --compile {what}", "error": waits, "passed": waits is None})
+    return results
+
+
 def run_optimizer_checks(args: config.Arguments, device: torch.device) -> list[dict]:
     results = optimizer_step.check_forms(args.model, device, compiled=True)
     for check in results:
@@ -175,6 +205,8 @@ def main(argv: list[str] | None = None) -> int:
     use_threads()
     result = {"surroundings": surroundings(device), "arguments": config.jsonable(args)}
     result["checks"] = run_checks(args, device) + run_optimizer_checks(args, device)
+    if device.type == "cuda":
+        result["checks"] += run_waiting_checks(args, device)
     path = write_result(args.output_dir / f"device_checks-{device.type}-{args.model}.json", "device_checks", result)
     show(f"written to {path}")
     for model in args.measure_optimizer:
