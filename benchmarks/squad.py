@@ -7,8 +7,12 @@ with their real lengths, same precision, taking turns in one run.
 
 The peer (sdpa attention, fused AdamW) runs twice: on batches padded to their longest sequence, and padded to
 --max-seq-length as is usual; on a CPU the first also with the allocator and thread settings of this project's runs.
-Training is full optimizer steps with dropout; inference is at --predict-batch-size for
-throughput and at batch 1 for latency. Ratios are of medians over rounds. Needs transformers.
+
+Training is full optimizer steps with dropout, on the same batches for all. Inference is at batch 1 for latency and at
+--predict-batch-size for throughput, where every turn of every side takes the same windows, the file's first. Ours gets
+them sorted by length, as run_squad.py predicts; the peer, where it pads to the longest, in the order of the file, which
+is how transformers' run_qa.py evaluates, and sorted as ours, which its scripts do not do and leaves it little padding.
+Ratios are of medians over rounds. Needs transformers.
 """
 
 import copy
@@ -17,6 +21,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +46,8 @@ from utils.measure import synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
+LONGEST = "padded to the longest"
+FILE_ORDER, BY_LENGTH = "in file order", "sorted by length"
 
 
 def parse_arguments(argv=None) -> config.Arguments:
@@ -56,14 +63,20 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument("--tf32", action=config.BooleanFlag, help="TF32 for both, on a GPU")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
     parser.add_argument("--rounds", type=config.positive_int, default=5, help="turns that each side gets")
-    parser.add_argument("--steps", type=config.positive_int, default=2, help="batches a turn")
+    parser.add_argument(
+        "--steps", type=config.positive_int, default=2, help="batches a turn in training; 16 times as many for latency"
+    )
+    parser.add_argument(
+        "--predict-windows", type=config.positive_int, default=512, help="windows a turn for the throughput"
+    )
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
 
-def steps_a_turn(what: str, args: config.Arguments) -> int:
-    """Batches of one sequence are so short that a turn takes more of them: the first ones find cold caches."""
-    return args.steps * (16 if what == "latency" else 1)
+class Turn(NamedTuple):
+    batches: int
+    sequences: int
+    seconds: float
 
 
 class Contender(ABC):
@@ -82,11 +95,6 @@ class Contender(ABC):
         torch.manual_seed(0)
         bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
         self.model = BertForQuestionAnswering(bert_config).to(self.runtime.device)
-        sizes = {"training": args.train_batch_size, "inference": args.predict_batch_size, "latency": 1}
-        self.batches = {
-            what: batches_of(self.dataset, size, (args.rounds + 1) * steps_a_turn(what, args), what != "training")
-            for what, size in sizes.items()
-        }
 
     @abstractmethod
     def train(self, features: np.ndarray) -> None:
@@ -97,22 +105,38 @@ class Contender(ABC):
         """Start and end logits [2, T] of the real tokens."""
 
     def first_logits(self) -> np.ndarray:
-        return self.predict(batches_of(self.dataset, self.args.predict_batch_size, 1, by_length=False)[0])
+        return self.predict(self.batches("inference", 0, FILE_ORDER)[0])
 
     def mean_length(self) -> float:
         return float(self.dataset.lengths.mean())
 
-    def turn(self, what: str, number: int) -> tuple[int, float]:
-        """Does one turn's batches; the sequences in them and the seconds they took."""
-        steps = steps_a_turn(what, self.args)
-        batches = self.batches[what][number * steps : (number + 1) * steps]
+    def padding(self, order: str) -> float:
+        """How many times as many tokens the windows for the throughput have when padded to each batch's longest."""
+        lengths = [self.dataset.lengths[batch] for batch in self.batches("inference", 0, order)]
+        return float(sum(len(batch) * batch.max() for batch in lengths) / sum(batch.sum() for batch in lengths))
+
+    def batches(self, what: str, number: int, order: str) -> list[np.ndarray]:
+        """The features of one turn: the same windows in each for the throughput; else those that come next in the
+        random order of training, more batches of them for latency, as the first ones of a turn find cold caches."""
+        if what == "inference":
+            length_F = self.dataset.lengths[: self.args.predict_windows]
+            return prediction_batches(length_F, self.args.predict_batch_size, order)
+        if what == "training":
+            size, count = self.args.train_batch_size, self.args.steps
+        else:
+            size, count = 1, 16 * self.args.steps
+        positions = np.arange(number * count * size, (number + 1) * count * size)
+        return np.split(sample_order(positions, len(self.dataset), seed=1), count)
+
+    def turn(self, what: str, number: int, order: str) -> Turn:
+        batches = self.batches(what, number, order)
         do, device = self.train if what == "training" else self.predict, self.runtime.device
         synchronize(device)
         started = time.perf_counter()
         for features in batches:
             do(features)
         synchronize(device)
-        return sum(map(len, batches)), time.perf_counter() - started
+        return Turn(len(batches), sum(map(len, batches)), time.perf_counter() - started)
 
 
 class Ours(Contender):
@@ -187,58 +211,72 @@ class Transformers(Contender):
         return logits.float().cpu().numpy()[:, batch["attention_mask"].cpu().numpy().astype(bool)]
 
 
-def batches_of(dataset: SquadDataset, size: int, count: int, by_length: bool) -> list[np.ndarray]:
-    """`count` batches in the order of training, or as prediction makes them: the same features sorted by length."""
-    features = sample_order(np.arange(size * count), len(dataset), seed=1)
-    if not by_length:
-        return np.split(features, count)
-    batches = np.split(features[np.argsort(-dataset.lengths[features], kind="stable")], count)
-    return [batches[place] for place in np.random.default_rng(1).permutation(count)]
+def prediction_batches(length_F: np.ndarray, size: int, order: str) -> list[np.ndarray]:
+    """All features once: as the file has them, or of like length together and these batches in random order, as
+    run_squad.py takes them."""
+    cuts = range(size, len(length_F), size)
+    if order == FILE_ORDER:
+        return np.split(np.arange(len(length_F)), cuts)
+    batches = np.split(np.argsort(-length_F, kind="stable"), cuts)
+    return [batches[place] for place in np.random.default_rng(1).permutation(len(batches))]
 
 
-def figures_of(turns: dict[str, list[tuple[int, float]]], steps: int) -> dict[str, dict]:
+def figures_of(turns: dict[str, list[Turn]]) -> dict[str, dict]:
     """Sequences a second and milliseconds a batch, as medians over rounds with their quartiles, and how many times as
     fast as each peer we are, as a ratio of medians and with the quartiles of the rounds' ratios."""
-    rates = {side: [sequences / seconds for sequences, seconds in turn] for side, turn in turns.items()}
+    rates = {side: [turn.sequences / turn.seconds for turn in of_side] for side, of_side in turns.items()}
     figures = {}
-    for side, turn in turns.items():
+    for side, of_side in turns.items():
         ratios = median_and_spread([ours / theirs for ours, theirs in zip(rates[OURS], rates[side], strict=True)])
         medians = [median_and_spread(rates[name])["median"] for name in (OURS, side)]
         figures[side] = {
             "sequences_per_second": median_and_spread(rates[side]),
-            "milliseconds_a_batch": median_and_spread([1e3 * seconds / steps for _, seconds in turn]),
+            "milliseconds_a_batch": median_and_spread([1e3 * turn.seconds / turn.batches for turn in of_side]),
             "ours_is_faster_by": ratios | {"ratio_of_medians": medians[0] / medians[1]},
         }
     return figures
 
 
+def rows_of(what: str, sides: dict[str, Side]) -> dict[str, tuple[Side, str]]:
+    """What a round of this work measures: each side, and for the throughput in which order it gets the windows. The
+    order does not matter where all are padded to the same length."""
+    rows = {}
+    for name, side in sides.items():
+        if what == "inference" and name.startswith(LONGEST):
+            rows |= {f"{name}, {order}": (side, order) for order in (FILE_ORDER, BY_LENGTH)}
+        else:
+            rows[name] = (side, BY_LENGTH if name == OURS else FILE_ORDER)
+    return rows
+
+
 def measure(args: config.Arguments) -> dict:
     device = select_device(args.device)
-    longest, full = "padded to the longest", f"padded to {args.max_seq_length}"
     sides = {
-        longest: Side(Transformers, (args, None), is_tuned=False),
-        full: Side(Transformers, (args, args.max_seq_length), is_tuned=False),
+        LONGEST: Side(Transformers, (args, None), is_tuned=False),
+        f"padded to {args.max_seq_length}": Side(Transformers, (args, args.max_seq_length), is_tuned=False),
         OURS: Side(Ours, (args,), is_tuned=True),
     }
     if device.type == "cpu":
-        sides[f"{longest}, our settings"] = Side(Transformers, (args, None), is_tuned=True)
+        sides[f"{LONGEST}, our settings"] = Side(Transformers, (args, None), is_tuned=True)
     logits = {name: side.call("first_logits") for name, side in sides.items()}
     result = {
         "surroundings": surroundings(device) | {"transformers": importlib.metadata.version("transformers")},
         "arguments": config.jsonable(args) | {"squad_file": args.squad_file.name},
         "mean_length": sides[OURS].call("mean_length"),
+        "tokens_with_padding_to_the_longest": {
+            order: sides[OURS].call("padding", order) for order in (FILE_ORDER, BY_LENGTH)
+        },
         "largest_difference_of_logits": max(float(np.abs(found - logits[OURS]).max()) for found in logits.values()),
     }
-    kinds = ("inference", "latency", "training")
-    with progress_bar(len(kinds) * (args.rounds + 1) * len(sides), "rounds", "turn") as bar:
-        for what in kinds:
-            turns: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
+    work = {what: rows_of(what, sides) for what in ("inference", "latency", "training")}
+    with progress_bar(sum(map(len, work.values())) * (args.rounds + 1), "rounds", "turn") as bar:
+        for what, rows in work.items():
+            turns: dict[str, list[Turn]] = {name: [] for name in rows}
             for number in range(args.rounds + 1):
-                for name, side in sides.items():
-                    turns[name].append(side.call("turn", what, number))
+                for name, (side, order) in rows.items():
+                    turns[name].append(side.call("turn", what, number, order))
                     bar.update()
-            measured = {name: turn[1:] for name, turn in turns.items()}  # the first is a warm-up
-            result[what] = figures_of(measured, steps_a_turn(what, args))
+            result[what] = figures_of({name: turn[1:] for name, turn in turns.items()})  # the first is a warm-up
     for side in sides.values():
         side.close()
     return result
@@ -250,19 +288,18 @@ def main(argv: list[str] | None = None) -> None:
     precision = "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
     where = "gpu" if result["surroundings"]["device"].startswith("NVIDIA") else "cpu"
     path = write_result(args.output, f"squad-{where}-{args.model}-{precision}", result)
+    width = max(map(len, result["inference"]))
     for what in ("training", "inference", "latency"):
-        show(f"{what:38}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
+        show(f"{what:{width + 2}}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
         for side, figures in result[what].items():
             rate, ratio = figures["sequences_per_second"], figures["ours_is_faster_by"]
+            faster = f"  {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
             show(
-                f"  {side:36}{rate['median']:9.1f} {rate['low']:8.1f}-{rate['high']:<8.1f} "
-                f"{figures['milliseconds_a_batch']['median']:11.1f}"
-                + (
-                    ""
-                    if side == OURS
-                    else f"  {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
-                )
+                f"  {side:{width}}{rate['median']:9.1f} {rate['low']:8.1f}-{rate['high']:<8.1f} "
+                f"{figures['milliseconds_a_batch']['median']:11.1f}{'' if side == OURS else faster}"
             )
+    padding = ", ".join(f"{ratio:.2f} {order}" for order, ratio in result["tokens_with_padding_to_the_longest"].items())
+    show(f"inference's tokens, padded to the longest of each batch, per real token: {padding}")
     show(f"the same weights' logits differ by at most {result['largest_difference_of_logits']:.2g} before training")
     show(f"written to {path}")
 
