@@ -7,8 +7,9 @@
 Each check compares the loss and all gradients of one batch of unequal lengths, dropout 0, by ||difference|| over
 ||reference||. The reference is the padded attention in float32. The forms of LAMB are held against each other in the
 same way, and on a GPU whole steps must not make the host wait. Then benchmarks/optimizer_step.py runs for every model
-of --measure-optimizer, and benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure, in bfloat16, with
-torch.compile and without. Exit code 1 where a check fails; results are JSON files.
+of --measure-optimizer, benchmarks/attention.py for every length of --measure-attention, and
+benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure, in bfloat16, with torch.compile and without. Exit
+code 1 where a check fails; results are JSON files.
 """
 
 import sys
@@ -21,7 +22,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import optimizer_step, pretraining_step  # noqa: E402
+from benchmarks import attention, optimizer_step, pretraining_step  # noqa: E402
 from benchmarks.contenders import make_trainer  # noqa: E402
 from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
@@ -45,6 +46,15 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument("--batch-size", type=config.positive_int, default=16, help="of the checks")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
     parser.add_argument("--measure-optimizer", nargs="*", default=[], metavar="MODEL", help="updates to measure")
+    parser.add_argument(
+        "--measure-attention",
+        nargs="*",
+        type=int,
+        choices=sorted(pretraining_step.PREDICTIONS),
+        default=[],
+        metavar="LENGTH",
+        help="attention to measure, at this length",
+    )
     parser.add_argument("--measure", nargs="*", default=[], metavar="MODEL:LENGTH", help="steps to measure afterwards")
     parser.add_argument("--measure-batch-size", type=config.positive_int, default=64, help="sequences a measured step")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmarks" / "results", help="for JSON files")
@@ -212,6 +222,9 @@ def main(argv: list[str] | None = None) -> int:
     for model in args.measure_optimizer:
         output = args.output_dir / f"optimizer_step-{device.type}-{model}.json"
         optimizer_step.main(["--model", model, "--device", args.device, "--output", str(output)])
+    for length in args.measure_attention:
+        output = args.output_dir / f"attention-{device.type}-{length}.json"
+        attention.main(["--seq-length", str(length), "--device", args.device, "--output", str(output)])
     for measured in args.measure:
         model, _, length = measured.partition(":")
         for flags in ([], ["--compile"]):
