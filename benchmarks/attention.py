@@ -161,7 +161,9 @@ def cudnn_attention_backward(
     max_seqlen: int,
     dropout_prob: float,
 ) -> Tensor:
-    """The gradient of queries, keys and values, [T, 3, H, D]."""
+    """The gradient of queries, keys and values, [T, 3, H, D].
+
+    torch 2.11 hands cuDNN the head size for the longest length, so there it is right for sequences up to that only."""
     # Copies: torch makes the gradients contiguous, and cuDNN writes them with the strides of what they belong to.
     query, key, value = (x.contiguous() for x in qkv_T3HD.unbind(1))
     gradients = torch.ops.aten._cudnn_attention_backward(
