@@ -413,7 +413,7 @@ def show_results(dropout_prob: float, results: dict[str, dict]) -> None:
     timed = {name: found for name, found in results.items() if "milliseconds" in found}
     if timed:
         show(
-            f"  {'milliseconds':12}{'forward (quartiles)':>24}{'with backward':>24}{'host':>8}"
+            f"  {'milliseconds':12}{'forward (quartiles)':>28}{'with backward':>28}{'host':>9}"
             f"{'TFLOP/s':>18}{'GB/s of the floor':>18}"
         )
     for name, found in sorted(timed.items(), key=lambda item: item[1]["milliseconds"]["both"]["median"]):
@@ -426,7 +426,7 @@ def show_results(dropout_prob: float, results: dict[str, dict]) -> None:
             for rate, form in (("tflops", "7.3g"), ("floor_gigabytes_per_second", "7.0f"))
         )
         host = found["milliseconds"]["host"]["median"]
-        show(f"  {name:12}{times[0]:>24}{times[1]:>24}{host:8.3f}{flops:>18}{bandwidth:>18}")
+        show(f"  {name:12}{times[0]:>28}{times[1]:>28}{host:9.3f}{flops:>18}{bandwidth:>18}")
 
 
 def main(argv: list[str] | None = None) -> int:
