@@ -212,7 +212,10 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
 
 class MasterWeights:
     """Float32 copies of a model's parameters, for a model that is held in 16 bits. The optimizer works on the copies:
-    `pull_gradients` brings it the model's gradients, `push_weights` hands the new weights back."""
+    `add_gradients` moves the model's gradients to theirs after each micro-batch, `push_weights` hands the new weights
+    back.
+
+    Gradients are added up in float32, since a sum in bfloat16 stops growing at 256 times what is added to it."""
 
     def __init__(self, model: nn.Module):
         self.model_parameters = dict(model.named_parameters())
@@ -222,13 +225,23 @@ class MasterWeights:
         return self.masters.items()
 
     @torch.no_grad()
-    def pull_gradients(self) -> None:
+    def add_gradients(self) -> None:
         for name, p in self.model_parameters.items():
-            self.masters[name].grad = p.grad.float() if p.grad is not None else None
+            if p.grad is None:
+                continue
+            master = self.masters[name]
+            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+            p.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        return [master.grad for master in self.masters.values() if master.grad is not None]
 
     @torch.no_grad()
     def push_weights(self) -> None:
+        """Gives the model the new weights, and starts new sums of gradients."""
         torch._foreach_copy_(list(self.model_parameters.values()), list(self.masters.values()))
+        for master in self.masters.values():
+            master.grad = None
 
 
 def is_decayed(name: str) -> bool:

@@ -96,6 +96,7 @@ class Totals:
     tokens: float = 0
     targets: float = 0
     flops: float = 0
+    micro_batches: float = 0
     stop: float = 0
 
     def __iadd__(self, other: "Totals") -> "Totals":
@@ -212,23 +213,29 @@ class Trainer:
         self.model.train()
         torch.manual_seed(seed_of_step(self.settings.seed, batch.first_position, self.processes.rank))
         step_sums: dict[str, Tensor] = {}
+        # DDP sums the model's own gradients over ranks; those of several micro-batches of a 16-bit model add up in its
+        # masters, which are then summed here.
+        masters_meet = self.masters is not None and totals.micro_batches > self.processes.world_size > 1
         for number, micro_batch in enumerate(batch.micro_batches, 1):
             is_last = number == len(batch.micro_batches)
-            with self._gradients_stay_here(not is_last):
+            with self._gradients_stay_here(masters_meet or not is_last):
                 with self.stopwatch.lap("forward"):
                     with self.precision.context(self.device):
                         sums = self.task.sums(self.replica, to_device(micro_batch, self.device))
                     loss = self.task.loss(sums, totals.sequences, totals.targets)
                 with self.stopwatch.lap("backward"):
                     (loss * self.loss_scale.value).backward()
+                    if self.masters is not None:
+                        self.masters.add_gradients()
             for name, value in sums.items():
                 step_sums[name] = step_sums.get(name, 0.0) + value.detach()
+        if masters_meet:
+            for work in [dist.all_reduce(grad, async_op=True) for grad in self.masters.gradients()]:
+                work.wait()
         return step_sums
 
     def optimizer_step(self) -> None:
         """Unscales, clips and steps; where the gradient is not finite, nothing moves but the loss scale."""
-        if self.masters is not None:
-            self.masters.pull_gradients()
         grads = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         self.grad_norm = total_norm(grads) / self.loss_scale.value
         not_finite = ~torch.isfinite(self.grad_norm)
@@ -268,7 +275,7 @@ class Trainer:
 
     def _totals(self, batch: StepBatch, stop: bool) -> Totals:
         flops = training_flops(self.model.config, batch.lengths, batch.num_targets)
-        counts = [batch.num_sequences, batch.num_tokens, batch.num_targets, flops, float(stop)]
+        counts = [batch.num_sequences, batch.num_tokens, batch.num_targets, flops, len(batch.micro_batches), stop]
         return Totals(*self.processes.all_sum(counts))
 
     def _gradients_stay_here(self, stay: bool):

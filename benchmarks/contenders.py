@@ -8,7 +8,7 @@ from torch import nn
 
 from lr_scheduler import make_schedule
 from modeling import BertPreTrainedModel
-from optimizer import make_optimizer, parameter_groups
+from optimizer import MasterWeights, make_optimizer, parameter_groups
 from trainer import Provenance, Runtime, Settings, Task, Trainer
 from utils import config
 from utils.distributed import Processes, select_device, select_precision
@@ -18,24 +18,29 @@ LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-4, (0.9, 0.999), 1e-6, 0.01
 
 
 def make_runtime(args: config.Arguments) -> Runtime:
-    """Where and how to compute, by --device, --amp and --tf32."""
+    """Where and how to compute, by --device, --amp, --use-pure-fp16 and --tf32."""
     device = select_device(args.device)
-    precision = select_precision(args.amp, "bfloat16", False, args.tf32, device)
+    precision = select_precision(args.amp, "bfloat16", getattr(args, "use_pure_fp16", False), args.tf32, device)
     return Runtime(device, precision, Processes(), Reporter(None))
 
 
 def make_trainer(model: BertPreTrainedModel, task: Task, optimizer: str, runtime: Runtime) -> Trainer:
     """The project's own loop over `model`; it saves nothing."""
     learning_rate = torch.tensor(LEARNING_RATE, device=runtime.device)
+    masters = MasterWeights(model) if runtime.precision.pure else None
+    named_parameters = list((masters or model).named_parameters())
+    if masters is not None:
+        model.to(runtime.precision.dtype)
     return Trainer(
         model,
         task,
-        make_optimizer(optimizer, list(model.named_parameters()), learning_rate, BETAS, EPSILON, WEIGHT_DECAY),
+        make_optimizer(optimizer, named_parameters, learning_rate, BETAS, EPSILON, WEIGHT_DECAY),
         learning_rate,
         make_schedule("constant", LEARNING_RATE, 10**4, 0.0),
         Settings(max_steps=10**4, checkpoint_folder=Path("unused"), benchmark=True),
         Provenance("benchmark", {}, 0, Path("unused"), True),
         runtime,
+        masters=masters,
     )
 
 

@@ -8,8 +8,8 @@ Each check compares the loss and all gradients of one batch of unequal lengths, 
 ||reference||. The reference is the padded attention in float32. The forms of LAMB are held against each other in the
 same way, and on a GPU whole steps must not make the host wait. Then benchmarks/optimizer_step.py runs for every model
 of --measure-optimizer, benchmarks/attention.py for every length of --measure-attention, and
-benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure, in bfloat16, with torch.compile and without. Exit
-code 1 where a check fails; results are JSON files.
+benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure: bfloat16 by autocast, the same compiled, and 16-bit
+weights compiled. Exit code 1 where a check fails; results are JSON files.
 """
 
 import sys
@@ -36,7 +36,7 @@ from utils.errors import one_line, run_main  # noqa: E402
 from utils.logger import Reporter, show  # noqa: E402
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-FLOAT32, BFLOAT16 = Precision(), Precision(torch.bfloat16)
+FLOAT32, BFLOAT16, PURE_BFLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.bfloat16, pure=True)
 
 
 def parse_arguments(argv=None) -> config.Arguments:
@@ -56,7 +56,9 @@ def parse_arguments(argv=None) -> config.Arguments:
         help="attention to measure, at this length",
     )
     parser.add_argument("--measure", nargs="*", default=[], metavar="MODEL:LENGTH", help="steps to measure afterwards")
-    parser.add_argument("--measure-batch-size", type=config.positive_int, default=64, help="sequences a measured step")
+    parser.add_argument(
+        "--measure-tokens", type=config.positive_int, default=2**15, help="places for tokens in a measured step"
+    )
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmarks" / "results", help="for JSON files")
     return parser.parse_args(argv)
 
@@ -144,8 +146,10 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
         # A fresh model, since compiling is for good; the same weights.
         copy = BertForPreTraining(bert_config).to(device)
         copy.load_state_dict(model.state_dict())
+        if precision.pure:
+            copy.to(precision.dtype)
         compile_model(copy, what)
-        return loss_and_gradients(copy, micro_batches[True], totals, args.seq_length, precision)
+        return loss_and_gradients(copy, micro_batches[what != "none"], totals, args.seq_length, precision)
 
     reference = compute(FLOAT32, "padded")
     auto = "flash" if device.type == "cuda" else "by_length"
@@ -156,6 +160,8 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
         "padded, fp32, fixed sizes": (FLOAT32, lambda: compute(FLOAT32, "padded", fixed=True)),
         "compiled layers, bf16": (BFLOAT16, lambda: compiled(BFLOAT16, "layers")),
         "compiled model, bf16": (BFLOAT16, lambda: compiled(BFLOAT16, "model")),
+        "16-bit weights": (PURE_BFLOAT16, lambda: compiled(PURE_BFLOAT16, "none")),
+        "compiled, 16-bit weights": (PURE_BFLOAT16, lambda: compiled(PURE_BFLOAT16, "model")),
     }
     if device.type == "cpu":
         checks["by_length, fp32"] = (FLOAT32, lambda: compute(FLOAT32, "by_length"))
@@ -227,17 +233,17 @@ def main(argv: list[str] | None = None) -> int:
         attention.main(["--seq-length", str(length), "--device", args.device, "--output", str(output)])
     for measured in args.measure:
         model, _, length = measured.partition(":")
-        for flags in ([], ["--compile"]):
-            name = "-".join(["pretraining_step", device.type, model, length, "bf16", *(f[2:] for f in flags)])
+        for flags in (["--amp"], ["--amp", "--compile"], ["--use-pure-fp16", "--compile"]):
+            name = "-".join(["pretraining_step", device.type, model, length, *(f[2:] for f in flags)])
             options = {
                 "--model": model,
                 "--seq-length": length,
-                "--batch-size": args.measure_batch_size,
+                "--batch-size": max(1, args.measure_tokens // int(length)),
                 "--device": args.device,
                 "--output": args.output_dir / f"{name}.json",
             }
             words = [str(word) for option in options.items() for word in option]
-            pretraining_step.main([*words, "--amp", *flags])
+            pretraining_step.main([*words, *flags])
     return 0 if all(check["passed"] for check in result["checks"]) else 1
 
 

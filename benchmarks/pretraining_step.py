@@ -36,7 +36,7 @@ from run_setup import compile_model  # noqa: E402
 from token_stream import Limits, StepBatch, StepLoader, make_step_batch  # noqa: E402
 from trainer import Totals, to_device  # noqa: E402
 from utils import config  # noqa: E402
-from utils.distributed import peak_flops, use_threads  # noqa: E402
+from utils.distributed import Precision, peak_flops, use_threads  # noqa: E402
 from utils.errors import run_main  # noqa: E402
 from utils.logger import show  # noqa: E402
 from utils.measure import Stopwatch, synchronize  # noqa: E402
@@ -53,6 +53,11 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
     parser.add_argument("--optimizer", choices=("Lamb", "AdamW"), default="AdamW", help="ours; the peer has AdamW")
     parser.add_argument("--amp", action=config.BooleanFlag, help="bfloat16 for both, float32 without")
+    parser.add_argument(
+        "--use-pure-fp16",
+        action=config.BooleanFlag,
+        help="ours held in bfloat16, with float32 masters and moments; the peer as with --amp",
+    )
     parser.add_argument("--tf32", action=config.BooleanFlag, help="TF32 for both, on a GPU")
     parser.add_argument("--compile", action=config.BooleanFlag, help="torch.compile for both, ours in fixed sizes")
     parser.add_argument("--full", action=config.BooleanFlag, help="only sequences of full length")
@@ -155,6 +160,7 @@ class Transformers(Contender):
         peer.load_state_dict(self.model.state_dict(), strict=False)
         peer.tie_weights()
         self.peer, self.model = peer.to(self.runtime.device).train(), self.model.to("meta")
+        self.precision = Precision(self.runtime.precision.dtype)
         self.optimizer = fused_adamw(self.peer)
         self.forward = torch.compile(self.peer) if args.compile else self.peer
 
@@ -166,7 +172,7 @@ class Transformers(Contender):
 
     def step(self, batch: StepBatch) -> None:
         (rows,) = batch.micro_batches
-        with self.stopwatch.lap("forward"), self.runtime.precision.context(self.runtime.device):
+        with self.stopwatch.lap("forward"), self.precision.context(self.runtime.device):
             loss = self.forward(**to_device(rows, self.runtime.device)).loss
         with self.stopwatch.lap("backward"):
             loss.backward()
@@ -261,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     with tempfile.TemporaryDirectory() as scratch:
         result = measure(args, args.input_dir or make_shards(Path(scratch), args.seq_length))
-    precision = "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
+    precision = "pure-bf16" if args.use_pure_fp16 else "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
     where = "gpu" if result["surroundings"]["device"].startswith("NVIDIA") else "cpu"
     name = f"pretraining_step-{where}-{args.model}-{args.seq_length}-{precision}"
     path = write_result(args.output, name, result)

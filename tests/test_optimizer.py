@@ -358,10 +358,9 @@ def test_a_model_in_bfloat16_follows_its_float32_masters():
     for _ in range(200):
         for p in model.parameters():
             p.grad = torch.full_like(p, 0.5)
-        masters.pull_gradients()
+        masters.add_gradients()
         optimizer.step()
         masters.push_weights()
-        model.zero_grad()
     for name, p in model.named_parameters():
         # 200 steps of 5e-6, each too small to move a weight of 0.1 in bfloat16.
         expected = exact[name] - 200 * 1e-5 * 0.5
@@ -371,14 +370,17 @@ def test_a_model_in_bfloat16_follows_its_float32_masters():
         assert p.dtype == torch.bfloat16 and torch.equal(p, master.bfloat16())
 
 
-def test_a_master_without_gradient_has_none():
-    model = torch.nn.Linear(2, 2)
+def test_gradients_of_many_micro_batches_add_up_in_float32():
+    model = torch.nn.Linear(2, 2).bfloat16()
     masters = MasterWeights(model)
-    model.weight.grad = torch.ones(2, 2)
-    masters.pull_gradients()
-    model.weight.grad = None
-    masters.pull_gradients()
-    assert all(p.grad is None for _, p in masters.named_parameters())
+    for _ in range(1000):  # in bfloat16 the sum would stay at 256
+        model.weight.grad = torch.ones_like(model.weight)
+        masters.add_gradients()
+    weight, bias = (p for _, p in masters.named_parameters())
+    assert weight.grad.tolist() == [[1000.0] * 2] * 2
+    assert bias.grad is None and model.weight.grad is None
+    masters.push_weights()
+    assert not masters.gradients()
 
 
 CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)

@@ -49,14 +49,17 @@ def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
 # --- however the work is divided --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["Lamb", "AdamW"])
-def test_one_process_and_two_make_the_same_updates(ground, tmp_path, optimizer):
-    """1 process of 4 micro-batches equals 2 of 2 each; LAMB's two under a real torchrun. Without dropout, in fp32."""
-    flags = ("--max-steps", 10, "--log-freq", 1, "--optimizer", optimizer, "--learning-rate", 1e-3)
-    flags = (*flags, "--eval-dir", ground.held_out)
+@pytest.mark.parametrize(
+    ("kind", "rel", "atol"),
+    # Which sequences share a micro-batch differs, and with it the rounding of each of its gradients to 16 bits.
+    [("--optimizer=Lamb", 1e-5, 2e-6), ("--optimizer=AdamW", 1e-5, 2e-6), ("--use-pure-fp16", 2e-3, 5e-4)],
+)
+def test_one_process_and_two_make_the_same_updates(ground, tmp_path, kind, rel, atol):
+    """1 process of 4 micro-batches equals 2 of 2 each, without dropout; LAMB's two in fp32 under a real torchrun."""
+    flags = ("--max-steps", 10, "--log-freq", 1, kind, "--learning-rate", 1e-3, "--eval-dir", ground.held_out)
     trained(ground.command(tmp_path / "one", *flags, "--gradient-merge-steps", 4, dropout=False))
     two = ground.command(tmp_path / "two", *flags, "--gradient-merge-steps", 2, dropout=False)
-    if optimizer == "Lamb":
+    if kind == "--optimizer=Lamb":
         with torchrun(two, tmp_path / "log") as process:
             assert process.wait(120) == 0, (tmp_path / "log").read_text()
     else:
@@ -66,10 +69,10 @@ def test_one_process_and_two_make_the_same_updates(ground, tmp_path, optimizer):
     assert len(one) == 10
     for step in one:
         for figure in ("loss", "mlm_loss", "nsp_loss", "grad_norm", "learning_rate"):
-            assert two[step][figure] == pytest.approx(one[step][figure], rel=1e-5), (step, figure)
+            assert two[step][figure] == pytest.approx(one[step][figure], rel=rel), (step, figure)
         assert two[step]["mlm_accuracy"] == one[step]["mlm_accuracy"]
-    assert two[10]["eval_loss"] == pytest.approx(one[10]["eval_loss"], rel=1e-5)
-    assert_same_weights(weights(tmp_path / "two", 10), weights(tmp_path / "one", 10), atol=2e-6)
+    assert two[10]["eval_loss"] == pytest.approx(one[10]["eval_loss"], rel=rel)
+    assert_same_weights(weights(tmp_path / "two", 10), weights(tmp_path / "one", 10), atol=atol)
 
 
 def test_the_global_batch_is_what_counts_and_not_the_micro_batches(ground, tmp_path):
