@@ -20,7 +20,9 @@ LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-4, (0.9, 0.999), 1e-6, 0.01
 def make_runtime(args: config.Arguments) -> Runtime:
     """Where and how to compute, by --device, --amp, --use-pure-fp16 and --tf32."""
     device = select_device(args.device)
-    precision = select_precision(args.amp, "bfloat16", getattr(args, "use_pure_fp16", False), args.tf32, device)
+    precision = select_precision(
+        args.amp, "bfloat16", getattr(args, "use_pure_fp16", False), getattr(args, "tf32", False), device
+    )
     return Runtime(device, precision, Processes(), Reporter(None))
 
 
