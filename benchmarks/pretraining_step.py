@@ -33,7 +33,7 @@ from modeling import BertConfig, BertForPreTraining, training_flops  # noqa: E40
 from pretraining_dataset import PretrainingDataset  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
 from run_setup import compile_model  # noqa: E402
-from token_stream import Limits, StepBatch, StepLoader, make_step_batch  # noqa: E402
+from token_stream import Limits, StepBatch, make_step_batch, sample_order  # noqa: E402
 from trainer import Totals, to_device  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import Precision, peak_flops, use_threads  # noqa: E402
@@ -49,7 +49,13 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser = config.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="mini", help="architecture")
     parser.add_argument("--seq-length", type=int, choices=sorted(PREDICTIONS), default=128, help="of the shards")
-    parser.add_argument("--batch-size", type=config.positive_int, default=32, help="sequences a step")
+    parser.add_argument("--batch-size", type=config.positive_int, default=32, help="sequences a micro-batch")
+    parser.add_argument(
+        "--gradient-merge-steps",
+        type=config.positive_int,
+        default=1,
+        help="micro-batches a step; ours packs the same sequences into fewer where they are short",
+    )
     parser.add_argument("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
     parser.add_argument("--optimizer", choices=("Lamb", "AdamW"), default="AdamW", help="ours; the peer has AdamW")
     parser.add_argument("--amp", action=config.BooleanFlag, help="bfloat16 for both, float32 without")
@@ -95,13 +101,15 @@ class Contender(ABC):
         self.stopwatch = Stopwatch(self.runtime.device)
         bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
         started = time.perf_counter()
-        self.batches = self.load_batches(folder, bert_config.vocab_size)
+        dataset = PretrainingDataset(folder, bert_config.vocab_size)
+        self.batches = [self.load_batch(dataset, indices) for indices in samples_of_steps(args, dataset)]
         self.data_seconds = time.perf_counter() - started
         torch.manual_seed(0)
         self.model = BertForPreTraining(bert_config).to(self.runtime.device)
 
-    def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
-        return load_batches(self.args, folder, vocab_size, fixed=False)
+    @abstractmethod
+    def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
+        """The samples of one step, as this side takes them."""
 
     @abstractmethod
     def step(self, batch: StepBatch) -> None:
@@ -139,8 +147,8 @@ class Ours(Contender):
         self.trainer = make_trainer(self.model, task, args.optimizer, self.runtime)
         self.stopwatch = self.trainer.stopwatch
 
-    def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
-        return load_batches(self.args, folder, vocab_size, fixed=self.args.compile)
+    def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
+        return make_step_batch(dataset, indices, limits_of(self.args, dataset, fixed=self.args.compile))
 
     def step(self, batch: StepBatch) -> None:
         self.trainer.training_step(batch, Totals(batch.num_sequences, batch.num_tokens, batch.num_targets))
@@ -164,18 +172,19 @@ class Transformers(Contender):
         self.optimizer = fused_adamw(self.peer)
         self.forward = torch.compile(self.peer) if args.compile else self.peer
 
-    def load_batches(self, folder: Path, vocab_size: int) -> list[StepBatch]:
-        batches = super().load_batches(folder, vocab_size)
-        for batch in batches:
-            batch.micro_batches[:] = map(pad, batch.micro_batches)
-        return batches
+    def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
+        limits = limits_of(self.args, dataset, fixed=False)
+        parts = [make_step_batch(dataset, some, limits) for some in indices.reshape(-1, self.args.batch_size)]
+        rows = [pad(stream) for part in parts for stream in part.micro_batches]
+        lengths, targets = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "targets"))
+        return StepBatch(0, rows, lengths, targets)
 
     def step(self, batch: StepBatch) -> None:
-        (rows,) = batch.micro_batches
-        with self.stopwatch.lap("forward"), self.precision.context(self.runtime.device):
-            loss = self.forward(**to_device(rows, self.runtime.device)).loss
-        with self.stopwatch.lap("backward"):
-            loss.backward()
+        for rows in batch.micro_batches:
+            with self.stopwatch.lap("forward"), self.precision.context(self.runtime.device):
+                loss = self.forward(**to_device(rows, self.runtime.device)).loss / len(batch.micro_batches)
+            with self.stopwatch.lap("backward"):
+                loss.backward()
         with self.stopwatch.lap("optimizer"):
             torch.nn.utils.clip_grad_norm_(self.peer.parameters(), 1.0)
             self.optimizer.step()
@@ -200,18 +209,18 @@ def pad(stream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def load_batches(args: config.Arguments, folder: Path, vocab_size: int, fixed: bool) -> list[StepBatch]:
-    """As many batches as there are steps, made once: what is compared is the step."""
-    dataset = PretrainingDataset(folder, vocab_size)
-    limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence, fixed)
-    steps = (args.rounds + 1) * args.steps
-    if not args.full:
-        loader = StepLoader(dataset, limits, args.batch_size, seed=1, num_workers=0)
-        return [loader.load(k) for k in range(steps)]
-    lengths = dataset.sizes(np.arange(len(dataset)))[:, 0]
-    (whole,) = (lengths == dataset.sequence_length).nonzero()
-    chosen = np.resize(whole, (steps, args.batch_size))
-    return [make_step_batch(dataset, indices, limits, k * args.batch_size) for k, indices in enumerate(chosen)]
+def limits_of(args: config.Arguments, dataset: PretrainingDataset, fixed: bool) -> Limits:
+    return Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence, fixed)
+
+
+def samples_of_steps(args: config.Arguments, dataset: PretrainingDataset) -> np.ndarray:
+    """The samples of as many steps as there are, [steps, samples]; batches are made once, as what is compared is the
+    step."""
+    shape = (args.rounds + 1) * args.steps, args.batch_size * args.gradient_merge_steps
+    if args.full:
+        lengths = dataset.sizes(np.arange(len(dataset)))[:, 0]
+        return np.resize((lengths == dataset.sequence_length).nonzero()[0], shape)
+    return sample_order(np.arange(shape[0] * shape[1]), len(dataset), seed=1).reshape(shape)
 
 
 def measure(args: config.Arguments, folder: Path) -> dict:
