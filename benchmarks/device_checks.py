@@ -55,10 +55,17 @@ def parse_arguments(argv=None) -> config.Arguments:
         metavar="LENGTH",
         help="attention to measure, at this length",
     )
-    parser.add_argument("--measure", nargs="*", default=[], metavar="MODEL:LENGTH", help="steps to measure afterwards")
     parser.add_argument(
-        "--measure-tokens", type=config.positive_int, default=2**15, help="places for tokens in a measured step"
+        "--measure",
+        nargs="*",
+        default=[],
+        metavar="MODEL:LENGTH[:full]",
+        help="steps to measure; full: no short samples",
     )
+    parser.add_argument(
+        "--measure-tokens", type=config.positive_int, default=2**15, help="places for tokens in a micro-batch"
+    )
+    parser.add_argument("--measure-micro-batches", type=config.positive_int, default=8, help="of a measured step")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmarks" / "results", help="for JSON files")
     return parser.parse_args(argv)
 
@@ -232,18 +239,20 @@ def main(argv: list[str] | None = None) -> int:
         output = args.output_dir / f"attention-{device.type}-{length}.json"
         attention.main(["--seq-length", str(length), "--device", args.device, "--output", str(output)])
     for measured in args.measure:
-        model, _, length = measured.partition(":")
+        model, length, *full = measured.split(":")
         for flags in (["--amp"], ["--amp", "--compile"], ["--use-pure-fp16", "--compile"]):
-            name = "-".join(["pretraining_step", device.type, model, length, *(f[2:] for f in flags)])
+            name = "-".join(["pretraining_step", device.type, model, length, *full, *(f[2:] for f in flags)])
             options = {
                 "--model": model,
                 "--seq-length": length,
                 "--batch-size": max(1, args.measure_tokens // int(length)),
+                "--gradient-merge-steps": args.measure_micro_batches,
+                "--steps": 1,
                 "--device": args.device,
                 "--output": args.output_dir / f"{name}.json",
             }
             words = [str(word) for option in options.items() for word in option]
-            pretraining_step.main([*words, *flags])
+            pretraining_step.main([*words, *flags, *(f"--{word}" for word in full)])
     return 0 if all(check["passed"] for check in result["checks"]) else 1
 
 
