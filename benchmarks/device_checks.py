@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether the fast paths compute the same as the plain ones on this device, and then how fast they are.
 
-    python3 benchmarks/device_checks.py --device cuda --measure base:128 large:128 large:512 --output-dir "$OUT"
+    python3 benchmarks/device_checks.py --device cuda --measure large:128 large:512 large:512:full --output-dir "$OUT"
     python3 benchmarks/device_checks.py --model tiny --device cpu
 
 Each check compares the loss and all gradients of one batch of unequal lengths, dropout 0, by ||difference|| over
@@ -12,6 +12,7 @@ benchmarks/pretraining_step.py for every MODEL:LENGTH of --measure: bfloat16 by 
 weights compiled. Exit code 1 where a check fails; results are JSON files.
 """
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,18 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 FLOAT32, BFLOAT16, PURE_BFLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.bfloat16, pure=True)
 
 
+def measured_step(text: str) -> tuple[str, int, list[str]]:
+    """Model, length, and `full` where it is said."""
+    model, _, rest = text.partition(":")
+    length, _, full = rest.partition(":")
+    lengths = [str(known) for known in pretraining_step.PREDICTIONS]
+    if model not in MODELS or length not in lengths or full not in ("", "full"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not one of {', '.join(sorted(MODELS))}, then :{' or :'.join(lengths)}, then :full or nothing"
+        )
+    return model, int(length), [full] if full else []
+
+
 def parse_arguments(argv=None) -> config.Arguments:
     parser = config.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="base", help="of the checks")
@@ -58,9 +71,10 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument(
         "--measure",
         nargs="*",
+        type=measured_step,
         default=[],
         metavar="MODEL:LENGTH[:full]",
-        help="steps to measure; full: no short samples",
+        help="steps to measure; full: of sequences of this length only",
     )
     parser.add_argument(
         "--measure-tokens", type=config.positive_int, default=2**15, help="places for tokens in a micro-batch"
@@ -238,14 +252,13 @@ def main(argv: list[str] | None = None) -> int:
     for length in args.measure_attention:
         output = args.output_dir / f"attention-{device.type}-{length}.json"
         attention.main(["--seq-length", str(length), "--device", args.device, "--output", str(output)])
-    for measured in args.measure:
-        model, length, *full = measured.split(":")
+    for model, length, full in args.measure:
         for flags in (["--amp"], ["--amp", "--compile"], ["--use-pure-fp16", "--compile"]):
-            name = "-".join(["pretraining_step", device.type, model, length, *full, *(f[2:] for f in flags)])
+            name = "-".join(["pretraining_step", device.type, model, str(length), *full, *(f[2:] for f in flags)])
             options = {
                 "--model": model,
                 "--seq-length": length,
-                "--batch-size": max(1, args.measure_tokens // int(length)),
+                "--batch-size": max(1, args.measure_tokens // length),
                 "--gradient-merge-steps": args.measure_micro_batches,
                 "--steps": 1,
                 "--device": args.device,
