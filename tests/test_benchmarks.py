@@ -4,10 +4,11 @@ import json
 import sys
 
 import pytest
-from conftest import write_shards
+from conftest import ROOT, write_shards
 
-from benchmarks import around_the_step, data_loading, device_checks, pretraining_step
+from benchmarks import around_the_step, data_loading, device_checks, pretraining_step, step_floor
 from benchmarks.sides import Side
+from modeling import BertConfig, training_flops
 from utils.errors import UserError
 
 
@@ -21,6 +22,22 @@ def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tm
     sides = json.loads((tmp_path / "optimizer_step-cpu-tiny.json").read_text())["sides"]
     assert {"AdamW", "Lamb", "Lamb, other form", "Lamb, compiled"} == set(sides)
     assert all(side["milliseconds"]["median"] > 0 for side in sides.values())
+
+
+def test_the_compiler_counts_the_operations_that_the_formula_gives(tmp_path):
+    output = tmp_path / "floor.json"
+    toy = ["--model", "tiny", "--seq-length", "24", "--batch-size", "8", "--device", "cpu", "--output", str(output)]
+    rates = ["--gigabytes-per-second", "10", "--tflops", "0.1"]
+    assert step_floor.main([*toy, *rates]) == 0
+    result = json.loads(output.read_text())
+    bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / "bert-tiny-uncased.json")
+    formula = training_flops(bert_config, [24] * 8, num_masked=8 * 3)
+    # The last layer computes its second half for some tokens only; attention is matrix products on a CPU.
+    assert 0.8 * formula < result["kinds"]["matrix products"]["flops"] < 1.02 * formula
+    for kind in result["kinds"].values():
+        assert kind["floor_milliseconds"] == pytest.approx(max(kind["num_bytes"] / 10e6, kind["flops"] / 0.1e9))
+    # Each weight and its gradient are read or written at the least.
+    assert result["kinds"]["fused kernels"]["num_bytes"] > 8 * result["kinds"]["optimizer"]["num_bytes"] / 60
 
 
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
