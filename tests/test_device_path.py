@@ -9,11 +9,12 @@ import torch
 
 from benchmarks.device_checks import RandomSamples
 from lr_scheduler import make_schedule
-from modeling import BertConfig, BertForPreTraining
-from optimizer import LossScale, make_optimizer
+from modeling import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
+from optimizer import LossScale, MasterWeights, make_optimizer
 from run_pretraining import Pretraining
+from run_squad import QuestionAnswering
 from token_stream import Limits, make_step_batch
-from trainer import Provenance, Runtime, Settings, Totals, Trainer
+from trainer import Provenance, Runtime, Settings, Task, Totals, Trainer
 from utils.distributed import Precision, Processes
 from utils.logger import Reporter
 
@@ -32,16 +33,27 @@ def fused_kernels_of_meta_tensors():
     library._destroy()
 
 
-def make_trainer() -> Trainer:
+class RandomQuestions(RandomSamples):
+    """The same sequences, with the places of answers in place of masked tokens."""
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        stream = super().stream(indices)
+        inputs = {name: stream[name] for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
+        return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
+
+
+def make_trainer(model_class: type[BertPreTrainedModel], task: Task) -> Trainer:
     with META:
-        model, learning_rate = BertForPreTraining(TINY).bfloat16(), torch.zeros(())
+        model, learning_rate = model_class(TINY), torch.zeros(())
     model.bert.attention_implementation = "flash"
-    optimizer = make_optimizer("Lamb", model.named_parameters(), 1e-4, (0.9, 0.999), 1e-6, 0.01)
+    masters = MasterWeights(model)
+    model.bfloat16()
+    optimizer = make_optimizer("Lamb", masters.named_parameters(), 1e-4, (0.9, 0.999), 1e-6, 0.01)
     for group in optimizer.param_groups:  # an optimizer reads the number that it is made with
         group["lr"] = learning_rate
     return Trainer(
         model,
-        Pretraining(True, 24),
+        task,
         optimizer,
         learning_rate,
         make_schedule("constant", 1e-4, 10, 0.0),
@@ -49,13 +61,22 @@ def make_trainer() -> Trainer:
         Provenance("benchmark", {}, 0, Path("unused"), True),
         Runtime(META, Precision(torch.bfloat16, pure=True), Processes(), Reporter(None)),
         loss_scale=LossScale(2.0**16, dynamic=True, device=META),
+        masters=masters,
     )
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["real sizes", "fixed sizes"])
-def test_no_step_reads_a_number_from_the_device(fixed, fused_kernels_of_meta_tensors):
-    trainer = make_trainer()
-    samples = RandomSamples(8, 24, TINY.vocab_size)
+@pytest.mark.parametrize(
+    ("model_class", "task", "samples_class"),
+    [
+        (BertForPreTraining, Pretraining(True, 24), RandomSamples),
+        (BertForQuestionAnswering, QuestionAnswering(24), RandomQuestions),
+    ],
+    ids=["pre-training", "SQuAD"],
+)
+def test_no_step_reads_a_number_from_the_device(model_class, task, samples_class, fixed, fused_kernels_of_meta_tensors):
+    trainer = make_trainer(model_class, task)
+    samples = samples_class(8, 24, TINY.vocab_size)
     batch = make_step_batch(samples, np.arange(8), Limits.for_batch(4, 24, 4, fixed))
     assert len(batch.micro_batches) > 1
     for _ in range(2):
