@@ -100,7 +100,7 @@ def through_varlen_attn(layout: Layout) -> Attend:
 
     def attend(qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         if dropout_prob:
-            raise NotImplementedError("it has no dropout")
+            raise ValueError("it has no dropout")
         lengths = (layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen)
         return varlen_attn(*qkv_T3HD.unbind(1), *lengths)
 

@@ -10,6 +10,7 @@ kernels. The best rates are measured (one large copy, one large product in bfloa
 one step are then timed by the same kinds, and stand beside their floors.
 """
 
+import contextlib
 import statistics
 import sys
 import time
@@ -79,8 +80,14 @@ class CompilerCounts:
         self.work = {kind: Work() for kind in KINDS}
 
     def __enter__(self) -> "CompilerCounts":
+        import torch._functorch.config
+        import torch._inductor.config
         from torch._inductor.graph import GraphLowering
 
+        # A graph that an earlier run left in a cache would not be counted.
+        self.settings = contextlib.ExitStack()
+        self.settings.enter_context(torch._inductor.config.patch(fx_graph_cache=False))
+        self.settings.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
         self.graph, self.compile = GraphLowering, GraphLowering.compile_to_module
 
         def compile_and_count(graph: GraphLowering):
@@ -94,6 +101,7 @@ class CompilerCounts:
 
     def __exit__(self, *_: object) -> None:
         self.graph.compile_to_module = self.compile
+        self.settings.close()
 
     def _count(self, node) -> None:
         num_bytes = node.get_read_write_buffers_sizes()

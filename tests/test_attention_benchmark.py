@@ -41,7 +41,7 @@ def test_a_contender_that_cannot_run_says_why(monkeypatch):
     monkeypatch.setitem(attention.CONTENDERS["cpu"], "varlen_attn", attention.through_varlen_attn)
     args = attention.parse_arguments(["--device", "cpu"])
     found = attention.Contender("varlen_attn", args, LENGTHS, []).check(0.1)
-    assert found == {"cannot_run": "NotImplementedError: it has no dropout"}
+    assert found == {"cannot_run": "ValueError: it has no dropout"}
 
 
 def test_streams_hold_sequences_of_the_samples_as_long_as_they_fit():
