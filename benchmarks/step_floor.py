@@ -67,6 +67,9 @@ def parse_arguments(argv=None) -> config.Arguments:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
     parser.add_argument("--amp", action=config.BooleanFlag, default=True, help="bfloat16 by autocast")
     parser.add_argument("--use-pure-fp16", action=config.BooleanFlag, help="bfloat16 weights and float32 masters")
+    parser.add_argument(
+        "--time-kernels", action=config.BooleanFlag, default=True, help="on a GPU, time the kernels of a step too"
+    )
     parser.add_argument("--gigabytes-per-second", type=config.positive_float, help="of a copy, in place of measuring")
     parser.add_argument("--tflops", type=config.positive_float, help="of a product, in place of measuring")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
@@ -192,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     work[ATTENTION].flops = 12 * squares * bert_config.hidden_size * bert_config.num_hidden_layers
     work[OPTIMIZER] = Work(num_bytes=OPTIMIZER_BYTES * sum(p.numel() for p in model.parameters()))
     bandwidth, flops = best_rates(args, device)
-    measured = kernel_milliseconds(trainer, batch) if device.type == "cuda" else {}
+    measured = kernel_milliseconds(trainer, batch) if args.time_kernels and device.type == "cuda" else {}
 
     result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "kinds": {}}
     result |= {"gigabytes_per_second": bandwidth / 1e9, "tflops": flops / 1e12}
