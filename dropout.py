@@ -85,5 +85,8 @@ class Dropout(nn.Module):
             if states.device.type == "cpu" and not torch.compiler.is_compiling():
                 return CpuDropout.apply(states, residual, self.prob)
             states = F.dropout(states, self.prob)
-        # Types made equal first: torch's addition of two types takes twice the time of both steps on a CPU.
-        return states if residual is None else residual + states.to(residual.dtype)
+        if residual is None:
+            return states
+        if states.device.type == "cpu":  # torch's addition of two types takes twice the time of a cast and an addition
+            states = states.to(residual.dtype)
+        return residual + states
