@@ -233,15 +233,9 @@ class MasterWeights:
             master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
             p.grad = None
 
-    def gradients(self) -> list[Tensor]:
-        return [master.grad for master in self.masters.values() if master.grad is not None]
-
     @torch.no_grad()
     def push_weights(self) -> None:
-        """Gives the model the new weights, and starts new sums of gradients."""
         torch._foreach_copy_(list(self.model_parameters.values()), list(self.masters.values()))
-        for master in self.masters.values():
-            master.grad = None
 
 
 def is_decayed(name: str) -> bool:

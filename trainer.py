@@ -213,12 +213,11 @@ class Trainer:
         self.model.train()
         torch.manual_seed(seed_of_step(self.settings.seed, batch.first_position, self.processes.rank))
         step_sums: dict[str, Tensor] = {}
-        # DDP sums the model's own gradients over ranks; those of several micro-batches of a 16-bit model add up in its
-        # masters, which are then summed here.
-        masters_meet = self.masters is not None and totals.micro_batches > self.processes.world_size > 1
+        # DDP sums the model's own gradients over ranks, but several micro-batches' of a 16-bit model add up in its masters.
+        all_reduce_masters = self.masters is not None and totals.micro_batches > self.processes.world_size > 1
         for number, micro_batch in enumerate(batch.micro_batches, 1):
             is_last = number == len(batch.micro_batches)
-            with self._gradients_stay_here(masters_meet or not is_last):
+            with self._gradients_stay_here(all_reduce_masters or not is_last):
                 with self.stopwatch.lap("forward"):
                     with self.precision.context(self.device):
                         sums = self.task.sums(self.replica, to_device(micro_batch, self.device))
@@ -229,15 +228,14 @@ class Trainer:
                         self.masters.add_gradients()
             for name, value in sums.items():
                 step_sums[name] = step_sums.get(name, 0.0) + value.detach()
-        if masters_meet:
-            for work in [dist.all_reduce(grad, async_op=True) for grad in self.masters.gradients()]:
+        if all_reduce_masters:
+            for work in [dist.all_reduce(grad, async_op=True) for grad in self._gradients()]:
                 work.wait()
         return step_sums
 
     def optimizer_step(self) -> None:
         """Unscales, clips and steps; where the gradient is not finite, nothing moves but the loss scale."""
-        grads = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.grad_norm = total_norm(grads) / self.loss_scale.value
+        self.grad_norm = total_norm(self._gradients()) / self.loss_scale.value
         not_finite = ~torch.isfinite(self.grad_norm)
         clip = (self.grad_norm / self.settings.max_grad_norm).clamp(min=1.0)
         # Not schedule[...], which reads an index without dimensions on the host.
@@ -245,7 +243,7 @@ class Trainer:
         apply_step(self.optimizer, self.loss_scale.value * clip, not_finite.float())
         if self.masters is not None:
             self.masters.push_weights()
-        self.model.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         self.loss_scale.update(not_finite.float())
         self.device_step += ~not_finite
         self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
@@ -277,6 +275,9 @@ class Trainer:
         flops = training_flops(self.model.config, batch.lengths, batch.num_targets)
         counts = [batch.num_sequences, batch.num_tokens, batch.num_targets, flops, len(batch.micro_batches), stop]
         return Totals(*self.processes.all_sum(counts))
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
 
     def _gradients_stay_here(self, stay: bool):
         if stay and isinstance(self.replica, DistributedDataParallel):
