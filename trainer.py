@@ -213,7 +213,7 @@ class Trainer:
         self.model.train()
         torch.manual_seed(seed_of_step(self.settings.seed, batch.first_position, self.processes.rank))
         step_sums: dict[str, Tensor] = {}
-        # DDP sums the model's own gradients over ranks, but several micro-batches' of a 16-bit model add up in its masters.
+        # DDP sums the model's own gradients over ranks; a 16-bit model's, of several micro-batches, are in its masters.
         all_reduce_masters = self.masters is not None and totals.micro_batches > self.processes.world_size > 1
         for number, micro_batch in enumerate(batch.micro_batches, 1):
             is_last = number == len(batch.micro_batches)

@@ -24,13 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import attention, optimizer_step, pretraining_step  # noqa: E402
-from benchmarks.contenders import make_trainer  # noqa: E402
+from benchmarks.contenders import RandomSamples, make_trainer, train_on  # noqa: E402
 from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
 from run_setup import compile_model  # noqa: E402
 from token_stream import Limits, make_step_batch  # noqa: E402
-from trainer import Runtime, Totals, to_device  # noqa: E402
+from trainer import Runtime, to_device  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import Precision, Processes, select_device, use_threads  # noqa: E402
 from utils.errors import one_line, run_main  # noqa: E402
@@ -84,37 +84,6 @@ def parse_arguments(argv=None) -> config.Arguments:
     return parser.parse_args(argv)
 
 
-class RandomSamples:
-    """Samples of unequal lengths over the whole vocabulary; see token_stream.StreamDataset."""
-
-    def __init__(self, count: int, seq_length: int, vocab_size: int):
-        random = np.random.default_rng(0)
-        self.lengths = random.integers(seq_length // 8, seq_length + 1, count)
-        self.lengths[: count // 2] = seq_length
-        self.ids = random.integers(0, vocab_size, (count, seq_length))
-        self.labels = random.integers(0, 2, count)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def sizes(self, indices: np.ndarray) -> np.ndarray:
-        return np.column_stack([self.lengths[indices], np.maximum(self.lengths[indices] // 7, 1)])
-
-    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        lengths, masked = self.sizes(indices).T
-        starts = np.cumsum(lengths) - lengths
-        rows = list(zip(indices, lengths, strict=True))
-        return {
-            "input_ids": np.concatenate([self.ids[i, :n] for i, n in rows]),
-            "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
-            "position_ids": np.concatenate([np.arange(n) for n in lengths]),
-            "cu_seqlens": np.append(0, np.cumsum(lengths)).astype(np.int32),
-            "mlm_positions": np.concatenate([s + 1 + np.arange(m) for s, m in zip(starts, masked, strict=True)]),
-            "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, masked, strict=True)]),
-            "nsp_labels": self.labels[indices],
-        }
-
-
 def loss_and_gradients(
     model: BertForPreTraining, batches: list[dict], totals: tuple[int, int], seq_length: int, precision: Precision
 ) -> dict[str, torch.Tensor]:
@@ -163,8 +132,8 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
         model.bert.attention_implementation = implementation
         return loss_and_gradients(model, micro_batches[fixed], totals, args.seq_length, precision)
 
-    def compiled(precision: Precision, what: str) -> dict[str, torch.Tensor]:
-        # A fresh model, since compiling is for good; the same weights.
+    def of_a_copy(precision: Precision, what: str) -> dict[str, torch.Tensor]:
+        # A fresh model, since compiling and narrower weights are for good; the same weights.
         copy = BertForPreTraining(bert_config).to(device)
         copy.load_state_dict(model.state_dict())
         if precision.pure:
@@ -179,10 +148,10 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
         f"{auto}, bf16": (BFLOAT16, lambda: compute(BFLOAT16, auto)),
         f"{auto}, bf16, fixed sizes": (BFLOAT16, lambda: compute(BFLOAT16, auto, fixed=True)),
         "padded, fp32, fixed sizes": (FLOAT32, lambda: compute(FLOAT32, "padded", fixed=True)),
-        "compiled layers, bf16": (BFLOAT16, lambda: compiled(BFLOAT16, "layers")),
-        "compiled model, bf16": (BFLOAT16, lambda: compiled(BFLOAT16, "model")),
-        "16-bit weights": (PURE_BFLOAT16, lambda: compiled(PURE_BFLOAT16, "none")),
-        "compiled, 16-bit weights": (PURE_BFLOAT16, lambda: compiled(PURE_BFLOAT16, "model")),
+        "compiled layers, bf16": (BFLOAT16, lambda: of_a_copy(BFLOAT16, "layers")),
+        "compiled model, bf16": (BFLOAT16, lambda: of_a_copy(BFLOAT16, "model")),
+        "16-bit weights": (PURE_BFLOAT16, lambda: of_a_copy(PURE_BFLOAT16, "none")),
+        "compiled, 16-bit weights": (PURE_BFLOAT16, lambda: of_a_copy(PURE_BFLOAT16, "model")),
     }
     if device.type == "cpu":
         checks["by_length, fp32"] = (FLOAT32, lambda: compute(FLOAT32, "by_length"))
@@ -212,13 +181,11 @@ def run_waiting_checks(args: config.Arguments, device: torch.device) -> list[dic
         limits = Limits.for_batch(args.batch_size, args.seq_length, args.seq_length // 7 + 1, what != "none")
         samples = RandomSamples(args.batch_size, args.seq_length, bert_config.vocab_size)
         batch = make_step_batch(samples, np.arange(args.batch_size), limits, pin_memory=True)
-        totals = Totals(batch.num_sequences, batch.num_tokens, batch.num_targets)
         waits = None
         for mode in ("default", "default", "error"):  # first steps may wait: they compile and take memory
             torch.cuda.set_sync_debug_mode(mode)
             try:
-                trainer.training_step(batch, totals)
-                trainer.optimizer_step()
+                train_on(trainer, batch)
             except RuntimeError as error:
                 waits = one_line(str(error))
             finally:

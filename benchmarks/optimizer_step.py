@@ -31,6 +31,7 @@ from utils import config  # noqa: E402
 from utils.distributed import select_device, use_threads  # noqa: E402
 from utils.errors import UserError, run_main  # noqa: E402
 from utils.logger import show  # noqa: E402
+from utils.measure import synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
 
 FLOOR_BYTES = {"AdamW": 28, "Lamb": 40}  # a parameter
@@ -162,11 +163,6 @@ def measure(args: config.Arguments, device: torch.device) -> dict:
             "ratio_to_adamw": median_and_spread([a / b for a, b in zip(values, seconds["AdamW"], strict=True)]),
         }
     return result
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -37,7 +37,7 @@ from token_stream import Limits, StepBatch, make_step_batch, sample_order  # noq
 from trainer import Totals, to_device  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import Precision, peak_flops, use_threads  # noqa: E402
-from utils.errors import run_main  # noqa: E402
+from utils.errors import UserError, run_main  # noqa: E402
 from utils.logger import show  # noqa: E402
 from utils.measure import Stopwatch, synchronize  # noqa: E402
 from utils.progress import progress_bar  # noqa: E402
@@ -97,7 +97,7 @@ class Contender(ABC):
 
     def __init__(self, args: config.Arguments, folder: Path):
         self.args = args
-        self.runtime = make_runtime(args)
+        self.runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
         self.stopwatch = Stopwatch(self.runtime.device)
         bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
         started = time.perf_counter()
@@ -168,7 +168,7 @@ class Transformers(Contender):
         peer.load_state_dict(self.model.state_dict(), strict=False)
         peer.tie_weights()
         self.peer, self.model = peer.to(self.runtime.device).train(), self.model.to("meta")
-        self.precision = Precision(self.runtime.precision.dtype)
+        self.precision = Precision(self.runtime.precision.dtype)  # by autocast, also where ours holds 16-bit weights
         self.optimizer = fused_adamw(self.peer)
         self.forward = torch.compile(self.peer) if args.compile else self.peer
 
@@ -218,13 +218,15 @@ def samples_of_steps(args: config.Arguments, dataset: PretrainingDataset) -> np.
     step."""
     shape = (args.rounds + 1) * args.steps, args.batch_size * args.gradient_merge_steps
     if args.full:
-        lengths = dataset.sizes(np.arange(len(dataset)))[:, 0]
-        return np.resize((lengths == dataset.sequence_length).nonzero()[0], shape)
+        (full,) = (dataset.sizes(np.arange(len(dataset)))[:, 0] == dataset.sequence_length).nonzero()
+        if not len(full):
+            raise UserError(f"{dataset.folder} has no sample of full length: leave --full out, or give other shards")
+        return np.resize(full, shape)
     return sample_order(np.arange(shape[0] * shape[1]), len(dataset), seed=1).reshape(shape)
 
 
 def measure(args: config.Arguments, folder: Path) -> dict:
-    runtime = make_runtime(args)
+    runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
     device = runtime.device
     sides = {
         PEER: Side(Transformers, (args, folder), is_tuned=False),

@@ -29,7 +29,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contenders import fused_adamw, make_runtime, make_trainer  # noqa: E402
+from benchmarks.contenders import fused_adamw, make_runtime, make_trainer, train_on  # noqa: E402
 from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
 from benchmarks.sides import OURS, Side  # noqa: E402
 from modeling import BertConfig, BertForQuestionAnswering  # noqa: E402
@@ -37,7 +37,7 @@ from run_squad import QuestionAnswering  # noqa: E402
 from squad_dataset import SquadDataset, read_squad  # noqa: E402
 from token_stream import Limits, make_step_batch, sample_order  # noqa: E402
 from tokenizer import BertTokenizer  # noqa: E402
-from trainer import Totals, to_device  # noqa: E402
+from trainer import to_device  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import select_device  # noqa: E402
 from utils.errors import run_main  # noqa: E402
@@ -84,7 +84,7 @@ class Contender(ABC):
 
     def __init__(self, args: config.Arguments):
         self.args = args
-        self.runtime = make_runtime(args)
+        self.runtime = make_runtime(args.device, args.amp, tf32=args.tf32)
         self.dataset = SquadDataset(
             read_squad(args.squad_file),
             BertTokenizer(VOCAB_FILE),
@@ -150,9 +150,7 @@ class Ours(Contender):
         self.trainer = make_trainer(self.model, QuestionAnswering(args.max_seq_length), "AdamW", self.runtime)
 
     def train(self, features: np.ndarray) -> None:
-        batch = make_step_batch(self.dataset, features, self.limits)
-        self.trainer.training_step(batch, Totals(batch.num_sequences, batch.num_tokens, batch.num_targets))
-        self.trainer.optimizer_step()
+        train_on(self.trainer, make_step_batch(self.dataset, features, self.limits))
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:

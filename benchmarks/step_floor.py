@@ -23,14 +23,13 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contenders import make_runtime, make_trainer  # noqa: E402
-from benchmarks.device_checks import RandomSamples  # noqa: E402
+from benchmarks.contenders import RandomSamples, make_runtime, make_trainer, train_on  # noqa: E402
 from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
 from modeling import BertConfig, BertForPreTraining  # noqa: E402
 from run_pretraining import Pretraining  # noqa: E402
 from run_setup import compile_model  # noqa: E402
 from token_stream import Limits, StepBatch, make_step_batch  # noqa: E402
-from trainer import Totals, Trainer  # noqa: E402
+from trainer import Trainer  # noqa: E402
 from utils import config  # noqa: E402
 from utils.distributed import use_threads  # noqa: E402
 from utils.errors import run_main  # noqa: E402
@@ -125,7 +124,7 @@ class CompilerCounts:
 def best_rates(args: config.Arguments, device: torch.device) -> tuple[float, float]:
     """Bytes a second of a large copy, counting those read and those written; FLOP/s of a large product."""
     size = 8192 if device.type == "cuda" else 2048
-    source = torch.randn(16 * size * size // 16, device=device)
+    source = torch.randn(size * size, device=device)
     target = torch.empty_like(source)
     left, right = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
     rates = []
@@ -156,16 +155,11 @@ def full_batch(args: config.Arguments, vocab_size: int) -> StepBatch:
     return make_step_batch(samples, np.arange(args.batch_size), limits)
 
 
-def step(trainer: Trainer, batch: StepBatch) -> None:
-    trainer.training_step(batch, Totals(batch.num_sequences, batch.num_tokens, batch.num_targets))
-    trainer.optimizer_step()
-
-
 def kernel_milliseconds(trainer: Trainer, batch: StepBatch) -> dict[str, float]:
     """What the kernels of a step take on a GPU, by kind."""
     found = dict.fromkeys(KINDS, 0.0)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step(trainer, batch)
+        train_on(trainer, batch)
         torch.cuda.synchronize()
     for event in profile.key_averages():
         name = event.key.lower()
@@ -177,7 +171,7 @@ def kernel_milliseconds(trainer: Trainer, batch: StepBatch) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     use_threads()
-    runtime = make_runtime(args)
+    runtime = make_runtime(args.device, args.amp, args.use_pure_fp16)
     device = runtime.device
     bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
     torch.manual_seed(0)
@@ -188,11 +182,12 @@ def main(argv: list[str] | None = None) -> int:
 
     show("compiling")
     with CompilerCounts() as counts:
-        step(trainer, batch)
+        train_on(trainer, batch)
     work = counts.work
-    # The compiler knows no operations of attention: 4 s^2 h forward and twice as many backward, a sequence and layer.
-    squares = float((batch.lengths.astype(np.float64) ** 2).sum())
-    work[ATTENTION].flops = 12 * squares * bert_config.hidden_size * bert_config.num_hidden_layers
+    if work[ATTENTION].kernels:  # of whose operations the compiler knows nothing; elsewhere they are matrix products
+        # 4 s^2 h forward and twice as many backward, a sequence and layer.
+        squares = float((batch.lengths.astype(np.float64) ** 2).sum())
+        work[ATTENTION].flops = 12 * squares * bert_config.hidden_size * bert_config.num_hidden_layers
     work[OPTIMIZER] = Work(num_bytes=OPTIMIZER_BYTES * sum(p.numel() for p in model.parameters()))
     bandwidth, flops = best_rates(args, device)
     measured = kernel_milliseconds(trainer, batch) if args.time_kernels and device.type == "cuda" else {}

@@ -9,6 +9,7 @@ from conftest import ROOT, write_shards
 from benchmarks import around_the_step, data_loading, device_checks, pretraining_step, step_floor
 from benchmarks.sides import Side
 from modeling import BertConfig, training_flops
+from pretraining_dataset import PretrainingDataset
 from utils.errors import UserError
 
 
@@ -55,6 +56,15 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         assert set(side["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         seconds = sum(side["milliseconds"].values()) / 1000
         assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+
+
+def test_shards_without_a_full_sample_are_no_ground_for_full_ones(tmp_path):
+    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
+    dataset = PretrainingDataset(shards, vocab_size=30522)
+    dataset.sequence_length = 129  # which no sample has
+    args = pretraining_step.parse_arguments(["--full", "--batch-size", "2"])
+    with pytest.raises(UserError, match="no sample of full length"):
+        pretraining_step.samples_of_steps(args, dataset)
 
 
 def without_a_package():

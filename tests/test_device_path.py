@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.device_checks import RandomSamples
+from benchmarks.contenders import RandomSamples
 from lr_scheduler import make_schedule
 from modeling import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import LossScale, MasterWeights, make_optimizer
