@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from data.parallel import ordered_map
 from tokenizer import BertTokenizer
-from utils.config import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
+from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
 from utils.errors import UserError, run_main
 from utils.progress import progress_bar
 

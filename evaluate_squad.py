@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from squad_dataset import Question, Squad, read_squad
-from utils.config import ArgumentParser, read_json
+from utils.command_line import ArgumentParser
 from utils.errors import UserError, run_main
+from utils.files import read_json
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")

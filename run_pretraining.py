@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import arguments
 from loss import pretraining_sums
 from lr_scheduler import DECAYS
 from modeling import BertConfig, BertForPreTraining
@@ -29,34 +30,39 @@ from run_setup import (
 )
 from token_stream import Limits, StepLoader
 from trainer import Provenance, Runtime, evaluate
-from utils import config
+from utils import command_line
 from utils.checkpoint import sha256_of
 from utils.errors import UserError, run_main
-from utils.logger import show
+from utils.progress import print_line
 
 
-def parse_arguments(argv: list[str] | None = None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     data = parser.add_argument_group("data")
     data.add_argument("--input-dir", type=Path, required=True, help="folder of HDF5 shards")
-    data.add_argument("--eval-dir", type=config.none_or_path, help="folder of held-out shards")
+    data.add_argument("--eval-dir", type=command_line.optional_path, help="folder of held-out shards")
     data.add_argument(
-        "--eval-steps", type=config.non_negative_int, default=0, help="updates between evaluations; 0: at the end only"
+        "--eval-steps",
+        type=command_line.non_negative_int,
+        default=0,
+        help="updates between evaluations; 0: at the end only",
     )
-    config.add_global_arguments(parser, steps_required=True)
+    arguments.add_global_arguments(parser, steps_required=True)
     parser.add_argument(
         "--from-phase1-final-params",
-        type=config.none_or_path,
+        type=command_line.optional_path,
         help="phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 has a checkpoint",
     )
-    group = config.add_training_arguments(parser, OPTIMIZERS, DECAYS, "Lamb", 1e-4, 0.01)
-    group.add_argument("--batch-size", type=config.positive_int, default=32, help="sequences a GPU and micro-batch")
-    group.add_argument("--max-seq-length", type=config.positive_int, default=512, help="of the shards")
-    group.add_argument("--max-predictions-per-seq", type=config.positive_int, default=80, help="of the shards")
+    group = arguments.add_training_arguments(parser, OPTIMIZERS, DECAYS, "Lamb", 1e-4, 0.01)
+    group.add_argument(
+        "--batch-size", type=command_line.positive_int, default=32, help="sequences a GPU and micro-batch"
+    )
+    group.add_argument("--max-seq-length", type=command_line.positive_int, default=512, help="of the shards")
+    group.add_argument("--max-predictions-per-seq", type=command_line.positive_int, default=80, help="of the shards")
     phase = group.add_mutually_exclusive_group()
     phase.add_argument("--phase1", action="store_true", help="names the checkpoints' folder; the default")
     phase.add_argument("--phase2", action="store_true", help="names the checkpoints' folder")
-    config.add_precision_arguments(parser)
+    arguments.add_precision_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -84,7 +90,9 @@ class Pretraining:
         return metrics
 
 
-def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, args: config.Arguments) -> None:
+def check_data(
+    dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, args: command_line.Arguments
+) -> None:
     """Everything that shards, vocabulary, config and flags must agree on."""
     for what, flag, wanted, found in [
         ("sequences of", "--max-seq-length", args.max_seq_length, dataset.sequence_length),
@@ -106,18 +114,20 @@ def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertC
         )
 
 
-def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, args: config.Arguments) -> PretrainingDataset:
+def open_dataset(
+    folder: Path, vocab_file: Path, bert_config: BertConfig, args: command_line.Arguments
+) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     check_data(dataset, vocab_file, bert_config, args)
     if dataset.bytes_in_memory > 2**30:
-        show(
+        print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
             f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory a process"
         )
     return dataset
 
 
-def pretrain(args: config.Arguments, runtime: Runtime) -> int:
+def pretrain(args: command_line.Arguments, runtime: Runtime) -> int:
     bert_config, vocab_file = load_config(args), find_vocab_file(args)
     check_vocabulary(vocab_file, bert_config)
     dataset = open_dataset(args.input_dir, vocab_file, bert_config, args)
@@ -142,7 +152,7 @@ def pretrain(args: config.Arguments, runtime: Runtime) -> int:
         make_settings(args, phase, args.max_steps, (args.eval_steps or args.max_steps) if eval_dataset else 0),
         Provenance(
             phase=phase,
-            arguments=config.jsonable(args),
+            arguments=args.as_dict(),
             num_samples=len(dataset),
             vocab_file=vocab_file,
             do_lower_case=bool(dataset.attributes.get("do_lower_case", has_no_capitals(vocab_file))),

@@ -13,7 +13,7 @@ from optimizer import LossScale, MasterWeights, make_optimizer
 from tokenizer import BertTokenizer
 from trainer import Provenance, Runtime, Settings, Task, Trainer
 from utils import checkpoint as checkpoints
-from utils import config
+from utils import command_line
 from utils.affinity import set_cpu_affinity
 from utils.distributed import (
     Precision,
@@ -24,13 +24,15 @@ from utils.distributed import (
     use_threads,
 )
 from utils.errors import UserError
-from utils.logger import Reporter, show
+from utils.files import read_json
+from utils.logger import Reporter
+from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent
 
 
 @contextmanager
-def runtime_for(args: config.Arguments, title: str) -> Iterator[Runtime]:
+def runtime_for(args: command_line.Arguments, title: str) -> Iterator[Runtime]:
     """Device, precision and processes as the flags and the environment say; joins the other processes and leaves them
     at the end."""
     device = select_device(args.device)
@@ -41,7 +43,7 @@ def runtime_for(args: config.Arguments, title: str) -> Iterator[Runtime]:
         if args.enable_cpu_affinity:
             set_cpu_affinity(device, processes.local_rank, processes.local_world_size)
         if args.show_config and processes.is_main:
-            show(config.show_arguments(args, f"{title} on {processes.world_size} x {device.type}:"))
+            print_line(command_line.format_arguments(args, f"{title} on {processes.world_size} x {device.type}:"))
         reporter = Reporter(args.report_file, enabled=processes.is_main)
         try:
             yield Runtime(device, precision, processes, reporter)
@@ -49,20 +51,20 @@ def runtime_for(args: config.Arguments, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
-def load_config(args: config.Arguments) -> BertConfig:
+def load_config(args: command_line.Arguments) -> BertConfig:
     path = args.config_file
     if path is None:
         if args.bert_model == "custom":
             raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
         path = ROOT / "bert_configs" / f"{args.bert_model}.json"
-    config.read_json(path, "the config")
+    read_json(path, "the config")
     try:
         return BertConfig.from_json_file(path)
     except ValueError as error:
         raise UserError(f"{error}: correct the config") from error
 
 
-def find_vocab_file(args: config.Arguments) -> Path:
+def find_vocab_file(args: command_line.Arguments) -> Path:
     if args.vocab_file is not None:
         return args.vocab_file
     if args.bert_model == "custom":
@@ -86,14 +88,14 @@ def has_no_capitals(vocab_file: Path) -> bool:
     return not any(word != word.lower() for word in words if not word.startswith("["))
 
 
-def make_loss_scale(args: config.Arguments, precision: Precision, device: torch.device) -> LossScale:
+def make_loss_scale(args: command_line.Arguments, precision: Precision, device: torch.device) -> LossScale:
     if not precision.needs_loss_scale:
         return LossScale(1.0, dynamic=False, device=device)
     initial = 2.0**20 if args.use_dynamic_loss_scaling and args.scale_loss == 1 else args.scale_loss
     return LossScale(initial, args.use_dynamic_loss_scaling, device)
 
 
-def make_settings(args: config.Arguments, phase: str, max_steps: int, eval_steps: int = 0) -> Settings:
+def make_settings(args: command_line.Arguments, phase: str, max_steps: int, eval_steps: int = 0) -> Settings:
     return Settings(
         max_steps=max_steps,
         checkpoint_folder=args.output_dir / args.bert_model / phase,
@@ -112,7 +114,7 @@ def make_settings(args: config.Arguments, phase: str, max_steps: int, eval_steps
 
 
 def build_trainer(
-    args: config.Arguments,
+    args: command_line.Arguments,
     model: torch.nn.Module,
     task: Task,
     settings: Settings,
@@ -174,7 +176,7 @@ def compile_model(model: torch.nn.Module, what: str) -> None:
         module.compile(fullgraph=True, dynamic=False)
 
 
-def restore_state(run: Trainer, args: config.Arguments) -> None:
+def restore_state(run: Trainer, args: command_line.Arguments) -> None:
     """A checkpoint, or else weights alone, or else nothing, as the flags say; the same on all processes."""
     take_state(run, args)
     processes = run.runtime.processes
@@ -185,10 +187,10 @@ def restore_state(run: Trainer, args: config.Arguments) -> None:
         )
 
 
-def take_state(run: Trainer, args: config.Arguments) -> None:
+def take_state(run: Trainer, args: command_line.Arguments) -> None:
     if args.last_step_of_checkpoint is not None and args.from_checkpoint is None:
         raise UserError("--last-step-of-checkpoint needs --from-checkpoint: give the folder of steps")
-    tell = show if run.runtime.processes.is_main else (lambda _text: None)
+    tell = print_line if run.runtime.processes.is_main else (lambda _text: None)
     if args.from_checkpoint is not None:
         found = checkpoints.find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, tell)
         if found is not None:

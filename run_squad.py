@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import arguments
 from evaluate_squad import evaluate
 from loss import span_sum
 from lr_scheduler import DECAYS
@@ -36,49 +37,56 @@ from token_stream import Limits, StepLoader
 from tokenizer import BertTokenizer
 from trainer import Provenance, Runtime, Trainer, to_device
 from utils import checkpoint as checkpoints
-from utils import config
+from utils import command_line
 from utils.errors import UserError, run_main
-from utils.logger import show
-from utils.progress import progress_bar
+from utils.progress import print_line, progress_bar
 
 PHASE = "squad"
 
 
-def parse_arguments(argv: list[str] | None = None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     data = parser.add_argument_group("data and tasks")
-    data.add_argument("--do-train", action=config.BooleanFlag, help="fine-tune on --train-file")
-    data.add_argument("--do-predict", action=config.BooleanFlag, help="answer the questions of --predict-file")
-    data.add_argument("--do-eval", action=config.BooleanFlag, help="answer them and score the answers")
-    data.add_argument("--train-file", type=config.none_or_path, help="SQuAD JSON to learn from")
-    data.add_argument("--predict-file", type=config.none_or_path, help="SQuAD JSON to answer")
+    data.add_argument("--do-train", action=command_line.BooleanFlag, help="fine-tune on --train-file")
+    data.add_argument("--do-predict", action=command_line.BooleanFlag, help="answer the questions of --predict-file")
+    data.add_argument("--do-eval", action=command_line.BooleanFlag, help="answer them and score the answers")
+    data.add_argument("--train-file", type=command_line.optional_path, help="SQuAD JSON to learn from")
+    data.add_argument("--predict-file", type=command_line.optional_path, help="SQuAD JSON to answer")
     data.add_argument(
         "--init-checkpoint",
         dest="from_pretrained_params",
-        type=config.none_or_path,
+        type=command_line.optional_path,
         help="the same as --from-pretrained-params: a checkpoint or Hugging Face model folder, or a folder of steps",
     )
     data.add_argument(
         "--do-lower-case",
-        action=config.BooleanFlag,
+        action=command_line.BooleanFlag,
         default=None,
         help="lower-case and strip accents; by default as the vocabulary is",
     )
-    config.add_global_arguments(parser, steps_required=False)
-    group = config.add_training_arguments(parser, OPTIMIZERS, DECAYS, "AdamW", 5e-5, 0.1)
-    group.add_argument("--epochs", type=config.positive_float, default=3, help="times through the training data")
+    arguments.add_global_arguments(parser, steps_required=False)
+    group = arguments.add_training_arguments(parser, OPTIMIZERS, DECAYS, "AdamW", 5e-5, 0.1)
+    group.add_argument("--epochs", type=command_line.positive_float, default=3, help="times through the training data")
     group.add_argument(
-        "--train-batch-size", type=config.positive_int, default=32, help="sequences a GPU and micro-batch"
+        "--train-batch-size", type=command_line.positive_int, default=32, help="sequences a GPU and micro-batch"
     )
     features = parser.add_argument_group("features and decoding")
-    features.add_argument("--predict-batch-size", type=config.positive_int, default=8, help="sequences a GPU at a time")
-    features.add_argument("--max-seq-length", type=config.positive_int, default=384, help="tokens of a window")
-    features.add_argument("--doc-stride", type=config.positive_int, default=128, help="tokens between windows' starts")
-    features.add_argument("--max-query-length", type=config.positive_int, default=64, help="questions are cut to this")
-    features.add_argument("--n-best-size", type=config.positive_int, default=20, help="starts, ends and answers kept")
-    features.add_argument("--max-answer-length", type=config.positive_int, default=30, help="tokens of an answer")
     features.add_argument(
-        "--version-2-with-negative", action=config.BooleanFlag, help="SQuAD v2.0: questions may have no answer"
+        "--predict-batch-size", type=command_line.positive_int, default=8, help="sequences a GPU at a time"
+    )
+    features.add_argument("--max-seq-length", type=command_line.positive_int, default=384, help="tokens of a window")
+    features.add_argument(
+        "--doc-stride", type=command_line.positive_int, default=128, help="tokens between windows' starts"
+    )
+    features.add_argument(
+        "--max-query-length", type=command_line.positive_int, default=64, help="questions are cut to this"
+    )
+    features.add_argument(
+        "--n-best-size", type=command_line.positive_int, default=20, help="starts, ends and answers kept"
+    )
+    features.add_argument("--max-answer-length", type=command_line.positive_int, default=30, help="tokens of an answer")
+    features.add_argument(
+        "--version-2-with-negative", action=command_line.BooleanFlag, help="SQuAD v2.0: questions may have no answer"
     )
     features.add_argument(
         "--null-score-diff-threshold",
@@ -86,13 +94,13 @@ def parse_arguments(argv: list[str] | None = None) -> config.Arguments:
         default=0.0,
         help="v2.0: no answer where its score exceeds the best answer's by more than this",
     )
-    config.add_precision_arguments(parser)
+    arguments.add_precision_arguments(parser)
     args = parser.parse_args(argv)
     check_tasks(args, parser)
     return args
 
 
-def check_tasks(args: config.Arguments, parser: config.ArgumentParser) -> None:
+def check_tasks(args: command_line.Arguments, parser: command_line.ArgumentParser) -> None:
     if not (args.do_train or args.do_predict or args.do_eval):
         parser.error("nothing to do: give --do-train, --do-predict or --do-eval")
     if args.do_train and args.train_file is None:
@@ -124,7 +132,7 @@ class QuestionAnswering:
         return {"loss": sums["span_loss"] / num_sequences}
 
 
-def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: config.Arguments) -> SquadDataset:
+def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: command_line.Arguments) -> SquadDataset:
     return SquadDataset(
         read_squad(path),
         tokenizer,
@@ -136,7 +144,7 @@ def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: con
     )
 
 
-def open_tokenizer(args: config.Arguments, bert_config: BertConfig) -> BertTokenizer:
+def open_tokenizer(args: command_line.Arguments, bert_config: BertConfig) -> BertTokenizer:
     """The tokenizer that flags and vocabulary name; a vocabulary without capital letters is an uncased one."""
     vocab_file = find_vocab_file(args)
     check_vocabulary(vocab_file, bert_config)
@@ -147,7 +155,7 @@ def open_tokenizer(args: config.Arguments, bert_config: BertConfig) -> BertToken
 
 
 def train(
-    args: config.Arguments,
+    args: command_line.Arguments,
     model: BertForQuestionAnswering,
     dataset: SquadDataset,
     tokenizer: BertTokenizer,
@@ -163,7 +171,7 @@ def train(
         model,
         QuestionAnswering(args.max_seq_length),
         make_settings(args, PHASE, max_steps),
-        Provenance(PHASE, config.jsonable(args), len(dataset), Path(tokenizer.vocab_file), tokenizer.do_lower_case),
+        Provenance(PHASE, args.as_dict(), len(dataset), Path(tokenizer.vocab_file), tokenizer.do_lower_case),
         runtime,
     )
     loader = StepLoader(
@@ -180,9 +188,9 @@ def train(
     return run, run.train(loader)
 
 
-def load_fine_tuned(args: config.Arguments, model: BertForQuestionAnswering, runtime: Runtime) -> None:
+def load_fine_tuned(args: command_line.Arguments, model: BertForQuestionAnswering, runtime: Runtime) -> None:
     """The weights to predict with, which have to include the span head."""
-    tell = show if runtime.processes.is_main else (lambda _text: None)
+    tell = print_line if runtime.processes.is_main else (lambda _text: None)
     folder = None
     if args.from_checkpoint is not None:
         folder = checkpoints.find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, tell)
@@ -195,7 +203,7 @@ def load_fine_tuned(args: config.Arguments, model: BertForQuestionAnswering, run
     model.to(runtime.device, runtime.precision.dtype if runtime.precision.pure else torch.float32)
 
 
-def prediction_batches(dataset: SquadDataset, args: config.Arguments, runtime: Runtime) -> list[np.ndarray]:
+def prediction_batches(dataset: SquadDataset, args: command_line.Arguments, runtime: Runtime) -> list[np.ndarray]:
     """This rank's batches of features of like length, in random order, so that the time left can be told. A
     benchmark takes an even selection of them."""
     by_length = np.argsort(-dataset.lengths, kind="stable")
@@ -211,7 +219,7 @@ def prediction_batches(dataset: SquadDataset, args: config.Arguments, runtime: R
 
 @torch.inference_mode()
 def predict_logits(
-    model: BertForQuestionAnswering, dataset: SquadDataset, args: config.Arguments, runtime: Runtime
+    model: BertForQuestionAnswering, dataset: SquadDataset, args: command_line.Arguments, runtime: Runtime
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Start and end logits [2, T] of all features' tokens, on every rank, and the speed of inference."""
     processes, device = runtime.processes, runtime.device
@@ -239,7 +247,7 @@ def predict_logits(
 
 
 def inference_figures(
-    sizes: list[int], seconds: list[float], args: config.Arguments, runtime: Runtime
+    sizes: list[int], seconds: list[float], args: command_line.Arguments, runtime: Runtime
 ) -> dict[str, float]:
     """Sequences a second over all ranks, and the latency of this rank's batches, the first ones left out."""
     warmup = args.benchmark_warmup_steps if args.benchmark else 1
@@ -255,7 +263,9 @@ def inference_figures(
     }
 
 
-def predict(args: config.Arguments, model: BertForQuestionAnswering, dataset: SquadDataset, runtime: Runtime) -> None:
+def predict(
+    args: command_line.Arguments, model: BertForQuestionAnswering, dataset: SquadDataset, runtime: Runtime
+) -> None:
     """Answers every question; the main process writes the answers and, for --do-eval, scores them."""
     folder = args.output_dir / args.bert_model / PHASE
     writes = runtime.processes.is_main and not args.benchmark
@@ -275,14 +285,14 @@ def predict(args: config.Arguments, model: BertForQuestionAnswering, dataset: Sq
         null_score_diff_threshold=args.null_score_diff_threshold,
     )
     path = write_predictions(folder, predictions)
-    show(f"answers to {len(predictions.answers)} questions in {path}")
+    print_line(f"answers to {len(predictions.answers)} questions in {path}")
     if args.do_eval:
         # The answers are taken as they are: the threshold on the odds was applied when they were chosen.
         scores = evaluate(dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf)
         runtime.reporter.log((), scores, "  ".join(f"{name} {value:.6g}" for name, value in scores.items()))
 
 
-def run_tasks(args: config.Arguments, runtime: Runtime) -> int:
+def run_tasks(args: command_line.Arguments, runtime: Runtime) -> int:
     bert_config = load_config(args)
     if args.max_seq_length > bert_config.max_position_embeddings:
         raise UserError(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from utils.config import read_json
 from utils.errors import UserError
+from utils.files import read_json
 from utils.progress import progress_bar
 
 TEXTS_AT_A_TIME = 4096  # between two looks at the progress bar

@@ -30,9 +30,9 @@ from token_stream import Limits, StepBatch, StreamDataset, stream_in_order
 from utils import checkpoint as checkpoints
 from utils.distributed import Precision, Processes, others_may_end, peak_flops
 from utils.errors import UserError
-from utils.logger import Reporter, duration, metrics_text, show
+from utils.logger import Reporter, duration, metrics_text
 from utils.measure import Stopwatch, peak_memory_bytes, synchronize
-from utils.progress import progress_bar
+from utils.progress import print_line, progress_bar
 
 
 class Task(Protocol):
@@ -391,7 +391,7 @@ class Trainer:
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def load_weights(self, folder: Path, tell: Callable[[str], None] = show) -> None:
+    def load_weights(self, folder: Path, tell: Callable[[str], None] = print_line) -> None:
         """Takes the weights in a checkpoint or model folder, and nothing else."""
         tensors = checkpoints.read_tensors(folder / checkpoints.MODEL_FILE)
         checkpoints.check_same_kind(folder, self.model.config.to_dict(), self.provenance.vocab_file)
@@ -425,13 +425,13 @@ class Trainer:
         self.samples_consumed = progress["samples_consumed"]
         if not self.processes.is_main:
             return
-        show(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
+        print_line(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
         for what, now, then in [
             ("--seed", self.settings.seed, progress["seed"]),
             ("the number of samples", self.provenance.num_samples, progress["num_samples"]),
         ]:
             if now != then:
-                show(f"warning: {what} was {then} and is {now} now: samples come in another order from here on")
+                print_line(f"warning: {what} was {then} and is {now} now: samples come in another order from here on")
 
     def _weights(self) -> dict[str, Tensor]:
         """The model's float32 weights under their names."""

@@ -23,24 +23,23 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from utils import config  # noqa: E402
-from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.progress import progress_bar  # noqa: E402
+from benchmarks.peers import median_and_spread, surroundings, write_result
+from utils import command_line
+from utils.errors import UserError, run_main
+from utils.progress import print_line, progress_bar
 
 MODELS = {"tiny": "bert-tiny-uncased", "base": "bert-base-uncased", "large": "bert-large-uncased"}
 STEPS_PER_CHECKPOINT = 4
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="large", help="architecture")
     parser.add_argument("--input-dir", type=Path, help="folder of shards of length 128; by default the sample corpus")
-    parser.add_argument("--batch-size", type=config.positive_int, default=1, help="sequences a step")
+    parser.add_argument("--batch-size", type=command_line.positive_int, default=1, help="sequences a step")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--launches", type=config.positive_int, default=3, help="of each kind")
-    parser.add_argument("--checkpoints", type=config.positive_int, default=3, help="to write")
+    parser.add_argument("--launches", type=command_line.positive_int, default=3, help="of each kind")
+    parser.add_argument("--checkpoints", type=command_line.positive_int, default=3, help="to write")
     parser.add_argument("--scratch-dir", type=Path, help="where checkpoints go; by default the system's")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
@@ -110,7 +109,7 @@ def seconds_of_launch(started: float, marks: list[dict]) -> dict[str, float]:
     }
 
 
-def measure(args: config.Arguments, scratch: Path) -> dict:
+def measure(args: command_line.Arguments, scratch: Path) -> dict:
     from benchmarks.pretraining_step import make_shards
 
     shards = args.input_dir or make_shards(scratch, 128)
@@ -167,15 +166,17 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=args.scratch_dir) as scratch:
         figures = measure(args, Path(scratch))
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-    result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), **figures}
+    result = {"surroundings": surroundings(device), "arguments": args.as_dict(), **figures}
     path = write_result(args.output, f"around_the_step-{device.type}-{args.model}", result)
     for kind, stages in figures["seconds_to_first_step"].items():
         parts = ", ".join(f"{stage} {seconds['median']:.1f}" for stage, seconds in stages.items())
-        show(f"launch to the first step, {kind}: {parts} s")
+        print_line(f"launch to the first step, {kind}: {parts} s")
     saved = figures["checkpoint"]
     stopped, durable = (", ".join(f"{s:.2f}" for s in saved[f"{kind}_seconds"]) for kind in ("stopped", "durable"))
-    show(f"checkpoint of {saved['bytes'] / 1e9:.2f} GB: training stopped for {stopped} s; durable after {durable} s")
-    show(f"written to {path}")
+    print_line(
+        f"checkpoint of {saved['bytes'] / 1e9:.2f} GB: training stopped for {stopped} s; durable after {durable} s"
+    )
+    print_line(f"written to {path}")
     return 0
 
 

@@ -39,17 +39,16 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import modeling  # noqa: E402
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.pretraining_step import PREDICTIONS, make_shards  # noqa: E402
-from benchmarks.sides import Side  # noqa: E402
-from pretraining_dataset import PretrainingDataset  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import select_device, use_threads  # noqa: E402
-from utils.errors import UserError, one_line, run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.measure import Stopwatch  # noqa: E402
-from utils.progress import progress_bar  # noqa: E402
+import modeling
+from benchmarks.peers import median_and_spread, surroundings, write_result
+from benchmarks.pretraining_step import PREDICTIONS, make_shards
+from benchmarks.sides import Side
+from pretraining_dataset import PretrainingDataset
+from utils import command_line
+from utils.distributed import select_device, use_threads
+from utils.errors import UserError, one_line, run_main
+from utils.measure import Stopwatch
+from utils.progress import print_line, progress_bar
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 INPUT_SETS = 3
@@ -59,18 +58,20 @@ VOCAB_SIZE = 30522  # of the sample corpus' shards
 Attend = Callable[[Tensor, float], Tensor]  # queries, keys and values [T, 3, H, D], dropout probability: [T, H, D]
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", choices=("real", "full"), default="real", help="of shards' samples, or all full")
     parser.add_argument("--seq-length", type=int, choices=sorted(PREDICTIONS), default=512, help="the longest")
     parser.add_argument("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
-    parser.add_argument("--tokens", type=config.positive_int, default=32768, help="of a stream, at most")
-    parser.add_argument("--heads", type=config.positive_int, default=16, help="attention heads")
-    parser.add_argument("--head-size", type=config.positive_int, default=64, help="of queries, keys and values")
-    parser.add_argument("--dropout", type=config.decay_factor, default=0.1, help="probability, beside none at all")
-    parser.add_argument("--amp", action=config.BooleanFlag, default=True, help="bfloat16, float32 without")
+    parser.add_argument("--tokens", type=command_line.positive_int, default=32768, help="of a stream, at most")
+    parser.add_argument("--heads", type=command_line.positive_int, default=16, help="attention heads")
+    parser.add_argument("--head-size", type=command_line.positive_int, default=64, help="of queries, keys and values")
+    parser.add_argument(
+        "--dropout", type=command_line.decay_factor, default=0.1, help="probability, beside none at all"
+    )
+    parser.add_argument("--amp", action=command_line.BooleanFlag, default=True, help="bfloat16, float32 without")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--rounds", type=config.positive_int, default=15, help="turns that each contender gets")
+    parser.add_argument("--rounds", type=command_line.positive_int, default=15, help="turns that each contender gets")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     args = parser.parse_args(argv)
     if args.tokens < args.seq_length:
@@ -298,7 +299,7 @@ def check(attend: Attend, qkv_T3HD: Tensor, grad_THD: Tensor, layout: Layout, dr
 class Contender:
     """One way to attend in its process, with the streams that all have."""
 
-    def __init__(self, name: str, args: config.Arguments, checked: list[int], measured: list[list[int]]):
+    def __init__(self, name: str, args: command_line.Arguments, checked: list[int], measured: list[list[int]]):
         self.args, self.device = args, select_device(args.device)
         self.stopwatch = Stopwatch(self.device)
         self.prepare = CONTENDERS[self.device.type][name]
@@ -341,7 +342,7 @@ class Contender:
         return {kind: 1e3 * lap / CALLS for kind, lap in seconds.items()}
 
 
-def sample_lengths(args: config.Arguments) -> np.ndarray:
+def sample_lengths(args: command_line.Arguments) -> np.ndarray:
     """The lengths of all samples that streams are drawn from."""
     if args.lengths == "full":
         return np.array([args.seq_length])
@@ -365,7 +366,9 @@ def call_or_say_why_not(side: Side, dropout_prob: float) -> dict:
         return {"cannot_run": str(error)}
 
 
-def measure(args: config.Arguments, sides: dict[str, Side], streams: list[list[int]], dropout_prob: float) -> dict:
+def measure(
+    args: command_line.Arguments, sides: dict[str, Side], streams: list[list[int]], dropout_prob: float
+) -> dict:
     """Checks all sides, and times those that pass."""
     results = {name: call_or_say_why_not(side, dropout_prob) for name, side in sides.items()}
     able = [name for name, found in results.items() if not (found.get("cannot_run") or found.get("wrong"))]
@@ -390,7 +393,7 @@ def measure(args: config.Arguments, sides: dict[str, Side], streams: list[list[i
     return results
 
 
-def work(args: config.Arguments, lengths: list[int]) -> dict[str, dict[str, float]]:
+def work(args: command_line.Arguments, lengths: list[int]) -> dict[str, dict[str, float]]:
     """TFLOPs and gigabytes of a call; see the top of this file."""
     hidden = args.heads * args.head_size
     tflops = 4 * hidden * sum(length**2 for length in lengths) / 1e12
@@ -402,17 +405,17 @@ def work(args: config.Arguments, lengths: list[int]) -> dict[str, dict[str, floa
 
 
 def show_results(dropout_prob: float, results: dict[str, dict]) -> None:
-    show(f"dropout {dropout_prob:g}")
+    print_line(f"dropout {dropout_prob:g}")
     for name, found in results.items():
         if reason := found.get("cannot_run"):
-            show(f"  --   {name:12} cannot run: {reason}")
+            print_line(f"  --   {name:12} cannot run: {reason}")
             continue
         errors = f"output {found['output']:.1e}, gradient {found['gradient']:.1e} (limit {found['limit']:.0e})"
         dropped = f", {found['dropped']:.4f} dropped" if "dropped" in found else ""
-        show(f"  {'FAIL' if found['wrong'] else 'ok  '} {name:12} {errors}{dropped}")
+        print_line(f"  {'FAIL' if found['wrong'] else 'ok  '} {name:12} {errors}{dropped}")
     timed = {name: found for name, found in results.items() if "milliseconds" in found}
     if timed:
-        show(
+        print_line(
             f"  {'milliseconds':12}{'forward (quartiles)':>28}{'with backward':>28}{'host':>9}"
             f"{'TFLOP/s':>18}{'GB/s of the floor':>18}"
         )
@@ -426,7 +429,7 @@ def show_results(dropout_prob: float, results: dict[str, dict]) -> None:
             for rate, form in (("tflops", "7.3g"), ("floor_gigabytes_per_second", "7.0f"))
         )
         host = found["milliseconds"]["host"]["median"]
-        show(f"  {name:12}{times[0]:>28}{times[1]:>28}{host:9.3f}{flops:>18}{bandwidth:>18}")
+        print_line(f"  {name:12}{times[0]:>28}{times[1]:>28}{host:9.3f}{flops:>18}{bandwidth:>18}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -438,12 +441,12 @@ def main(argv: list[str] | None = None) -> int:
     streams = [draw_stream(lengths, args.tokens, seed) for seed in range(1, 1 + INPUT_SETS)]
     result = {
         "surroundings": surroundings(device),
-        "arguments": config.jsonable(args),
+        "arguments": args.as_dict(),
         "streams": [{"sequences": len(stream), "tokens": sum(stream)} for stream in streams],
         "dropout": {},
     }
     for stream in result["streams"]:
-        show(f"{args.lengths} lengths: {stream['sequences']} sequences of {stream['tokens']:,} tokens in all")
+        print_line(f"{args.lengths} lengths: {stream['sequences']} sequences of {stream['tokens']:,} tokens in all")
     sides = {name: Side(Contender, (name, args, checked, streams), is_tuned=True) for name in CONTENDERS[device.type]}
     for dropout_prob in sorted({0.0, args.dropout}):
         result["dropout"][f"{dropout_prob:g}"] = measure(args, sides, streams, dropout_prob)
@@ -453,7 +456,7 @@ def main(argv: list[str] | None = None) -> int:
     precision = "bf16" if args.amp else "fp32"
     where = "gpu" if device.type == "cuda" else "cpu"
     path = write_result(args.output, f"attention-{where}-{args.lengths}-{args.seq_length}-{precision}", result)
-    show(f"written to {path}")
+    print_line(f"written to {path}")
     found = [contender for part in result["dropout"].values() for contender in part.values()]
     return 1 if any(contender.get("wrong") for contender in found) else 0
 

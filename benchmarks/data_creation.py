@@ -32,13 +32,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import tokenizers  # noqa: E402
+import tokenizers
 
-from benchmarks import data_creation_reference as reference  # noqa: E402
-from create_pretraining_data import SampleOptions, create_shard, find_text, output_name  # noqa: E402
-from tokenizer import UNK, BertTokenizer  # noqa: E402
-from utils.config import ArgumentParser, jsonable, positive_float, positive_int  # noqa: E402
-from utils.errors import run_main  # noqa: E402
+from benchmarks import data_creation_reference as reference
+from create_pretraining_data import SampleOptions, create_shard, find_text, output_name
+from tokenizer import UNK, BertTokenizer
+from utils.command_line import ArgumentParser, positive_float, positive_int
+from utils.errors import run_main
 
 PARAGRAPHS_PER_DOCUMENT = 40  # of the sample books: about a chapter's worth
 LONG_SHARDS, LONG_SHARD_BYTES = 4, 25_000_000
@@ -325,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
     content = {
         "surroundings": surroundings(torch.device("cpu")),
         "versions": {package: version(package) for package in ("numpy", "h5py", "tokenizers")},
-        "arguments": jsonable(args),
+        "arguments": args.as_dict(),
         "results": results,
         "program": {"shards": len(longest.shards), "text_megabytes": megabytes, "by_workers": program},
     }

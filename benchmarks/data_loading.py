@@ -19,25 +19,29 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result  # noqa: E402
-from pretraining_dataset import KEYS, PretrainingDataset  # noqa: E402
-from token_stream import Limits, StepLoader, sample_order  # noqa: E402
-from utils import config  # noqa: E402
-from utils.errors import run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.measure import peak_memory_bytes  # noqa: E402
+from benchmarks.peers import median_and_spread, surroundings, write_result
+from pretraining_dataset import KEYS, PretrainingDataset
+from token_stream import Limits, StepLoader, sample_order
+from utils import command_line
+from utils.errors import run_main
+from utils.measure import peak_memory_bytes
+from utils.progress import print_line
 
 VOCAB_SIZE = 30522
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input-dir", type=Path, help="folder of shards")
-    parser.add_argument("--samples", type=config.positive_int, default=200_000, help="to write without --input-dir")
-    parser.add_argument("--seq-length", type=config.positive_int, default=128, help="to write without --input-dir")
-    parser.add_argument("--batch-size", type=config.positive_int, default=256, help="sequences a micro-batch")
-    parser.add_argument("--batches", type=config.positive_int, default=50, help="steps a round")
-    parser.add_argument("--rounds", type=config.positive_int, default=5, help="rounds")
+    parser.add_argument(
+        "--samples", type=command_line.positive_int, default=200_000, help="to write without --input-dir"
+    )
+    parser.add_argument(
+        "--seq-length", type=command_line.positive_int, default=128, help="to write without --input-dir"
+    )
+    parser.add_argument("--batch-size", type=command_line.positive_int, default=256, help="sequences a micro-batch")
+    parser.add_argument("--batches", type=command_line.positive_int, default=50, help="steps a round")
+    parser.add_argument("--rounds", type=command_line.positive_int, default=5, help="rounds")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -65,7 +69,7 @@ def write_random_shards(folder: Path, samples: int, length: int, shards: int = 4
     return folder
 
 
-def measure(args: config.Arguments, folder: Path) -> dict:
+def measure(args: command_line.Arguments, folder: Path) -> dict:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
     limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence)
     loader = StepLoader(dataset, limits, args.batch_size, seed=1, num_workers=0)
@@ -89,7 +93,7 @@ def measure(args: config.Arguments, folder: Path) -> dict:
             rates["floor"].append(sequences / (copied - loaded))
     return {
         "surroundings": surroundings(torch.device("cpu")),
-        "arguments": config.jsonable(args),
+        "arguments": args.as_dict(),
         "samples": len(dataset),
         "sequence_length": dataset.sequence_length,
         "sequences_per_second": {name: median_and_spread(values) for name, values in rates.items()},
@@ -105,8 +109,10 @@ def main(argv: list[str] | None = None) -> int:
         result = measure(args, folder)
     path = write_result(args.output, f"data_loading-{result['sequence_length']}", result)
     for name, rate in result["sequences_per_second"].items():
-        show(f"{name:7} {rate['median']:10,.0f} sequences/s a core  ({rate['low']:,.0f}-{rate['high']:,.0f})")
-    show(f"memory grew by {result['memory_growth_mib']:.0f} MiB over {result['samples']:,} samples; written to {path}")
+        print_line(f"{name:7} {rate['median']:10,.0f} sequences/s a core  ({rate['low']:,.0f}-{rate['high']:,.0f})")
+    print_line(
+        f"memory grew by {result['memory_growth_mib']:.0f} MiB over {result['samples']:,} samples; written to {path}"
+    )
     return 0
 
 

@@ -23,18 +23,19 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import attention, optimizer_step, pretraining_step  # noqa: E402
-from benchmarks.contenders import RandomSamples, make_trainer, train_on  # noqa: E402
-from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
-from modeling import BertConfig, BertForPreTraining  # noqa: E402
-from run_pretraining import Pretraining  # noqa: E402
-from run_setup import compile_model  # noqa: E402
-from token_stream import Limits, make_step_batch  # noqa: E402
-from trainer import Runtime, to_device  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import Precision, Processes, select_device, use_threads  # noqa: E402
-from utils.errors import one_line, run_main  # noqa: E402
-from utils.logger import Reporter, show  # noqa: E402
+from benchmarks import attention, optimizer_step, pretraining_step
+from benchmarks.contenders import RandomSamples, make_trainer, train_on
+from benchmarks.peers import MODELS, surroundings, write_result
+from modeling import BertConfig, BertForPreTraining
+from run_pretraining import Pretraining
+from run_setup import compile_model
+from token_stream import Limits, make_step_batch
+from trainer import Runtime, to_device
+from utils import command_line
+from utils.distributed import Precision, Processes, select_device, use_threads
+from utils.errors import one_line, run_main
+from utils.logger import Reporter
+from utils.progress import print_line
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 FLOAT32, BFLOAT16, PURE_BFLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.bfloat16, pure=True)
@@ -52,11 +53,11 @@ def measured_step(text: str) -> tuple[str, int, list[str]]:
     return model, int(length), [full] if full else []
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="base", help="of the checks")
-    parser.add_argument("--seq-length", type=config.positive_int, default=128, help="of the checks")
-    parser.add_argument("--batch-size", type=config.positive_int, default=16, help="of the checks")
+    parser.add_argument("--seq-length", type=command_line.positive_int, default=128, help="of the checks")
+    parser.add_argument("--batch-size", type=command_line.positive_int, default=16, help="of the checks")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
     parser.add_argument("--measure-optimizer", nargs="*", default=[], metavar="MODEL", help="updates to measure")
     parser.add_argument(
@@ -77,9 +78,9 @@ def parse_arguments(argv=None) -> config.Arguments:
         help="steps to measure; full: of sequences of this length only",
     )
     parser.add_argument(
-        "--measure-tokens", type=config.positive_int, default=2**15, help="places for tokens in a micro-batch"
+        "--measure-tokens", type=command_line.positive_int, default=2**15, help="places for tokens in a micro-batch"
     )
-    parser.add_argument("--measure-micro-batches", type=config.positive_int, default=8, help="of a measured step")
+    parser.add_argument("--measure-micro-batches", type=command_line.positive_int, default=8, help="of a measured step")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmarks" / "results", help="for JSON files")
     return parser.parse_args(argv)
 
@@ -112,7 +113,7 @@ def relative_errors(found: dict[str, torch.Tensor], reference: dict[str, torch.T
     return {"loss": float(loss), "gradients": float(difference / whole)}
 
 
-def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
+def run_checks(args: command_line.Arguments, device: torch.device) -> list[dict]:
     name = MODELS[args.model]
     values = BertConfig.from_json_file(ROOT / "bert_configs" / f"{name}.json").to_dict()
     bert_config = BertConfig(**{**values, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
@@ -160,7 +161,7 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
         errors = relative_errors(found(), reference)
         limit = TOLERANCES[precision.dtype]
         passed = all(error < limit for error in errors.values())
-        show(
+        print_line(
             f"{'ok  ' if passed else 'FAIL'} {title:28} loss {errors['loss']:.1e}  gradients {errors['gradients']:.1e}"
             f"  (limit {limit:.0e})"
         )
@@ -168,7 +169,7 @@ def run_checks(args: config.Arguments, device: torch.device) -> list[dict]:
     return results
 
 
-def run_waiting_checks(args: config.Arguments, device: torch.device) -> list[dict]:
+def run_waiting_checks(args: command_line.Arguments, device: torch.device) -> list[dict]:
     """Whole steps with dropout, LAMB and what `--compile` does, under CUDA's own check for calls that make the host
     wait for the device."""
     results = []
@@ -190,16 +191,16 @@ def run_waiting_checks(args: config.Arguments, device: torch.device) -> list[dic
                 waits = one_line(str(error))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        show(f"{'ok  ' if waits is None else 'FAIL'} no step waits, --compile {what:12} {waits or ''}")
+        print_line(f"{'ok  ' if waits is None else 'FAIL'} no step waits, --compile {what:12} {waits or ''}")
         results.append({"check": f"no step waits, --compile {what}", "error": waits, "passed": waits is None})
     return results
 
 
-def run_optimizer_checks(args: config.Arguments, device: torch.device) -> list[dict]:
+def run_optimizer_checks(args: command_line.Arguments, device: torch.device) -> list[dict]:
     results = optimizer_step.check_forms(args.model, device, compiled=True)
     for check in results:
         verdict = "ok  " if check["passed"] else "FAIL"
-        show(f"{verdict} {check['check']:28} update {check['update']:.1e}  (limit {check['limit']:.0e})")
+        print_line(f"{verdict} {check['check']:28} update {check['update']:.1e}  (limit {check['limit']:.0e})")
     return results
 
 
@@ -207,12 +208,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     device = select_device(args.device)
     use_threads()
-    result = {"surroundings": surroundings(device), "arguments": config.jsonable(args)}
+    result = {"surroundings": surroundings(device), "arguments": args.as_dict()}
     result["checks"] = run_checks(args, device) + run_optimizer_checks(args, device)
     if device.type == "cuda":
         result["checks"] += run_waiting_checks(args, device)
     path = write_result(args.output_dir / f"device_checks-{device.type}-{args.model}.json", "device_checks", result)
-    show(f"written to {path}")
+    print_line(f"written to {path}")
     for model in args.measure_optimizer:
         output = args.output_dir / f"optimizer_step-{device.type}-{model}.json"
         optimizer_step.main(["--model", model, "--device", args.device, "--output", str(output)])

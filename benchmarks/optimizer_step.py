@@ -24,26 +24,27 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
-from modeling import BertConfig, BertForPreTraining  # noqa: E402
-from optimizer import Lamb, apply_step, parameter_groups  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import select_device, use_threads  # noqa: E402
-from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.measure import synchronize  # noqa: E402
-from utils.progress import progress_bar  # noqa: E402
+from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result
+from modeling import BertConfig, BertForPreTraining
+from optimizer import Lamb, apply_step, parameter_groups
+from utils import command_line
+from utils.distributed import select_device, use_threads
+from utils.errors import UserError, run_main
+from utils.measure import synchronize
+from utils.progress import print_line, progress_bar
 
 FLOOR_BYTES = {"AdamW": 28, "Lamb": 40}  # a parameter
 TOLERANCE = 1e-4  # of the forms' updates, ||difference|| over ||update||
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="base", help="whose parameters")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--compile", action=config.BooleanFlag, default=True, help="with the compiled form of LAMB")
-    parser.add_argument("--rounds", type=config.positive_int, default=15, help="updates that each side makes")
+    parser.add_argument(
+        "--compile", action=command_line.BooleanFlag, default=True, help="with the compiled form of LAMB"
+    )
+    parser.add_argument("--rounds", type=command_line.positive_int, default=15, help="updates that each side makes")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -138,7 +139,7 @@ def check_forms(model: str, device: torch.device, compiled: bool) -> list[dict]:
     return results
 
 
-def measure(args: config.Arguments, device: torch.device) -> dict:
+def measure(args: command_line.Arguments, device: torch.device) -> dict:
     parameters = random_parameters(args.model, device)
     count = sum(p.numel() for p in parameters.values())
     sides = make_sides(parameters, lamb_forms(device, args.compile), device)
@@ -172,18 +173,18 @@ def main(argv: list[str] | None = None) -> int:
     checks = check_forms("tiny", device, args.compile)
     if wrong := [check["check"] for check in checks if not check["passed"]]:
         raise UserError(f"{', '.join(wrong)}: another update than LAMB's, so there is nothing to measure: {checks}")
-    result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "checks": checks}
+    result = {"surroundings": surroundings(device), "arguments": args.as_dict(), "checks": checks}
     result |= measure(args, device)
     where = "gpu" if device.type == "cuda" else "cpu"
     path = write_result(args.output, f"optimizer_step-{where}-{args.model}", result)
     title = f"{result['parameters'] / 1e6:.0f} M parameters"
-    show(f"{title:18}{'milliseconds (quartiles)':>24}{'GB/s of the floor':>21}{'times AdamW (quartiles)':>24}")
+    print_line(f"{title:18}{'milliseconds (quartiles)':>24}{'GB/s of the floor':>21}{'times AdamW (quartiles)':>24}")
     for name, side in result["sides"].items():
         spread, ratio = side["milliseconds"], side["ratio_to_adamw"]
         milliseconds = f"{spread['median']:.1f} ({spread['low']:.1f}-{spread['high']:.1f})"
         ratios = f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
-        show(f"{name:18}{milliseconds:>24}{side['floor_gigabytes_per_second']:21.1f}{ratios:>24}")
-    show(f"written to {path}")
+        print_line(f"{name:18}{milliseconds:>24}{side['floor_gigabytes_per_second']:21.1f}{ratios:>24}")
+    print_line(f"written to {path}")
     return 0
 
 

@@ -25,51 +25,52 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contenders import fused_adamw, make_runtime, make_trainer  # noqa: E402
-from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.sides import OURS, PEER, TUNED_PEER, Side  # noqa: E402
-from data.books import clean_book  # noqa: E402
-from modeling import BertConfig, BertForPreTraining, training_flops  # noqa: E402
-from pretraining_dataset import PretrainingDataset  # noqa: E402
-from run_pretraining import Pretraining  # noqa: E402
-from run_setup import compile_model  # noqa: E402
-from token_stream import Limits, StepBatch, make_step_batch, sample_order  # noqa: E402
-from trainer import Totals, to_device  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import Precision, peak_flops, use_threads  # noqa: E402
-from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.measure import Stopwatch, synchronize  # noqa: E402
-from utils.progress import progress_bar  # noqa: E402
+from benchmarks.contenders import fused_adamw, make_runtime, make_trainer
+from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result
+from benchmarks.sides import OURS, PEER, TUNED_PEER, Side
+from data.books import clean_book
+from modeling import BertConfig, BertForPreTraining, training_flops
+from pretraining_dataset import PretrainingDataset
+from run_pretraining import Pretraining
+from run_setup import compile_model
+from token_stream import Limits, StepBatch, make_step_batch, sample_order
+from trainer import Totals, to_device
+from utils import command_line
+from utils.distributed import Precision, peak_flops, use_threads
+from utils.errors import UserError, run_main
+from utils.measure import Stopwatch, synchronize
+from utils.progress import print_line, progress_bar
 
 PREDICTIONS = {128: 20, 512: 80}
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="mini", help="architecture")
     parser.add_argument("--seq-length", type=int, choices=sorted(PREDICTIONS), default=128, help="of the shards")
-    parser.add_argument("--batch-size", type=config.positive_int, default=32, help="sequences a micro-batch")
+    parser.add_argument("--batch-size", type=command_line.positive_int, default=32, help="sequences a micro-batch")
     parser.add_argument(
         "--gradient-merge-steps",
-        type=config.positive_int,
+        type=command_line.positive_int,
         default=1,
         help="micro-batches a step; ours packs the same sequences into fewer where they are short",
     )
     parser.add_argument("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
     parser.add_argument("--optimizer", choices=("Lamb", "AdamW"), default="AdamW", help="ours; the peer has AdamW")
-    parser.add_argument("--amp", action=config.BooleanFlag, help="bfloat16 for both, float32 without")
+    parser.add_argument("--amp", action=command_line.BooleanFlag, help="bfloat16 for both, float32 without")
     parser.add_argument(
         "--use-pure-fp16",
-        action=config.BooleanFlag,
+        action=command_line.BooleanFlag,
         help="ours held in bfloat16, with float32 masters and moments; the peer as with --amp",
     )
-    parser.add_argument("--tf32", action=config.BooleanFlag, help="TF32 for both, on a GPU")
-    parser.add_argument("--compile", action=config.BooleanFlag, help="torch.compile for both, ours in fixed sizes")
-    parser.add_argument("--full", action=config.BooleanFlag, help="only sequences of full length")
+    parser.add_argument("--tf32", action=command_line.BooleanFlag, help="TF32 for both, on a GPU")
+    parser.add_argument(
+        "--compile", action=command_line.BooleanFlag, help="torch.compile for both, ours in fixed sizes"
+    )
+    parser.add_argument("--full", action=command_line.BooleanFlag, help="only sequences of full length")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--rounds", type=config.positive_int, default=5, help="turns that each side gets")
-    parser.add_argument("--steps", type=config.positive_int, default=4, help="steps a turn")
+    parser.add_argument("--rounds", type=command_line.positive_int, default=5, help="turns that each side gets")
+    parser.add_argument("--steps", type=command_line.positive_int, default=4, help="steps a turn")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -95,7 +96,7 @@ def make_shards(folder: Path, seq_length: int) -> Path:
 class Contender(ABC):
     """One side: its model with the weights of seed 0, its batches, and what it measured."""
 
-    def __init__(self, args: config.Arguments, folder: Path):
+    def __init__(self, args: command_line.Arguments, folder: Path):
         self.args = args
         self.runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
         self.stopwatch = Stopwatch(self.runtime.device)
@@ -139,7 +140,7 @@ class Contender(ABC):
 class Ours(Contender):
     """The project's own loop, as run_pretraining.py drives it."""
 
-    def __init__(self, args: config.Arguments, folder: Path):
+    def __init__(self, args: command_line.Arguments, folder: Path):
         super().__init__(args, folder)
         if args.compile:
             compile_model(self.model, "model")
@@ -159,7 +160,7 @@ class Ours(Contender):
 class Transformers(Contender):
     """transformers' model in a plain loop over the same sequences, padded to the longest."""
 
-    def __init__(self, args: config.Arguments, folder: Path):
+    def __init__(self, args: command_line.Arguments, folder: Path):
         super().__init__(args, folder)
         from transformers import BertConfig as PeerConfig
         from transformers import BertForPreTraining as PeerModel
@@ -209,11 +210,11 @@ def pad(stream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def limits_of(args: config.Arguments, dataset: PretrainingDataset, fixed: bool) -> Limits:
+def limits_of(args: command_line.Arguments, dataset: PretrainingDataset, fixed: bool) -> Limits:
     return Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence, fixed)
 
 
-def samples_of_steps(args: config.Arguments, dataset: PretrainingDataset) -> np.ndarray:
+def samples_of_steps(args: command_line.Arguments, dataset: PretrainingDataset) -> np.ndarray:
     """The samples of as many steps as there are, [steps, samples]; batches are made once, as what is compared is the
     step."""
     shape = (args.rounds + 1) * args.steps, args.batch_size * args.gradient_merge_steps
@@ -225,7 +226,7 @@ def samples_of_steps(args: config.Arguments, dataset: PretrainingDataset) -> np.
     return sample_order(np.arange(shape[0] * shape[1]), len(dataset), seed=1).reshape(shape)
 
 
-def measure(args: config.Arguments, folder: Path) -> dict:
+def measure(args: command_line.Arguments, folder: Path) -> dict:
     runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
     device = runtime.device
     sides = {
@@ -244,7 +245,7 @@ def measure(args: config.Arguments, folder: Path) -> dict:
 
     use_threads()  # as the sides did, for what is reported
     peak = peak_flops(device, runtime.precision)
-    result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "sides": {}}
+    result = {"surroundings": surroundings(device), "arguments": args.as_dict(), "sides": {}}
     work = {kind: sum(turn[kind] for turn in measured[OURS]) for kind in ("tokens", "sequences", "flops")}
     rates = {name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in measured.items()}
     for name, found in measured.items():
@@ -282,18 +283,18 @@ def main(argv: list[str] | None = None) -> int:
     where = "gpu" if result["surroundings"]["device"].startswith("NVIDIA") else "cpu"
     name = f"pretraining_step-{where}-{args.model}-{args.seq_length}-{precision}"
     path = write_result(args.output, name, result)
-    show(f"{'':27}{'tokens/s':>9} {'(quartiles)':>17} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds a step")
+    print_line(f"{'':27}{'tokens/s':>9} {'(quartiles)':>17} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds a step")
     for side, figures in result["sides"].items():
         tokens = figures["tokens_per_second"]
         parts = ", ".join(f"{kind} {value:.0f}" for kind, value in figures["milliseconds"].items())
-        show(
+        print_line(
             f"{side:27}{tokens['median']:9,.0f} {tokens['low']:8,.0f}-{tokens['high']:<8,.0f} "
             f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  {parts}, "
             f"peak memory {figures['peak_memory_gib']:.1f} GiB"
         )
     for side, ratio in result["ours_is_faster_by"].items():
-        show(f"ours / {side}: {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})")
-    show(f"written to {path}")
+        print_line(f"ours / {side}: {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})")
+    print_line(f"written to {path}")
     return 0
 
 

@@ -29,45 +29,47 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contenders import fused_adamw, make_runtime, make_trainer, train_on  # noqa: E402
-from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result  # noqa: E402
-from benchmarks.sides import OURS, Side  # noqa: E402
-from modeling import BertConfig, BertForQuestionAnswering  # noqa: E402
-from run_squad import QuestionAnswering  # noqa: E402
-from squad_dataset import SquadDataset, read_squad  # noqa: E402
-from token_stream import Limits, make_step_batch, sample_order  # noqa: E402
-from tokenizer import BertTokenizer  # noqa: E402
-from trainer import to_device  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import select_device  # noqa: E402
-from utils.errors import run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.measure import synchronize  # noqa: E402
-from utils.progress import progress_bar  # noqa: E402
+from benchmarks.contenders import fused_adamw, make_runtime, make_trainer, train_on
+from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result
+from benchmarks.sides import OURS, Side
+from modeling import BertConfig, BertForQuestionAnswering
+from run_squad import QuestionAnswering
+from squad_dataset import SquadDataset, read_squad
+from token_stream import Limits, make_step_batch, sample_order
+from tokenizer import BertTokenizer
+from trainer import to_device
+from utils import command_line
+from utils.distributed import select_device
+from utils.errors import run_main
+from utils.measure import synchronize
+from utils.progress import print_line, progress_bar
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 LONGEST = "padded to the longest"
 FILE_ORDER, BY_LENGTH = "in file order", "sorted by length"
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="mini", help="architecture, with random weights")
     parser.add_argument(
         "--squad-file", type=Path, default=ROOT / "data/sample/squad/train-v1.1.json", help="where features come from"
     )
-    parser.add_argument("--max-seq-length", type=config.positive_int, default=384, help="tokens of a window")
-    parser.add_argument("--train-batch-size", type=config.positive_int, default=32, help="sequences a step")
-    parser.add_argument("--predict-batch-size", type=config.positive_int, default=32, help="for the throughput")
-    parser.add_argument("--amp", action=config.BooleanFlag, help="bfloat16 for both, float32 without")
-    parser.add_argument("--tf32", action=config.BooleanFlag, help="TF32 for both, on a GPU")
+    parser.add_argument("--max-seq-length", type=command_line.positive_int, default=384, help="tokens of a window")
+    parser.add_argument("--train-batch-size", type=command_line.positive_int, default=32, help="sequences a step")
+    parser.add_argument("--predict-batch-size", type=command_line.positive_int, default=32, help="for the throughput")
+    parser.add_argument("--amp", action=command_line.BooleanFlag, help="bfloat16 for both, float32 without")
+    parser.add_argument("--tf32", action=command_line.BooleanFlag, help="TF32 for both, on a GPU")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--rounds", type=config.positive_int, default=5, help="turns that each side gets")
+    parser.add_argument("--rounds", type=command_line.positive_int, default=5, help="turns that each side gets")
     parser.add_argument(
-        "--steps", type=config.positive_int, default=2, help="batches a turn in training; 16 times as many for latency"
+        "--steps",
+        type=command_line.positive_int,
+        default=2,
+        help="batches a turn in training; 16 times as many for latency",
     )
     parser.add_argument(
-        "--predict-windows", type=config.positive_int, default=512, help="windows a turn for the throughput"
+        "--predict-windows", type=command_line.positive_int, default=512, help="windows a turn for the throughput"
     )
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
@@ -82,7 +84,7 @@ class Turn(NamedTuple):
 class Contender(ABC):
     """One side: its features, its model with the weights of seed 0, and the batches of each kind of work."""
 
-    def __init__(self, args: config.Arguments):
+    def __init__(self, args: command_line.Arguments):
         self.args = args
         self.runtime = make_runtime(args.device, args.amp, tf32=args.tf32)
         self.dataset = SquadDataset(
@@ -142,7 +144,7 @@ class Contender(ABC):
 class Ours(Contender):
     """The project's training loop and model on token streams."""
 
-    def __init__(self, args: config.Arguments):
+    def __init__(self, args: command_line.Arguments):
         super().__init__(args)
         self.predictor = copy.deepcopy(self.model).eval()
         self.predictor.prepare_for_inference(self.runtime.precision.dtype)
@@ -165,7 +167,7 @@ class Ours(Contender):
 class Transformers(Contender):
     """transformers' model in a plain loop over the same features, padded to `length`, or to the longest."""
 
-    def __init__(self, args: config.Arguments, length: int | None):
+    def __init__(self, args: command_line.Arguments, length: int | None):
         super().__init__(args)
         from transformers import BertConfig as PeerConfig
         from transformers import BertForQuestionAnswering as PeerModel
@@ -247,7 +249,7 @@ def rows_of(what: str, sides: dict[str, Side]) -> dict[str, tuple[Side, str]]:
     return rows
 
 
-def measure(args: config.Arguments) -> dict:
+def measure(args: command_line.Arguments) -> dict:
     device = select_device(args.device)
     sides = {
         LONGEST: Side(Transformers, (args, None), is_tuned=False),
@@ -259,7 +261,7 @@ def measure(args: config.Arguments) -> dict:
     logits = {name: side.call("first_logits") for name, side in sides.items()}
     result = {
         "surroundings": surroundings(device) | {"transformers": importlib.metadata.version("transformers")},
-        "arguments": config.jsonable(args) | {"squad_file": args.squad_file.name},
+        "arguments": args.as_dict() | {"squad_file": args.squad_file.name},
         "mean_length": sides[OURS].call("mean_length"),
         "tokens_with_padding_to_the_longest": {
             order: sides[OURS].call("padding", order) for order in (FILE_ORDER, BY_LENGTH)
@@ -288,18 +290,20 @@ def main(argv: list[str] | None = None) -> None:
     path = write_result(args.output, f"squad-{where}-{args.model}-{precision}", result)
     width = max(map(len, result["inference"]))
     for what in ("training", "inference", "latency"):
-        show(f"{what:{width + 2}}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
+        print_line(f"{what:{width + 2}}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
         for side, figures in result[what].items():
             rate, ratio = figures["sequences_per_second"], figures["ours_is_faster_by"]
             faster = f"  {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
-            show(
+            print_line(
                 f"  {side:{width}}{rate['median']:9.1f} {rate['low']:8.1f}-{rate['high']:<8.1f} "
                 f"{figures['milliseconds_a_batch']['median']:11.1f}{'' if side == OURS else faster}"
             )
     padding = ", ".join(f"{ratio:.2f} {order}" for order, ratio in result["tokens_with_padding_to_the_longest"].items())
-    show(f"inference's tokens, padded to the longest of each batch, per real token: {padding}")
-    show(f"the same weights' logits differ by at most {result['largest_difference_of_logits']:.2g} before training")
-    show(f"written to {path}")
+    print_line(f"inference's tokens, padded to the longest of each batch, per real token: {padding}")
+    print_line(
+        f"the same weights' logits differ by at most {result['largest_difference_of_logits']:.2g} before training"
+    )
+    print_line(f"written to {path}")
 
 
 if __name__ == "__main__":

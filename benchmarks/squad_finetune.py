@@ -29,40 +29,42 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import RESULTS, surroundings  # noqa: E402
-from evaluate_squad import evaluate, read_predictions  # noqa: E402
-from lr_scheduler import make_schedule  # noqa: E402
-from optimizer import parameter_groups  # noqa: E402
-from squad_dataset import Squad, read_squad  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import select_device, use_threads  # noqa: E402
-from utils.errors import UserError, run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.progress import progress_bar  # noqa: E402
+from benchmarks.peers import RESULTS, surroundings
+from evaluate_squad import evaluate, read_predictions
+from lr_scheduler import make_schedule
+from optimizer import parameter_groups
+from squad_dataset import Squad, read_squad
+from utils import command_line
+from utils.distributed import select_device, use_threads
+from utils.errors import UserError, run_main
+from utils.files import read_json
+from utils.progress import print_line, progress_bar
 
 # Defaults of run_squad.py that transformers' half needs too.
 N_BEST, MAX_ANSWER_LENGTH = 20, 30
 BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.999), 1e-6, 0.01, 1.0
 
 
-def parse_arguments() -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments() -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train-file", type=Path, required=True, help="SQuAD v1.1 JSON")
     parser.add_argument("--predict-file", type=Path, required=True, help="SQuAD v1.1 JSON with answers")
-    parser.add_argument("--model-folder", type=config.none_or_path, help="by default the package's MiniLM")
+    parser.add_argument("--model-folder", type=command_line.optional_path, help="by default the package's MiniLM")
     parser.add_argument("--only", choices=("ours", "transformers"), help="run one half")
-    parser.add_argument("--epochs", type=config.positive_float, default=2, help="times through the training data")
-    parser.add_argument("--batch-size", type=config.positive_int, default=16, help="sequences an update")
-    parser.add_argument("--predict-batch-size", type=config.positive_int, default=32, help="sequences at a time")
-    parser.add_argument("--learning-rate", type=config.positive_float, default=1e-4, help="at its peak")
-    parser.add_argument("--warmup-proportion", type=config.fraction, default=0.1, help="share of the updates")
-    parser.add_argument("--max-seq-length", type=config.positive_int, default=384, help="tokens of a window")
-    parser.add_argument("--doc-stride", type=config.positive_int, default=128, help="tokens between windows")
-    parser.add_argument("--amp", action=config.BooleanFlag, help="bfloat16 autocast on both sides")
+    parser.add_argument("--epochs", type=command_line.positive_float, default=2, help="times through the training data")
+    parser.add_argument("--batch-size", type=command_line.positive_int, default=16, help="sequences an update")
+    parser.add_argument("--predict-batch-size", type=command_line.positive_int, default=32, help="sequences at a time")
+    parser.add_argument("--learning-rate", type=command_line.positive_float, default=1e-4, help="at its peak")
+    parser.add_argument("--warmup-proportion", type=command_line.fraction, default=0.1, help="share of the updates")
+    parser.add_argument("--max-seq-length", type=command_line.positive_int, default=384, help="tokens of a window")
+    parser.add_argument("--doc-stride", type=command_line.positive_int, default=128, help="tokens between windows")
+    parser.add_argument("--amp", action=command_line.BooleanFlag, help="bfloat16 autocast on both sides")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="for both sides")
     parser.add_argument("--seed", type=int, default=42, help="of the new head, dropout and the order of samples")
-    parser.add_argument("--max-train-questions", type=config.positive_int, help="a smaller benchmark, to try it out")
-    parser.add_argument("--max-predict-questions", type=config.positive_int, help="the same for the predictions")
+    parser.add_argument(
+        "--max-train-questions", type=command_line.positive_int, help="a smaller benchmark, to try it out"
+    )
+    parser.add_argument("--max-predict-questions", type=command_line.positive_int, help="the same for the predictions")
     parser.add_argument("--result-file", type=Path, help="by default benchmarks/results/squad_finetune-<date>.json")
     return parser.parse_args()
 
@@ -80,7 +82,7 @@ def cut_down(source: Path, max_questions: int | None, target: Path) -> Path:
     if max_questions is None:
         return source
     read_squad(source)
-    document = config.read_json(source, "SQuAD file")
+    document = read_json(source, "SQuAD file")
     left = max_questions
     for article in document["data"]:
         for paragraph in article["paragraphs"]:
@@ -93,7 +95,7 @@ def cut_down(source: Path, max_questions: int | None, target: Path) -> Path:
 # --- this project ---------------------------------------------------------------------------------------------------
 
 
-def run_ours(args: config.Arguments, model_folder: Path, work: Path) -> dict[str, float]:
+def run_ours(args: command_line.Arguments, model_folder: Path, work: Path) -> dict[str, float]:
     """Through the command line that users have."""
     report = work / "report.json"
     command = {
@@ -142,7 +144,7 @@ def run_ours(args: config.Arguments, model_folder: Path, work: Path) -> dict[str
 # --- transformers ---------------------------------------------------------------------------------------------------
 
 
-def encode(tokenizer, squad: Squad, args: config.Arguments, training: bool) -> tuple[list[dict], list[list]]:
+def encode(tokenizer, squad: Squad, args: command_line.Arguments, training: bool) -> tuple[list[dict], list[list]]:
     """One feature a window as transformers' question-answering examples make them, and its tokens' characters in the
     context (None for tokens of the question)."""
     features, characters = [], []
@@ -192,7 +194,7 @@ def collate(tokenizer, features: list[dict], device: torch.device) -> dict[str, 
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def run_transformers(args: config.Arguments, model_folder: Path) -> dict[str, float]:
+def run_transformers(args: command_line.Arguments, model_folder: Path) -> dict[str, float]:
     from transformers import AutoTokenizer, BertForQuestionAnswering
 
     total_started = time.perf_counter()
@@ -232,7 +234,7 @@ def run_transformers(args: config.Arguments, model_folder: Path) -> dict[str, fl
             optimizer.zero_grad()
             bar.update()
             if (step + 1) % 10 == 0 or step + 1 == max_steps:
-                show(f"transformers: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
+                print_line(f"transformers: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
     train_seconds = time.perf_counter() - started
 
     model.eval()
@@ -279,18 +281,18 @@ def open_result(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What the result file holds so far, which has to be of the same settings."""
     if not path.is_file():
         return {"settings": settings}
-    result = config.read_json(path, "the result file")
+    result = read_json(path, "the result file")
     if result["settings"] != settings:
         raise UserError(f"{path} holds results with other settings: give another --result-file")
     return result
 
 
 def show_table(result: dict[str, Any]) -> None:
-    show(f"{'':14}{'exact match':>12}{'F1':>8}{'steps':>7}{'training':>11}{'inference':>14}{'in all':>10}")
+    print_line(f"{'':14}{'exact match':>12}{'F1':>8}{'steps':>7}{'training':>11}{'inference':>14}{'in all':>10}")
     for name in ("ours", "transformers"):
         if name in result:
             half = result[name]
-            show(
+            print_line(
                 f"{name:14}{half['exact_match']:12.2f}{half['f1']:8.2f}{half['steps']:7}"
                 f"{half['train_seconds']:9.0f} s{half['inference_sequences_per_second']:8.1f} seq/s"
                 f"{half['total_seconds']:8.0f} s"
@@ -305,7 +307,7 @@ def main() -> None:
         for name, value in args.as_dict().items()
         if name not in ("only", "result_file", "model_folder")
     }
-    settings["model"] = config.read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
+    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
     result_file = args.result_file
     if result_file is None:
         result_file = RESULTS / f"squad_finetune-{datetime.date.today()}.json"
@@ -316,7 +318,7 @@ def main() -> None:
                 "train_file": cut_down(args.train_file, args.max_train_questions, Path(work) / "train.json"),
                 "predict_file": cut_down(args.predict_file, args.max_predict_questions, Path(work) / "predict.json"),
             }
-            half_args = config.Arguments(**{**args.as_dict(), **files})
+            half_args = command_line.Arguments(**{**args.as_dict(), **files})
             half = (
                 run_ours(half_args, model_folder, Path(work))
                 if name == "ours"
@@ -327,7 +329,7 @@ def main() -> None:
         result_file.parent.mkdir(parents=True, exist_ok=True)
         result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     show_table(result)
-    show(f"written to {result_file}")
+    print_line(f"written to {result_file}")
 
 
 if __name__ == "__main__":

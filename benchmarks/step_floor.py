@@ -23,18 +23,18 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contenders import RandomSamples, make_runtime, make_trainer, train_on  # noqa: E402
-from benchmarks.peers import MODELS, surroundings, write_result  # noqa: E402
-from modeling import BertConfig, BertForPreTraining  # noqa: E402
-from run_pretraining import Pretraining  # noqa: E402
-from run_setup import compile_model  # noqa: E402
-from token_stream import Limits, StepBatch, make_step_batch  # noqa: E402
-from trainer import Trainer  # noqa: E402
-from utils import config  # noqa: E402
-from utils.distributed import use_threads  # noqa: E402
-from utils.errors import run_main  # noqa: E402
-from utils.logger import show  # noqa: E402
-from utils.measure import synchronize  # noqa: E402
+from benchmarks.contenders import RandomSamples, make_runtime, make_trainer, train_on
+from benchmarks.peers import MODELS, surroundings, write_result
+from modeling import BertConfig, BertForPreTraining
+from run_pretraining import Pretraining
+from run_setup import compile_model
+from token_stream import Limits, StepBatch, make_step_batch
+from trainer import Trainer
+from utils import command_line
+from utils.distributed import use_threads
+from utils.errors import run_main
+from utils.measure import synchronize
+from utils.progress import print_line
 
 PRODUCTS, ATTENTION, FUSED, OTHERS, OPTIMIZER = "matrix products", "attention", "fused kernels", "others", "optimizer"
 KINDS = (PRODUCTS, ATTENTION, FUSED, OTHERS, OPTIMIZER)
@@ -58,19 +58,21 @@ class Work:
     flops: float = 0
 
 
-def parse_arguments(argv=None) -> config.Arguments:
-    parser = config.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv=None) -> command_line.Arguments:
+    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="base", help="architecture")
-    parser.add_argument("--seq-length", type=config.positive_int, default=128, help="tokens of every sequence")
-    parser.add_argument("--batch-size", type=config.positive_int, default=32, help="sequences a step")
+    parser.add_argument("--seq-length", type=command_line.positive_int, default=128, help="tokens of every sequence")
+    parser.add_argument("--batch-size", type=command_line.positive_int, default=32, help="sequences a step")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--amp", action=config.BooleanFlag, default=True, help="bfloat16 by autocast")
-    parser.add_argument("--use-pure-fp16", action=config.BooleanFlag, help="bfloat16 weights and float32 masters")
+    parser.add_argument("--amp", action=command_line.BooleanFlag, default=True, help="bfloat16 by autocast")
+    parser.add_argument("--use-pure-fp16", action=command_line.BooleanFlag, help="bfloat16 weights and float32 masters")
     parser.add_argument(
-        "--time-kernels", action=config.BooleanFlag, default=True, help="on a GPU, time the kernels of a step too"
+        "--time-kernels", action=command_line.BooleanFlag, default=True, help="on a GPU, time the kernels of a step too"
     )
-    parser.add_argument("--gigabytes-per-second", type=config.positive_float, help="of a copy, in place of measuring")
-    parser.add_argument("--tflops", type=config.positive_float, help="of a product, in place of measuring")
+    parser.add_argument(
+        "--gigabytes-per-second", type=command_line.positive_float, help="of a copy, in place of measuring"
+    )
+    parser.add_argument("--tflops", type=command_line.positive_float, help="of a product, in place of measuring")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -121,7 +123,7 @@ class CompilerCounts:
         self.work[kind].flops += node.estimate_flops() or 0
 
 
-def best_rates(args: config.Arguments, device: torch.device) -> tuple[float, float]:
+def best_rates(args: command_line.Arguments, device: torch.device) -> tuple[float, float]:
     """Bytes a second of a large copy, counting those read and those written; FLOP/s of a large product."""
     size = 8192 if device.type == "cuda" else 2048
     source = torch.randn(size * size, device=device)
@@ -147,7 +149,7 @@ def median_seconds(function, device: torch.device, rounds: int = 10) -> float:
     return statistics.median(seconds[3:])
 
 
-def full_batch(args: config.Arguments, vocab_size: int) -> StepBatch:
+def full_batch(args: command_line.Arguments, vocab_size: int) -> StepBatch:
     samples = RandomSamples(args.batch_size, args.seq_length, vocab_size)
     samples.lengths[:] = args.seq_length
     targets = int(samples.sizes(np.arange(1))[0, 1])
@@ -180,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     compile_model(model, "model")
     batch = full_batch(args, bert_config.vocab_size)
 
-    show("compiling")
+    print_line("compiling")
     with CompilerCounts() as counts:
         train_on(trainer, batch)
     work = counts.work
@@ -192,19 +194,23 @@ def main(argv: list[str] | None = None) -> int:
     bandwidth, flops = best_rates(args, device)
     measured = kernel_milliseconds(trainer, batch) if args.time_kernels and device.type == "cuda" else {}
 
-    result = {"surroundings": surroundings(device), "arguments": config.jsonable(args), "kinds": {}}
+    result = {"surroundings": surroundings(device), "arguments": args.as_dict(), "kinds": {}}
     result |= {"gigabytes_per_second": bandwidth / 1e9, "tflops": flops / 1e12}
-    show(f"floors at {bandwidth / 1e9:,.0f} GB/s and {flops / 1e12:,.1f} TFLOP/s")
-    show(f"{'':16}{'kernels':>8}{'GB':>9}{'TFLOP':>9}{'floor ms':>10}" + (f"{'measured ms':>13}" if measured else ""))
+    print_line(f"floors at {bandwidth / 1e9:,.0f} GB/s and {flops / 1e12:,.1f} TFLOP/s")
+    print_line(
+        f"{'':16}{'kernels':>8}{'GB':>9}{'TFLOP':>9}{'floor ms':>10}" + (f"{'measured ms':>13}" if measured else "")
+    )
     for kind, found in work.items():
         floor = 1e3 * max(found.num_bytes / bandwidth, found.flops / flops)
         result["kinds"][kind] = {**vars(found), "floor_milliseconds": floor, "milliseconds": measured.get(kind)}
         row = f"{kind:16}{found.kernels:8}{found.num_bytes / 1e9:9.3f}{found.flops / 1e12:9.3f}{floor:10.2f}"
-        show(row + (f"{measured[kind]:13.2f}" if measured else ""))
+        print_line(row + (f"{measured[kind]:13.2f}" if measured else ""))
     total = sum(entry["floor_milliseconds"] for entry in result["kinds"].values())
     result["floor_milliseconds"] = total
-    show(f"in all {total:.2f} ms: at most {1e3 * batch.num_tokens / total:,.0f} tokens/s")
-    show(f"written to {write_result(args.output, f'step_floor-{device.type}-{args.model}-{args.seq_length}', result)}")
+    print_line(f"in all {total:.2f} ms: at most {1e3 * batch.num_tokens / total:,.0f} tokens/s")
+    print_line(
+        f"written to {write_result(args.output, f'step_floor-{device.type}-{args.model}-{args.seq_length}', result)}"
+    )
     return 0
 
 

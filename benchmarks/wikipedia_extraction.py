@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from data.wikipedia import PAGE_END, PAGE_START, read_page
 from data.wikipedia_names import FILE_ALIASES
 from data.wikitext import prose_of
-from utils.config import ArgumentParser
+from utils.command_line import ArgumentParser
 from utils.errors import UserError, run_main
 
 try:

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from data import download, manifest
 from data.documents import SUFFIXES
 from data.stages import Stage, empty, in_bytes, in_time, only_one_in, run, show
-from utils.config import (
+from utils.command_line import (
     ArgumentParser,
     Arguments,
     BooleanFlag,
@@ -38,9 +38,9 @@ from utils.config import (
     non_negative_int,
     positive_float,
     positive_int,
-    read_json,
 )
 from utils.errors import UserError, run_main
+from utils.files import read_json
 from utils.progress import progress_bar
 
 # What needs nltk, h5py or tokenizers is imported where it is used: --help and the start of a worker are quick.

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer, PunktTrainer
 
-from utils.config import read_json
 from utils.errors import UserError
+from utils.files import read_json
 
 SPLITTERS = ("punkt", "fast", "newline")
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"

@@ -19,7 +19,7 @@ from data.books import clean_book
 from data.documents import read_documents, read_lines, refuse
 from data.sentences import NUMBER, save_punkt, train_punkt
 from data.wikipedia import extract
-from utils.config import ArgumentParser, positive_int
+from utils.command_line import ArgumentParser, positive_int
 from utils.errors import UserError, run_main
 
 # What novels of the nineteenth century do not teach. A single letter is an initial far more often than a word.

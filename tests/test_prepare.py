@@ -123,7 +123,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_
     arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--sentence-splitter", "fast"]
     prepare.main(arguments)
     assert capsys.readouterr().err == ""  # nothing to say for so short a time
-    monkeypatch.setattr(progress, "SECONDS_A_LINE", 0)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
     prepare.main([*arguments[:-1], "punkt"])
     lines = capsys.readouterr().err.splitlines()
     assert any(re.match(r"format corpus: \d+k of \d+k \[", line) for line in lines), lines

@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from utils.config import read_json
 from utils.errors import UserError, one_line
-from utils.logger import show
+from utils.files import read_json
+from utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -289,7 +289,7 @@ def verify_checkpoint(folder: str | Path) -> None:
         raise BadCheckpoint(f"{manifest_path} is damaged ({error}): take the checkpoint before it") from error
 
 
-def latest_checkpoint(parent: str | Path, tell: Callable[[str], None] = show) -> Path | None:
+def latest_checkpoint(parent: str | Path, tell: Callable[[str], None] = print_line) -> Path | None:
     """The newest whole checkpoint in `parent`, passing over damaged ones and saying so; None where there is none yet.
     Where there are some and none is whole, that is an error: to start from nothing is not what anyone asked for."""
     steps = checkpoint_steps(parent)
@@ -306,7 +306,7 @@ def latest_checkpoint(parent: str | Path, tell: Callable[[str], None] = show) ->
     return None
 
 
-def find_checkpoint(path: str | Path, last_step: str | None, tell: Callable[[str], None] = show) -> Path | None:
+def find_checkpoint(path: str | Path, last_step: str | None, tell: Callable[[str], None] = print_line) -> Path | None:
     """What `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP` names.
 
     `last_step` None: `path` is a checkpoint folder. A number: `path`/number. "auto": the newest whole checkpoint in
@@ -334,7 +334,7 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
-def find_model_folder(path: str | Path, tell: Callable[[str], None] = show) -> Path:
+def find_model_folder(path: str | Path, tell: Callable[[str], None] = print_line) -> Path:
     """The folder with a model that `path` names: `path` itself, or the newest whole checkpoint in a folder of steps."""
     path = Path(path)
     if not path.is_dir():
@@ -409,7 +409,7 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
 
 
 def load_weights(
-    model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path, tell: Callable[[str], None] = show
+    model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path, tell: Callable[[str], None] = print_line
 ) -> None:
     """Loads `tensors` into `model`. Heads of other tasks in `tensors` are passed over; heads that `tensors` lack keep
     their initial weights; both are told. Any other missing, unexpected or misshapen tensor is an error."""

@@ -3,15 +3,13 @@ dllogger package is used where it is installed; otherwise the writer below makes
 
 import datetime
 import json
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from utils.errors import UserError
+from utils.progress import print_line
 
 try:
     import dllogger
@@ -49,7 +47,7 @@ class Reporter:
         if not self.enabled:
             return
         if text:
-            show(text)
+            print_line(text)
         if self.report_file is None:
             return
         if not (self.file or self.has_dllogger):
@@ -77,12 +75,6 @@ class Reporter:
         if self.file is not None:
             self.file.close()
             self.file = None
-
-
-def show(text: str) -> None:
-    """A line on the terminal, above any progress bar."""
-    tqdm.write(text, file=sys.stdout)
-    sys.stdout.flush()
 
 
 # How each figure is shown on the terminal; `n` is the figure as `number` has it.

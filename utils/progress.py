@@ -1,14 +1,14 @@
-"""How far long work is: a bar on a terminal, a line now and then where standard error goes to a file."""
+"""What a person sees of long work: a progress bar on a terminal, and a line now and then where there is none."""
 
 import sys
 
 from tqdm import tqdm
 
-SECONDS_A_LINE = 30
+SECONDS_PER_LINE = 30
 
 
 class ProgressLines(tqdm):
-    """A bar that writes a line each time in place of redrawing itself. There is never anything to clear."""
+    """A progress bar that writes a new line each time instead of redrawing itself."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         if msg is None:
@@ -29,15 +29,24 @@ def progress_bar(
     enabled: bool = True,
     lines: bool = True,
 ) -> tqdm:
-    """`delay`: seconds before it shows, for work that is mostly short. `lines`: False for work that reports on itself
-    where there is no terminal."""
+    """A progress bar on standard error.
+
+    delay: seconds before it is shown, for work that is usually short.
+    lines: without a terminal, write a line every 30 seconds; False for work that logs its own progress.
+    """
     options = {"total": total or None, "desc": description, "unit": unit, "initial": initial, "leave": False}
     if unit == "B":
         options["unit_scale"] = True
-    watched = sys.stderr.isatty()
-    if not enabled or not (watched or lines):
+    is_terminal = sys.stderr.isatty()
+    if not enabled or not (is_terminal or lines):
         return tqdm(**options, disable=True)
-    if watched:
+    if is_terminal:
         return tqdm(**options, delay=delay, dynamic_ncols=True)
     line = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-    return ProgressLines(**options, bar_format=line, mininterval=SECONDS_A_LINE, delay=SECONDS_A_LINE, miniters=1)
+    return ProgressLines(**options, bar_format=line, mininterval=SECONDS_PER_LINE, delay=SECONDS_PER_LINE, miniters=1)
+
+
+def print_line(text: str) -> None:
+    """Prints a line on standard output, above any progress bar."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()

@@ -4,23 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from utils.config import (
+from arguments import add_global_arguments, add_precision_arguments, add_training_arguments, checkpoint_step
+from utils.command_line import (
     ArgumentParser,
     BooleanFlag,
-    add_global_arguments,
-    add_precision_arguments,
-    add_training_arguments,
-    checkpoint_step,
+    format_arguments,
     fraction,
-    jsonable,
     non_negative_float,
     non_negative_int,
     positive_float,
     positive_int,
-    read_json,
-    show_arguments,
 )
 from utils.errors import UserError
+from utils.files import read_json
 
 
 def parser() -> ArgumentParser:
@@ -130,10 +126,10 @@ def test_help_shows_every_default(capsys):
 
 def test_arguments_are_shown_one_a_line_and_saved_as_json():
     args = parser().parse_args([*REQUIRED, "--from-checkpoint", "None"])
-    lines = show_arguments(args, "title:").splitlines()
+    lines = format_arguments(args, "title:").splitlines()
     assert lines[0] == "title:" and len(lines) == len(args.as_dict()) + 1
     assert any(line.split() == ["--max-steps", "5"] for line in lines)
-    values = jsonable(args)
+    values = args.as_dict()
     assert values["output_dir"] == "out" and values["from_checkpoint"] is None and "_frozen" not in values
 
 

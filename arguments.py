@@ -1,0 +1,130 @@
+"""The command-line flags that pre-training and fine-tuning share."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils.command_line import (
+    BooleanFlag,
+    decay_factor,
+    fraction,
+    non_negative_float,
+    non_negative_int,
+    optional_path,
+    positive_float,
+    positive_int,
+    random_seed,
+)
+
+BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "custom")
+
+
+def checkpoint_step(text: str) -> str | None:
+    if text.lower() == "none":
+        return None
+    if text != "auto" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected None, auto or a step, not {text}")
+    return text
+
+
+def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) -> None:
+    group = parser.add_argument_group("global")
+    group.add_argument("--output-dir", type=Path, required=True, help="where checkpoints and results go")
+    group.add_argument(
+        "--vocab-file", type=optional_path, help="WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt"
+    )
+    group.add_argument("--bert-model", choices=BERT_MODELS, default="bert-large-uncased", help="architecture")
+    group.add_argument(
+        "--config-file",
+        type=optional_path,
+        help="the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom",
+    )
+    if steps_required:
+        group.add_argument("--max-steps", type=positive_int, required=True, help="updates in all")
+    else:
+        group.add_argument("--max-steps", type=int, default=-1, help="updates at most; -1: as many as the epochs need")
+    group.add_argument("--log-freq", type=positive_int, default=10, help="updates between log lines")
+    group.add_argument("--num-steps-per-checkpoint", type=positive_int, default=100, help="updates between checkpoints")
+    group.add_argument(
+        "--from-pretrained-params", type=optional_path, help="model folder to take weights from, and nothing else"
+    )
+    group.add_argument(
+        "--from-checkpoint",
+        type=optional_path,
+        help="checkpoint to go on from: weights, optimizer, schedule and data position",
+    )
+    group.add_argument(
+        "--last-step-of-checkpoint",
+        type=checkpoint_step,
+        help="None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the "
+        "newest whole checkpoint in that folder of steps, or a start from step 1 where it has none yet",
+    )
+    group.add_argument("--steps-this-run", type=positive_int, help="stop after this many updates")
+    group.add_argument("--seed", type=random_seed, default=42, help="of weights, dropout and the order of samples")
+    group.add_argument("--report-file", type=optional_path, default=Path("./report.json"), help="DLLogger's JSON lines")
+    group.add_argument("--model-prefix", default="model", help="prefix of the training state's file names")
+    group.add_argument("--show-config", action=BooleanFlag, default=True, help="print all settings at the start")
+    group.add_argument(
+        "--enable-cpu-affinity", action=BooleanFlag, default=True, help="bind each process to the cores near its GPU"
+    )
+    group.add_argument("--num-workers", type=non_negative_int, default=1, help="threads that read data ahead")
+    group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: a GPU if there is one")
+    group.add_argument("--benchmark", action=BooleanFlag, help="measure speed, save nothing")
+    group.add_argument("--benchmark-steps", type=positive_int, default=20, help="updates to measure")
+    group.add_argument("--benchmark-warmup-steps", type=positive_int, default=20, help="updates before those")
+
+
+def add_training_arguments(
+    parser: argparse.ArgumentParser,
+    optimizers: Sequence[str],
+    decays: Sequence[str],
+    optimizer: str,
+    learning_rate: float,
+    warmup_proportion: float,
+) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("training")
+    group.add_argument("--optimizer", choices=optimizers, default=optimizer, help="FusedLAMB is apex's")
+    group.add_argument(
+        "--gradient-merge-steps", type=positive_int, default=1, help="micro-batches whose gradients make one update"
+    )
+    group.add_argument("--learning-rate", type=non_negative_float, default=learning_rate, help="at its peak")
+    group.add_argument("--warmup-start-lr", type=non_negative_float, default=0.0, help="where the warm-up starts")
+    group.add_argument(
+        "--warmup-proportion", type=fraction, default=warmup_proportion, help="share of --max-steps that warms up"
+    )
+    group.add_argument("--lr-decay", choices=decays, default="poly", help="shape of the schedule after the warm-up")
+    group.add_argument("--lr-decay-power", type=positive_float, default=1.0, help="of poly; NVIDIA's PyTorch has 0.5")
+    group.add_argument("--lr-decay-rate", type=positive_float, default=0.9, help="of warmup_exp_decay_exp")
+    group.add_argument("--lr-decay-steps", type=positive_int, default=250, help="of warmup_exp_decay_exp")
+    group.add_argument("--lr-offset", type=non_negative_float, default=0.0, help="of warmup_exp_decay_exp")
+    group.add_argument("--beta1", type=decay_factor, default=0.9, help="decay of the first moment")
+    group.add_argument("--beta2", type=decay_factor, default=0.999, help="decay of the second moment")
+    group.add_argument("--epsilon", type=positive_float, default=1e-6, help="of the optimizer")
+    group.add_argument("--weight-decay", type=non_negative_float, default=0.01, help="not on biases and LayerNorms")
+    group.add_argument("--max-grad-norm", type=positive_float, default=1.0, help="gradients are clipped to this norm")
+    group.add_argument(
+        "--max-skipped-steps", type=positive_int, default=25, help="updates in a row that may have no finite gradient"
+    )
+    return group
+
+
+def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("advanced")
+    group.add_argument("--amp", action=BooleanFlag, help="compute in 16 bits, with float32 weights")
+    group.add_argument("--amp-dtype", choices=("bfloat16", "float16"), default="bfloat16", help="the 16-bit type")
+    group.add_argument(
+        "--use-pure-fp16", action=BooleanFlag, help="hold the model in --amp-dtype; the optimizer keeps float32 copies"
+    )
+    group.add_argument("--scale-loss", type=positive_float, default=1.0, help="loss scale, float16 only")
+    group.add_argument(
+        "--use-dynamic-loss-scaling",
+        action=BooleanFlag,
+        help="adapt the loss scale, from --scale-loss or, where that is 1, from 2^20",
+    )
+    group.add_argument(
+        "--compile",
+        choices=("none", "layers", "model"),
+        default="none",
+        help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
+    )
+    group.add_argument("--tf32", action=BooleanFlag, help="float32 matrix products in TF32, on GPUs that have it")

@@ -1,0 +1,154 @@
+"""Command-line parsing: hyphens or underscores, booleans with or without a value, defaults in the help, one-line
+errors, and a result that is frozen after parsing."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from utils.errors import one_line
+
+TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
+FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
+
+
+class Arguments(argparse.Namespace):
+    """Parsed arguments, frozen when `parse_args` returns."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_frozen"):
+            raise AttributeError(f"arguments are frozen: cannot set {name}")
+        super().__setattr__(name, value)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The arguments by name; paths are strings, so that the result can be written as JSON."""
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in public.items()}
+
+
+class BooleanFlag(argparse.Action):
+    """`--flag`, `--flag true`, `--flag=false` and `--no-flag`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, default: bool = False, help: str = "", **_: Any):
+        negatives = ["--no-" + option[2:] for option in option_strings if option.startswith("--")]
+        super().__init__(
+            [*option_strings, *negatives], dest, nargs="?", default=default, help=help, metavar="true|false"
+        )
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        negative = option_string is not None and option_string.startswith("--no-")
+        value = True if values is None else parse_bool(values, parser, option_string)
+        setattr(namespace, self.dest, value != negative)
+
+
+def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -> bool:
+    if text.lower() in TRUE_WORDS:
+        return True
+    if text.lower() in FALSE_WORDS:
+        return False
+    parser.error(f"argument {option}: expected true or false, not {text!r}")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse with the conventions of this module."""
+
+    def __init__(self, **kwargs: Any):
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_args(self, args=None, namespace=None) -> Arguments:
+        argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
+        if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
+            known = self._option_string_actions
+            unknown = [word for word in argv if is_flag(word) and flag_name(word) not in known]
+            if unknown:
+                close = difflib.get_close_matches(flag_name(unknown[0]), known, n=1)
+                hint = f": did you mean {close[0]}?" if close else ""
+                self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        parsed = super().parse_args(argv, namespace or Arguments())
+        parsed._frozen = True
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {one_line(message)} (see {self.prog} --help)", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def is_flag(word: str) -> bool:
+    return len(word) > 2 and word.startswith("--")
+
+
+def flag_name(flag: str) -> str:
+    return flag.partition("=")[0]
+
+
+def hyphenated(word: str) -> str:
+    """`--max_steps=5` as `--max-steps=5`; values and short options stay as they are."""
+    if not is_flag(word):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, not {text}")
+    return value
+
+
+def non_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 up, not {text}")
+    return value
+
+
+def positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, not {text}")
+    return value
+
+
+def non_negative_float(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 up, not {text}")
+    return value
+
+
+def fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, not {text}")
+    return value
+
+
+def decay_factor(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 up and below 1, not {text}")
+    return value
+
+
+def random_seed(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**64:  # what torch.manual_seed takes
+        raise argparse.ArgumentTypeError(f"expected a whole number of 64 bits, not {text}")
+    return value
+
+
+def optional_path(text: str) -> Path | None:
+    """A path; `None` and the empty string mean that there is none."""
+    return None if text.lower() in ("none", "") else Path(text)
+
+
+def format_arguments(arguments: Arguments, title: str) -> str:
+    """All settings, one per line, for the terminal."""
+    values = arguments.as_dict()
+    width = max(map(len, values))
+    lines = [f"  --{name.replace('_', '-'):<{width}}  {value}" for name, value in sorted(values.items())]
+    return "\n".join([title, *lines])

@@ -1,0 +1,74 @@
+"""Files: read JSON with clear errors, write atomically, hash."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+
+HASH_BLOCK = 1 << 20  # bytes hashed between two progress reports
+
+
+def read_json(path: str | Path, description: str) -> Any:
+    """The JSON value in the file `path`. `description` names the kind of file in errors.
+
+    Raises UserError if the file does not exist or is not valid JSON.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{description} {path} does not exist: check the path")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
+        raise UserError(
+            f"{description} {path} is not valid JSON ({error}): it may be cut off, fetch it again"
+        ) from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """A temporary path to write to. At the end it is synced and renamed to `path`; on an error it is removed, and an
+    older file at `path` stays unchanged."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Writes the file `path`, or leaves what was there before."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def write_json(path: str | Path, value: Any, indent: int = 2) -> None:
+    """Writes `value` as JSON to the file `path`, atomically."""
+    write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_digest(path: str | Path, algorithm: str = "sha256", progress: Callable[[int], Any] | None = None) -> str:
+    """The hash of a file in hex. `progress` is called with the number of bytes of each block."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with Path(path).open("rb") as file:
+        while block := file.read(HASH_BLOCK):
+            digest.update(block)
+            if progress is not None:
+                progress(len(block))
+    return digest.hexdigest()
