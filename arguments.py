@@ -1,9 +1,11 @@
 """The command-line flags that pre-training and fine-tuning share."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
+from lr_scheduler import DECAYS, ScheduleConfig
+from optimizer import OPTIMIZERS, OptimizerConfig
+from trainer import TrainerConfig
 from utils.command_line import (
     BooleanFlag,
     decay_factor,
@@ -29,7 +31,7 @@ def checkpoint_step(text: str) -> str | None:
 
 def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) -> None:
     group = parser.add_argument_group("global")
-    group.add_argument("--output-dir", type=Path, required=True, help="where checkpoints and results go")
+    group.add_argument("--output-dir", type=Path, required=True, help="folder for checkpoints and results")
     group.add_argument(
         "--vocab-file", type=optional_path, help="WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt"
     )
@@ -40,29 +42,34 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         help="the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom",
     )
     if steps_required:
-        group.add_argument("--max-steps", type=positive_int, required=True, help="updates in all")
+        group.add_argument("--max-steps", type=positive_int, required=True, help="updates of the whole run")
     else:
-        group.add_argument("--max-steps", type=int, default=-1, help="updates at most; -1: as many as the epochs need")
+        group.add_argument("--max-steps", type=int, default=-1, help="most updates; -1: as many as the epochs need")
     group.add_argument("--log-freq", type=positive_int, default=10, help="updates between log lines")
     group.add_argument("--num-steps-per-checkpoint", type=positive_int, default=100, help="updates between checkpoints")
     group.add_argument(
-        "--from-pretrained-params", type=optional_path, help="model folder to take weights from, and nothing else"
+        "--from-pretrained-params", type=optional_path, help="model folder to load weights from, and nothing else"
     )
     group.add_argument(
         "--from-checkpoint",
         type=optional_path,
-        help="checkpoint to go on from: weights, optimizer, schedule and data position",
+        help="checkpoint to continue from: weights, optimizer, schedule and data position",
     )
     group.add_argument(
         "--last-step-of-checkpoint",
         type=checkpoint_step,
         help="None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the "
-        "newest whole checkpoint in that folder of steps, or a start from step 1 where it has none yet",
+        "newest valid checkpoint in that folder of steps, or a start from step 1 if it has none yet",
     )
     group.add_argument("--steps-this-run", type=positive_int, help="stop after this many updates")
-    group.add_argument("--seed", type=random_seed, default=42, help="of weights, dropout and the order of samples")
-    group.add_argument("--report-file", type=optional_path, default=Path("./report.json"), help="DLLogger's JSON lines")
-    group.add_argument("--model-prefix", default="model", help="prefix of the training state's file names")
+    group.add_argument(
+        "--seed", type=random_seed, default=42, help="seed of initial weights, dropout and the order of samples"
+    )
+    group.add_argument(
+        "--report-file", type=optional_path, default=Path("./report.json"), help="file for DLLogger's JSON lines"
+    )
+    group.add_argument("--tensorboard-dir", type=optional_path, help="folder for TensorBoard's logs")
+    group.add_argument("--model-prefix", default="model", help="prefix of the file names of the training state")
     group.add_argument("--show-config", action=BooleanFlag, default=True, help="print all settings at the start")
     group.add_argument(
         "--enable-cpu-affinity", action=BooleanFlag, default=True, help="bind each process to the cores near its GPU"
@@ -70,40 +77,74 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
     group.add_argument("--num-workers", type=non_negative_int, default=1, help="threads that read data ahead")
     group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: a GPU if there is one")
     group.add_argument("--benchmark", action=BooleanFlag, help="measure speed, save nothing")
-    group.add_argument("--benchmark-steps", type=positive_int, default=20, help="updates to measure")
-    group.add_argument("--benchmark-warmup-steps", type=positive_int, default=20, help="updates before those")
+    group.add_argument("--benchmark-steps", type=positive_int, default=20, help="updates that --benchmark measures")
+    group.add_argument(
+        "--benchmark-warmup-steps", type=positive_int, default=20, help="updates before the measured ones"
+    )
 
 
 def add_training_arguments(
-    parser: argparse.ArgumentParser,
-    optimizers: Sequence[str],
-    decays: Sequence[str],
-    optimizer: str,
-    learning_rate: float,
-    warmup_proportion: float,
+    parser: argparse.ArgumentParser, optimizer: str, learning_rate: float, warmup_proportion: float
 ) -> argparse._ArgumentGroup:
+    """The arguments after `parser` are the defaults that differ between programs."""
+    adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
     group = parser.add_argument_group("training")
-    group.add_argument("--optimizer", choices=optimizers, default=optimizer, help="FusedLAMB is apex's")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default=optimizer, help="FusedLAMB is apex's LAMB")
     group.add_argument(
-        "--gradient-merge-steps", type=positive_int, default=1, help="micro-batches whose gradients make one update"
+        "--gradient-merge-steps",
+        type=positive_int,
+        default=1,
+        help="micro-batches per update, whose gradients are summed",
     )
-    group.add_argument("--learning-rate", type=non_negative_float, default=learning_rate, help="at its peak")
-    group.add_argument("--warmup-start-lr", type=non_negative_float, default=0.0, help="where the warm-up starts")
+    group.add_argument("--learning-rate", type=non_negative_float, default=learning_rate, help="peak learning rate")
     group.add_argument(
-        "--warmup-proportion", type=fraction, default=warmup_proportion, help="share of --max-steps that warms up"
+        "--warmup-start-lr",
+        type=non_negative_float,
+        default=schedule.warmup_start_lr,
+        help="learning rate at the start of the warmup",
     )
-    group.add_argument("--lr-decay", choices=decays, default="poly", help="shape of the schedule after the warm-up")
-    group.add_argument("--lr-decay-power", type=positive_float, default=1.0, help="of poly; NVIDIA's PyTorch has 0.5")
-    group.add_argument("--lr-decay-rate", type=positive_float, default=0.9, help="of warmup_exp_decay_exp")
-    group.add_argument("--lr-decay-steps", type=positive_int, default=250, help="of warmup_exp_decay_exp")
-    group.add_argument("--lr-offset", type=non_negative_float, default=0.0, help="of warmup_exp_decay_exp")
-    group.add_argument("--beta1", type=decay_factor, default=0.9, help="decay of the first moment")
-    group.add_argument("--beta2", type=decay_factor, default=0.999, help="decay of the second moment")
-    group.add_argument("--epsilon", type=positive_float, default=1e-6, help="of the optimizer")
-    group.add_argument("--weight-decay", type=non_negative_float, default=0.01, help="not on biases and LayerNorms")
-    group.add_argument("--max-grad-norm", type=positive_float, default=1.0, help="gradients are clipped to this norm")
     group.add_argument(
-        "--max-skipped-steps", type=positive_int, default=25, help="updates in a row that may have no finite gradient"
+        "--warmup-proportion", type=fraction, default=warmup_proportion, help="share of --max-steps for the warmup"
+    )
+    group.add_argument("--lr-decay", choices=DECAYS, default=schedule.decay, help="schedule after the warmup")
+    group.add_argument(
+        "--lr-decay-power",
+        type=positive_float,
+        default=schedule.power,
+        help="power of poly; NVIDIA's PyTorch recipe has 0.5",
+    )
+    group.add_argument(
+        "--lr-decay-rate", type=positive_float, default=schedule.rate, help="decay rate of warmup_exp_decay_exp"
+    )
+    group.add_argument(
+        "--lr-decay-steps",
+        type=positive_int,
+        default=schedule.decay_steps,
+        help="updates per decay of warmup_exp_decay_exp",
+    )
+    group.add_argument(
+        "--lr-offset",
+        type=non_negative_float,
+        default=schedule.offset,
+        help="added to the learning rate by warmup_exp_decay_exp",
+    )
+    group.add_argument("--beta1", type=decay_factor, default=adam.betas[0], help="decay of the first moment")
+    group.add_argument("--beta2", type=decay_factor, default=adam.betas[1], help="decay of the second moment")
+    group.add_argument("--epsilon", type=positive_float, default=adam.eps, help="epsilon of the optimizer")
+    group.add_argument(
+        "--weight-decay",
+        type=non_negative_float,
+        default=adam.weight_decay,
+        help="weight decay; none on biases and LayerNorms",
+    )
+    group.add_argument(
+        "--max-grad-norm", type=positive_float, default=trainer.max_grad_norm, help="gradients are clipped to this norm"
+    )
+    group.add_argument(
+        "--max-skipped-steps",
+        type=positive_int,
+        default=trainer.max_skipped_steps,
+        help="stop after so many updates in a row without a finite gradient",
     )
     return group
 
@@ -113,13 +154,13 @@ def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--amp", action=BooleanFlag, help="compute in 16 bits, with float32 weights")
     group.add_argument("--amp-dtype", choices=("bfloat16", "float16"), default="bfloat16", help="the 16-bit type")
     group.add_argument(
-        "--use-pure-fp16", action=BooleanFlag, help="hold the model in --amp-dtype; the optimizer keeps float32 copies"
+        "--use-pure-fp16", action=BooleanFlag, help="keep the model in --amp-dtype; the optimizer has float32 copies"
     )
-    group.add_argument("--scale-loss", type=positive_float, default=1.0, help="loss scale, float16 only")
+    group.add_argument("--scale-loss", type=positive_float, default=1.0, help="loss scale of float16")
     group.add_argument(
         "--use-dynamic-loss-scaling",
         action=BooleanFlag,
-        help="adapt the loss scale, from --scale-loss or, where that is 1, from 2^20",
+        help="adapt the loss scale, starting at --scale-loss, or at 2^20 if that is 1",
     )
     group.add_argument(
         "--compile",

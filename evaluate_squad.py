@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from squad_dataset import Question, Squad, read_squad
+from tasks.squad_file import Question, Squad, read_squad
 from utils.command_line import ArgumentParser
 from utils.errors import UserError, run_main
 from utils.files import read_json

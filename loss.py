@@ -1,4 +1,4 @@
-"""Losses as sums with their counts, so that whoever owns the global batch divides once, by global counts.
+"""Losses as sums over micro-batches. The trainer divides once, by the counts of the global batch.
 
 Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S longest sequence.
 """
@@ -9,31 +9,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modeling import padded_index
-from token_stream import IGNORED_LABEL
+from packing import IGNORED_LABEL, padded_index
 
-# Rows of logits that are in float32 at once: few enough to stay in a CPU's cache, enough to fill a GPU.
-ROWS_AT_A_TIME = {"cpu": 8, "cuda": 4096}
+# Rows of logits that are in float32 at once: few enough for a CPU's cache, enough to fill a GPU.
+FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}
 
 
 class SummedCrossEntropy(torch.autograd.Function):
-    """Sum of cross-entropies over the rows whose label is not ignored, and how many rows have no logit above their
-    label's. Float32 arithmetic on a few rows at a time, so that there is never a float32 copy of all logits; softmax
-    is taken once, in the forward pass, which leaves the gradient in the logits' own type."""
+    """The sum of cross-entropies over the rows whose label is not ignored, and the number of rows where no logit is
+    above the label's. It computes in float32 on a few rows at a time, so there is no float32 copy of all logits. The
+    forward pass computes the gradient too, in the logits' type, so that softmax runs once."""
 
     @staticmethod
     def forward(ctx, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        rows_at_a_time = ROWS_AT_A_TIME.get(logits_MV.device.type, 4096)
+        num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
         kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
         safe_M1 = labels_M.clamp(min=0)[:, None]
-        # float16 holds nothing below 6e-8, as many probabilities are: they wait for the loss scale lifted.
-        lift = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
-        weight_M1 = kept_M1 * lift
-        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # a look that costs nothing there
+        # Gradients are kept x1024 until the loss scale is applied, so that float16 does not underflow.
+        upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
+        weight_M1 = kept_M1 * upscale
+        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # free on a CPU
         grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
         largest_M1, largest_prob_M1, label_prob_M1 = (weight_M1.new_empty(len(logits_MV), 1) for _ in range(3))
-        for start in range(0, len(logits_MV), rows_at_a_time):
-            rows = slice(start, start + rows_at_a_time)
+        for start in range(0, len(logits_MV), num_rows):
+            rows = slice(start, start + num_rows)
             logits_RV = logits_MV[rows].float()
             probs_RV = logits_RV.softmax(dim=1)
             torch.amax(logits_RV, dim=1, keepdim=True, out=largest_M1[rows])
@@ -41,7 +40,7 @@ class SummedCrossEntropy(torch.autograd.Function):
             torch.gather(probs_RV, 1, safe_M1[rows], out=label_prob_M1[rows])
             if grad_MV is not None:
                 grad_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
-        # log sum exp(logits) from the largest probability, which is at least 1/V and so never rounds to nothing.
+        # log sum exp(logits) from the largest probability, which is at least 1/V and so does not underflow.
         log_normalizer_M1 = largest_M1 - largest_prob_M1.log()
         target_M1 = logits_MV.gather(1, safe_M1).float()
         total = torch.where(kept_M1, log_normalizer_M1 - target_M1, 0.0).sum()
@@ -49,20 +48,20 @@ class SummedCrossEntropy(torch.autograd.Function):
         if grad_MV is not None:
             at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(grad_MV.dtype)
             grad_MV[torch.arange(len(grad_MV), device=grad_MV.device), safe_M1.squeeze(1)] = at_label_M
-        ctx.grad_MV, ctx.lift = grad_MV, lift
+        ctx.grad_MV, ctx.upscale = grad_MV, upscale
         ctx.mark_non_differentiable(correct)
         return total, correct
 
     @staticmethod
     def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
-        # Scaled in place, since a second copy of this size costs more than the multiplication: one backward a forward.
+        # In place, because a second copy costs more than the multiplication. So backward runs once per forward.
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
-        return grad_MV.mul_(grad_total / ctx.lift), None
+        return grad_MV.mul_(grad_total / ctx.upscale), None
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label has the
-    largest logit (a tie counts); rows labelled `IGNORED_LABEL` count nothing."""
+    """The sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label has the
+    largest logit (a tie counts). Rows labelled `IGNORED_LABEL` do not count."""
     return SummedCrossEntropy.apply(logits_MV, labels_M)
 
 
@@ -78,8 +77,8 @@ class PreTrainingSums(NamedTuple):
 def pretraining_sums(
     prediction_logits_MV: Tensor, seq_relationship_logits_N2: Tensor, mlm_labels_M: Tensor, nsp_labels_N: Tensor
 ) -> PreTrainingSums:
-    """Losses and right answers of the masked tokens and of the sequence pairs. A filler's label is -100; data made
-    without next-sentence pairs has -1 there, which counts nothing either."""
+    """Losses and numbers of correct predictions of the masked tokens and the sequence pairs. Filler is labelled -100,
+    and data without next-sentence pairs -1; neither counts."""
     nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
     mlm_loss, mlm_correct = summed_cross_entropy(prediction_logits_MV, mlm_labels_M)
     nsp_loss, nsp_correct = summed_cross_entropy(seq_relationship_logits_N2, nsp_labels_N)
@@ -94,7 +93,7 @@ def span_sum(
     cu_seqlens: Tensor,
     max_seqlen: int,
 ) -> Tensor:
-    """Sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the sequence's own tokens."""
+    """The sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the sequence."""
     index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, len(start_logits_T))
     total = start_logits_T.new_zeros((), dtype=torch.float32)
     for logits_T, positions_N in ((start_logits_T, start_positions_N), (end_logits_T, end_positions_N)):

@@ -1,7 +1,9 @@
-"""Learning-rate schedules as pure functions of k, the number of updates already made, out of N in all."""
+"""Learning-rate schedules: pure functions of k, the number of updates already made, and N, the number of all
+updates."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
 
@@ -15,31 +17,31 @@ def poly(k: float, total: int, lr: float, warmup: int, start_lr: float = 0.0, po
 
 
 def _warm(k: float, lr: float, warmup: int) -> float | None:
-    """BMTrain's warm-up, lr * k / warmup, while it lasts."""
+    """BMTrain's warmup, lr * k / warmup; None after it."""
     return lr * k / warmup if k < warmup else None
 
 
 def linear(k: float, total: int, lr: float, warmup: int) -> float:
-    """BMTrain's linear schedule: warm-up, then down to nothing at update N."""
+    """BMTrain's linear schedule: warmup, then down to 0 at update N."""
     warm = _warm(k, lr, warmup)
     return lr * max(total - k, 0) / max(total - warmup, 1) if warm is None else warm
 
 
 def cosine(k: float, total: int, lr: float, warmup: int) -> float:
-    """BMTrain's cosine schedule: warm-up, then half a cosine down to nothing at update N."""
+    """BMTrain's cosine schedule: warmup, then half a cosine down to 0 at update N."""
     warm = _warm(k, lr, warmup)
     progress = min((k - warmup) / max(total - warmup, 1), 1.0)
     return lr / 2 * (1 + math.cos(math.pi * progress)) if warm is None else warm
 
 
 def exponential(k: float, total: int, lr: float, warmup: int) -> float:
-    """BMTrain's exponential schedule: warm-up, then 5% less at every update."""
+    """BMTrain's exponential schedule: warmup, then 5% less per update."""
     warm = _warm(k, lr, warmup)
     return lr * 0.95 ** (k - warmup) if warm is None else warm
 
 
 def constant(k: float, total: int, lr: float, warmup: int) -> float:
-    """Warm-up, then `lr`."""
+    """Warmup, then `lr`."""
     warm = _warm(k, lr, warmup)
     return lr if warm is None else warm
 
@@ -60,23 +62,32 @@ def warmup_exp_decay_exp(
     return lr * f + offset
 
 
-def make_schedule(
-    decay: str,
-    lr: float,
-    total: int,
-    warmup_proportion: float,
-    warmup_start_lr: float = 0.0,
-    power: float = 1.0,
-    rate: float = 0.9,
-    decay_steps: float = 250,
-    offset: float = 0.0,
-) -> Callable[[int], float]:
-    """The schedule named `decay`, one of `DECAYS`, with its settings filled in."""
-    warmup = math.floor(warmup_proportion * total)
-    if decay == "poly":
-        return lambda k: poly(k, total, lr, warmup, warmup_start_lr, power)
-    if decay == "warmup_exp_decay_exp":
-        return lambda k: warmup_exp_decay_exp(k, total, lr, warmup_proportion, rate, decay_steps, offset)
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """`decay` is one of DECAYS; `power` is that of poly; `rate`, `decay_steps` and `offset` are those of
+    warmup_exp_decay_exp."""
+
+    total_steps: int
+    learning_rate: float
+    decay: str = "poly"
+    warmup_proportion: float = 0.0
+    warmup_start_lr: float = 0.0
+    power: float = 1.0
+    rate: float = 0.9
+    decay_steps: float = 250
+    offset: float = 0.0
+
+
+def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
+    """The learning rate as a function of the number of updates already made."""
+    total, lr = config.total_steps, config.learning_rate
+    warmup = math.floor(config.warmup_proportion * total)
+    if config.decay == "poly":
+        return lambda k: poly(k, total, lr, warmup, config.warmup_start_lr, config.power)
+    if config.decay == "warmup_exp_decay_exp":
+        return lambda k: warmup_exp_decay_exp(
+            k, total, lr, config.warmup_proportion, config.rate, config.decay_steps, config.offset
+        )
     shapes = {"linear": linear, "cosine": cosine, "exponential": exponential, "constant": constant, "noam": noam}
-    shape = shapes[decay]
+    shape = shapes[config.decay]
     return lambda k: shape(k, total, lr, warmup)

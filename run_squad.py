@@ -9,98 +9,102 @@ Checkpoints and predictions.json go to <output-dir>/<bert-model>/squad. Under to
 """
 
 import math
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-import arguments
+from arguments import add_global_arguments, add_precision_arguments, add_training_arguments
+from bert_config import BertConfig
+from data_loader import LoaderConfig
 from evaluate_squad import evaluate
-from loss import span_sum
-from lr_scheduler import DECAYS
-from modeling import BertConfig, BertForQuestionAnswering
-from optimizer import OPTIMIZERS
+from modeling import BertForQuestionAnswering
+from prediction import PredictionConfig, predict
+from pretrained import load_pretrained
 from run_setup import (
     build_trainer,
     check_vocabulary,
     find_vocab_file,
-    has_no_capitals,
+    is_uncased,
     load_config,
-    make_settings,
-    runtime_for,
+    make_loader,
+    make_run_config,
+    start_runtime,
 )
-from squad_dataset import SquadDataset, read_squad
-from squad_utils import decode, write_predictions
-from token_stream import Limits, StepLoader
+from tasks.squad import SquadDataset, SquadTask
+from tasks.squad_answers import decode, write_predictions
+from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
-from trainer import Provenance, Runtime, Trainer, to_device
-from utils import checkpoint as checkpoints
-from utils import command_line
+from train_state import CheckpointMetadata, StartConfig, find_start
+from trainer import Runtime
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    BooleanFlag,
+    optional_path,
+    positive_float,
+    positive_int,
+)
 from utils.errors import UserError, run_main
-from utils.progress import print_line, progress_bar
+from utils.progress import print_line
 
 PHASE = "squad"
 
 
-def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
-    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv: list[str] | None = None) -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     data = parser.add_argument_group("data and tasks")
-    data.add_argument("--do-train", action=command_line.BooleanFlag, help="fine-tune on --train-file")
-    data.add_argument("--do-predict", action=command_line.BooleanFlag, help="answer the questions of --predict-file")
-    data.add_argument("--do-eval", action=command_line.BooleanFlag, help="answer them and score the answers")
-    data.add_argument("--train-file", type=command_line.optional_path, help="SQuAD JSON to learn from")
-    data.add_argument("--predict-file", type=command_line.optional_path, help="SQuAD JSON to answer")
+    data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on --train-file")
+    data.add_argument("--do-predict", action=BooleanFlag, help="predict answers to the questions of --predict-file")
+    data.add_argument("--do-eval", action=BooleanFlag, help="predict answers and score them")
+    data.add_argument("--train-file", type=optional_path, help="SQuAD JSON to train on")
+    data.add_argument("--predict-file", type=optional_path, help="SQuAD JSON to predict answers for")
     data.add_argument(
         "--init-checkpoint",
         dest="from_pretrained_params",
-        type=command_line.optional_path,
+        type=optional_path,
         help="the same as --from-pretrained-params: a checkpoint or Hugging Face model folder, or a folder of steps",
     )
     data.add_argument(
         "--do-lower-case",
-        action=command_line.BooleanFlag,
+        action=BooleanFlag,
         default=None,
-        help="lower-case and strip accents; by default as the vocabulary is",
+        help="lower-case and strip accents; by default if the vocabulary has no capital letters",
     )
-    arguments.add_global_arguments(parser, steps_required=False)
-    group = arguments.add_training_arguments(parser, OPTIMIZERS, DECAYS, "AdamW", 5e-5, 0.1)
-    group.add_argument("--epochs", type=command_line.positive_float, default=3, help="times through the training data")
-    group.add_argument(
-        "--train-batch-size", type=command_line.positive_int, default=32, help="sequences a GPU and micro-batch"
-    )
+    add_global_arguments(parser, steps_required=False)
+    group = add_training_arguments(parser, "AdamW", 5e-5, 0.1)
+    group.add_argument("--epochs", type=positive_float, default=3, help="passes over the training data")
+    group.add_argument("--train-batch-size", type=positive_int, default=32, help="sequences per GPU and micro-batch")
     features = parser.add_argument_group("features and decoding")
     features.add_argument(
-        "--predict-batch-size", type=command_line.positive_int, default=8, help="sequences a GPU at a time"
-    )
-    features.add_argument("--max-seq-length", type=command_line.positive_int, default=384, help="tokens of a window")
-    features.add_argument(
-        "--doc-stride", type=command_line.positive_int, default=128, help="tokens between windows' starts"
+        "--predict-batch-size", type=positive_int, default=8, help="sequences per GPU and forward pass"
     )
     features.add_argument(
-        "--max-query-length", type=command_line.positive_int, default=64, help="questions are cut to this"
+        "--max-seq-length", type=positive_int, default=384, help="most tokens of a question with a window"
     )
+    features.add_argument("--doc-stride", type=positive_int, default=128, help="tokens between the starts of windows")
+    features.add_argument("--max-query-length", type=positive_int, default=64, help="most tokens of a question")
     features.add_argument(
-        "--n-best-size", type=command_line.positive_int, default=20, help="starts, ends and answers kept"
+        "--n-best-size", type=positive_int, default=20, help="candidate starts, ends and answers per question"
     )
-    features.add_argument("--max-answer-length", type=command_line.positive_int, default=30, help="tokens of an answer")
+    features.add_argument("--max-answer-length", type=positive_int, default=30, help="most tokens of an answer")
     features.add_argument(
-        "--version-2-with-negative", action=command_line.BooleanFlag, help="SQuAD v2.0: questions may have no answer"
+        "--version-2-with-negative", action=BooleanFlag, help="SQuAD v2.0: questions may have no answer"
     )
     features.add_argument(
         "--null-score-diff-threshold",
         type=float,
         default=0.0,
-        help="v2.0: no answer where its score exceeds the best answer's by more than this",
+        help="v2.0: predict no answer if its score exceeds the best answer's by more than this",
     )
-    arguments.add_precision_arguments(parser)
+    add_precision_arguments(parser)
     args = parser.parse_args(argv)
     check_tasks(args, parser)
     return args
 
 
-def check_tasks(args: command_line.Arguments, parser: command_line.ArgumentParser) -> None:
+def check_tasks(args: Arguments, parser: ArgumentParser) -> None:
     if not (args.do_train or args.do_predict or args.do_eval):
         parser.error("nothing to do: give --do-train, --do-predict or --do-eval")
     if args.do_train and args.train_file is None:
@@ -111,28 +115,7 @@ def check_tasks(args: command_line.Arguments, parser: command_line.ArgumentParse
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
 
 
-class QuestionAnswering:
-    """The span task of BERT's fine-tuning (Devlin et al., 2018, section 4.2); see trainer.Task."""
-
-    def __init__(self, max_seq_length: int):
-        self.max_seq_length = max_seq_length
-
-    def sums(self, model, micro_batch):
-        targets = {name: micro_batch[name] for name in ("start_positions", "end_positions")}
-        inputs = {name: value for name, value in micro_batch.items() if name not in targets}
-        # The longest that there can be stands for the longest there is, so that no step reads lengths off the device.
-        output = model(**inputs, max_seqlen=self.max_seq_length)
-        loss = span_sum(*output, *targets.values(), micro_batch["cu_seqlens"], self.max_seq_length)
-        return {"span_loss": loss}
-
-    def loss(self, sums, num_sequences, num_targets):
-        return sums["span_loss"] / num_sequences
-
-    def metrics(self, sums, num_sequences, num_targets):
-        return {"loss": sums["span_loss"] / num_sequences}
-
-
-def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: command_line.Arguments) -> SquadDataset:
+def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: Arguments) -> SquadDataset:
     return SquadDataset(
         read_squad(path),
         tokenizer,
@@ -144,134 +127,76 @@ def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: com
     )
 
 
-def open_tokenizer(args: command_line.Arguments, bert_config: BertConfig) -> BertTokenizer:
-    """The tokenizer that flags and vocabulary name; a vocabulary without capital letters is an uncased one."""
+def open_tokenizer(args: Arguments, bert_config: BertConfig) -> BertTokenizer:
     vocab_file = find_vocab_file(args)
     check_vocabulary(vocab_file, bert_config)
-    do_lower_case = args.do_lower_case
-    if do_lower_case is None:
-        do_lower_case = has_no_capitals(vocab_file)
-    return BertTokenizer(vocab_file, do_lower_case)
+    return BertTokenizer(vocab_file, is_uncased(vocab_file) if args.do_lower_case is None else args.do_lower_case)
 
 
 def train(
-    args: command_line.Arguments,
-    model: BertForQuestionAnswering,
-    dataset: SquadDataset,
-    tokenizer: BertTokenizer,
-    runtime: Runtime,
-) -> tuple[Trainer, int]:
-    """Fine-tunes `model`; the trainer at the end and the exit code."""
-    global_batch_size = args.train_batch_size * args.gradient_merge_steps * runtime.processes.world_size
-    max_steps = math.ceil(args.epochs * len(dataset) / global_batch_size)
+    args: Arguments, bert_config: BertConfig, dataset: SquadDataset, tokenizer: BertTokenizer, runtime: Runtime
+) -> tuple[BertForQuestionAnswering, int, bool]:
+    """Fine-tunes a model; returns it, the exit code, and whether training is complete."""
+    loader = LoaderConfig(
+        args.train_batch_size,
+        args.train_batch_size * args.gradient_merge_steps * runtime.distributed.world_size,
+        args.max_seq_length,
+        num_workers=args.num_workers,
+        fixed_shapes=args.compile != "none",
+    )
+    max_steps = math.ceil(args.epochs * len(dataset) / loader.global_batch_size)
     if args.max_steps > 0:
         max_steps = min(max_steps, args.max_steps)
-    run = build_trainer(
-        args,
-        model,
-        QuestionAnswering(args.max_seq_length),
-        make_settings(args, PHASE, max_steps),
-        Provenance(PHASE, args.as_dict(), len(dataset), Path(tokenizer.vocab_file), tokenizer.do_lower_case),
-        runtime,
-    )
-    loader = StepLoader(
-        dataset,
-        Limits.for_batch(args.train_batch_size, args.max_seq_length, 0, fixed=args.compile != "none"),
-        global_batch_size=global_batch_size,
+    metadata = CheckpointMetadata(
+        phase=PHASE,
+        arguments=args.as_dict(),
+        num_samples=len(dataset),
         seed=args.seed,
-        first_position=run.samples_consumed,
-        rank=runtime.processes.rank,
-        world_size=runtime.processes.world_size,
-        num_workers=args.num_workers,
-        pin_memory=runtime.device.type == "cuda",
+        vocab_file=Path(tokenizer.vocab_file),
+        do_lower_case=tokenizer.do_lower_case,
+        prefix=args.model_prefix,
     )
-    return run, run.train(loader)
+    config = make_run_config(args, loader, metadata, max_steps)
+    torch.manual_seed(args.seed)
+    with torch.device("meta"):
+        model = BertForQuestionAnswering(bert_config)
+    trainer = build_trainer(model, SquadTask(args.max_seq_length), config, runtime)
+    exit_code = trainer.train(make_loader(dataset, config, trainer))
+    return model, exit_code, trainer.state.step >= max_steps or args.benchmark
 
 
-def load_fine_tuned(args: command_line.Arguments, model: BertForQuestionAnswering, runtime: Runtime) -> None:
-    """The weights to predict with, which have to include the span head."""
-    tell = print_line if runtime.processes.is_main else (lambda _text: None)
-    folder = None
-    if args.from_checkpoint is not None:
-        folder = checkpoints.find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, tell)
-    if folder is None:
-        folder = checkpoints.find_model_folder(args.from_pretrained_params or args.from_checkpoint, tell)
-    tensors = checkpoints.read_tensors(folder / checkpoints.MODEL_FILE)
-    if "qa_outputs.weight" not in tensors:
-        raise UserError(f"{folder} has no qa_outputs.weight: it was not fine-tuned on SQuAD, so add --do-train")
-    checkpoints.load_weights(model, tensors, folder, tell)
-    model.to(runtime.device, runtime.precision.dtype if runtime.precision.pure else torch.float32)
+def load_fine_tuned(args: Arguments, bert_config: BertConfig, runtime: Runtime) -> BertForQuestionAnswering:
+    """The model to predict with, which must have the span head."""
+    start = StartConfig(
+        args.from_checkpoint,
+        args.last_step_of_checkpoint,
+        from_pretrained_params=args.from_pretrained_params or args.from_checkpoint,
+    )
+    found = runtime.distributed.on_main(lambda: find_start(start, args.output_dir, saves=False))
+    folder = found["checkpoint"] or found["weights"]
+    model = load_pretrained(BertForQuestionAnswering, folder, config=bert_config, required=("qa_outputs.",))
+    return model.to(runtime.device, runtime.precision.dtype if runtime.precision.pure else torch.float32)
 
 
-def prediction_batches(dataset: SquadDataset, args: command_line.Arguments, runtime: Runtime) -> list[np.ndarray]:
-    """This rank's batches of features of like length, in random order, so that the time left can be told. A
-    benchmark takes an even selection of them."""
-    by_length = np.argsort(-dataset.lengths, kind="stable")
-    batches = [
-        by_length[first : first + args.predict_batch_size]
-        for first in range(0, len(by_length), args.predict_batch_size)
-    ]
-    order = np.random.default_rng(args.seed).permutation(len(batches))
-    if args.benchmark:
-        order = order[: (args.benchmark_warmup_steps + args.benchmark_steps) * runtime.processes.world_size]
-    return [batches[place] for place in order[runtime.processes.rank :: runtime.processes.world_size]]
-
-
-@torch.inference_mode()
-def predict_logits(
-    model: BertForQuestionAnswering, dataset: SquadDataset, args: command_line.Arguments, runtime: Runtime
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Start and end logits [2, T] of all features' tokens, on every rank, and the speed of inference."""
-    processes, device = runtime.processes, runtime.device
-    model.eval()
-    batches = prediction_batches(dataset, args, runtime)
+def answer(args: Arguments, model: BertForQuestionAnswering, dataset: SquadDataset, runtime: Runtime) -> None:
+    """Answers all questions. The main process writes the answers and, for --do-eval, scores them."""
+    folder = args.output_dir / args.bert_model / PHASE
+    writes = runtime.distributed.is_main and not args.benchmark
+    if writes:  # before the work, so that a path that cannot be made is known early
+        folder.mkdir(parents=True, exist_ok=True)
+    config = PredictionConfig(
+        args.predict_batch_size, args.seed, args.benchmark, args.benchmark_steps, args.benchmark_warmup_steps
+    )
     logits_2T = np.zeros((2, len(dataset.input_ids)), np.float32)
-    seconds: list[float] = []
-    # What --compile compiled wants streams of one fixed size; these are of any size, so the model runs as it stands.
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, progress_bar(len(batches), "prediction", "batch", enabled=processes.is_main) as bar:
-        for features in batches:
-            started = time.perf_counter()
-            micro_batch = {name: torch.from_numpy(array) for name, array in dataset.stream(features).items()}
-            with runtime.precision.context(device):
-                output = model(**to_device(micro_batch, device), max_seqlen=int(dataset.lengths[features].max()))
-            logits_2T[:, dataset.token_places(features)] = torch.stack(output).float().cpu().numpy()
-            seconds.append(time.perf_counter() - started)
-            bar.update()
-    figures = inference_figures(list(map(len, batches)), seconds, args, runtime)
-    if processes.world_size > 1:  # each rank has filled in its own tokens, and the rest is zero
-        dist.all_reduce(torch.from_numpy(logits_2T), group=processes.control)
+
+    def collect(indices: np.ndarray, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        logits_2T[:, dataset.token_indices(indices)] = torch.stack(output).float().cpu().numpy()
+
+    figures = predict(model, dataset, config, runtime, collect)
+    if runtime.distributed.world_size > 1:  # the tokens of other ranks are zero
+        dist.all_reduce(torch.from_numpy(logits_2T), group=runtime.distributed.cpu_group)
     if not np.isfinite(logits_2T).all():
         raise UserError("the model's logits are not finite: its weights are damaged, take another checkpoint")
-    return logits_2T, figures
-
-
-def inference_figures(
-    sizes: list[int], seconds: list[float], args: command_line.Arguments, runtime: Runtime
-) -> dict[str, float]:
-    """Sequences a second over all ranks, and the latency of this rank's batches, the first ones left out."""
-    warmup = args.benchmark_warmup_steps if args.benchmark else 1
-    measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
-    rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)
-    (total_rate,) = runtime.processes.all_sum([rate])
-    milliseconds = 1000 * np.array(seconds[measured] or [0.0])
-    return {
-        "inference_sequences_per_second": total_rate,
-        "latency_ms_median": float(np.median(milliseconds)),
-        "latency_ms_p90": float(np.percentile(milliseconds, 90)),
-        "latency_ms_p99": float(np.percentile(milliseconds, 99)),
-    }
-
-
-def predict(
-    args: command_line.Arguments, model: BertForQuestionAnswering, dataset: SquadDataset, runtime: Runtime
-) -> None:
-    """Answers every question; the main process writes the answers and, for --do-eval, scores them."""
-    folder = args.output_dir / args.bert_model / PHASE
-    writes = runtime.processes.is_main and not args.benchmark
-    if writes:  # now, so that a path that cannot be made is known before the work
-        folder.mkdir(parents=True, exist_ok=True)
-    logits_2T, figures = predict_logits(model, dataset, args, runtime)
     text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
     runtime.reporter.log((), figures, f"prediction of {args.predict_batch_size} sequences at a time: {text}")
     if not writes:
@@ -287,12 +212,12 @@ def predict(
     path = write_predictions(folder, predictions)
     print_line(f"answers to {len(predictions.answers)} questions in {path}")
     if args.do_eval:
-        # The answers are taken as they are: the threshold on the odds was applied when they were chosen.
+        # The threshold on the null odds was applied when the answers were chosen.
         scores = evaluate(dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf)
         runtime.reporter.log((), scores, "  ".join(f"{name} {value:.6g}" for name, value in scores.items()))
 
 
-def run_tasks(args: command_line.Arguments, runtime: Runtime) -> int:
+def run_squad(args: Arguments, runtime: Runtime) -> int:
     bert_config = load_config(args)
     if args.max_seq_length > bert_config.max_position_embeddings:
         raise UserError(
@@ -303,24 +228,22 @@ def run_tasks(args: command_line.Arguments, runtime: Runtime) -> int:
     train_data = open_dataset(args.train_file, tokenizer, True, args) if args.do_train else None
     predicts = args.do_predict or args.do_eval
     predict_data = open_dataset(args.predict_file, tokenizer, False, args) if predicts else None
-    torch.manual_seed(args.seed)
-    model = BertForQuestionAnswering(bert_config)
     if train_data is not None:
-        run, exit_code = train(args, model, train_data, tokenizer, runtime)
-        if run.step < run.settings.max_steps and not args.benchmark:
-            return exit_code  # stopped on the way
+        model, exit_code, is_complete = train(args, bert_config, train_data, tokenizer, runtime)
+        if not is_complete:
+            return exit_code
     else:
-        load_fine_tuned(args, model, runtime)
+        model = load_fine_tuned(args, bert_config, runtime)
     if predict_data is not None:
         model.prepare_for_inference(runtime.precision.dtype)
-        predict(args, model, predict_data, runtime)
+        answer(args, model, predict_data, runtime)
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    with runtime_for(args, "SQuAD") as runtime:
-        return run_tasks(args, runtime)
+    with start_runtime(args, "SQuAD") as runtime:
+        return run_squad(args, runtime)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the user has to change, said in one line; and the one place that prints it."""
+"""Errors that the user can fix: one line that says what, where and what to do, and exit code 2."""
 
 import errno
 import os
@@ -12,7 +12,11 @@ class UserError(Exception):
     """Something outside the program is wrong: a path, a flag, a file. The text says what, where and what to do."""
 
 
-# Failures of the machine that no traceback explains better than their own text does.
+class PeerError(UserError):
+    """Another process of the run reports the error; this one exits without a message of its own."""
+
+
+# Errors of the machine for which a traceback would not help.
 MACHINE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space",
     errno.EDQUOT: "the disk quota is used up: free some space",
@@ -46,6 +50,8 @@ def run_main(main: Callable[[], int | None]) -> None:
     try:
         code = main()
         sys.stdout.flush()
+    except PeerError:
+        sys.exit(2)
     except UserError as error:
         message = one_line(str(error))
     except BrokenPipeError:

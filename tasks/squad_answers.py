@@ -1,30 +1,30 @@
-"""From start and end logits to answers: n-best decoding as in Google's BERT, and the files it writes.
+"""From start and end logits to answers: n-best decoding as in Google's BERT, and the prediction files.
 
-Shape legend: T tokens of all features end to end, K candidate starts or ends of a feature, P candidate spans.
+Legend: T tokens of all features end to end, K candidate starts or ends of a feature, P candidate spans.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from squad_dataset import SquadDataset
+from tasks.squad import SquadDataset
 from utils.errors import UserError
+from utils.files import write_json
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id: the answer (empty for none), the candidates with their probabilities, and for v2.0 how much
-    the score of having no answer exceeds that of the best answer."""
+    """By question id: the answer (empty for none), the n best candidates with probabilities, and for v2.0 the score of
+    no answer minus the score of the best answer."""
 
     answers: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
     null_odds: dict[str, float] | None
 
 
-# A candidate span: positions in the sequence of a feature, and their logits.
+# A candidate span: positions in the sequence of a feature, with their logits.
 SPAN = np.dtype([("feature", "i8"), ("start", "i8"), ("end", "i8"), ("start_logit", "f8"), ("end_logit", "f8")])
 
 
@@ -48,12 +48,12 @@ def decode(
     version_2_with_negative: bool = False,
     null_score_diff_threshold: float = 0.0,
 ) -> Predictions:
-    """The answers that the logits of all features, end to end in the data set's order, give.
+    """The answers from the logits [T] of all features, end to end in the data set's order.
 
-    A question's candidates are the pairs of its windows' `n_best_size` best starts and ends that span at most
-    `max_answer_length` tokens of the context and start where no other window shows more context; those with the
-    `n_best_size` highest sums are kept, each text once. v2.0 adds having no answer, scored by the lowest sum at
-    `[CLS]` over the windows, and predicts it where it exceeds the best answer by more than the threshold.
+    Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most `max_answer_length`
+    tokens of the context and start where the window has the most context. The `n_best_size` candidates with the
+    highest sums of logits are kept, each text once. v2.0 adds the empty answer, whose score is the lowest sum at
+    `[CLS]` over the windows; it is predicted if its score exceeds the best answer's by more than the threshold.
     """
     answers: dict[str, str] = {}
     nbest: dict[str, list[dict[str, Any]]] = {}
@@ -87,7 +87,7 @@ def feature_spans(
     n_best_size: int,
     max_answer_length: int,
 ) -> np.ndarray:
-    """The candidate spans of one window, [P] of `SPAN`."""
+    """The candidate spans of one window; [P] `SPAN`."""
     window = int(dataset.query_lengths[feature]) + 2, int(dataset.lengths[feature]) - 1
     start_K = best_positions(start_logits, *dataset.max_context[feature], n_best_size)
     end_K = best_positions(end_logits, *window, n_best_size)
@@ -103,12 +103,12 @@ def feature_spans(
 
 
 def best_positions(logits: np.ndarray, first: int, stop: int, count: int) -> np.ndarray:
-    """The `count` positions in [first, stop) with the highest logits, best first, of equals the first first."""
+    """The `count` positions in [first, stop) with the highest logits, best first; equal logits in their order."""
     return first + np.argsort(-logits[first:stop], kind="stable")[:count]
 
 
 def distinct_texts(dataset: SquadDataset, spans_P: np.ndarray, n_best_size: int) -> list[Candidate]:
-    """The `n_best_size` best spans as text, best first, each text with its best span only."""
+    """The texts of the `n_best_size` best spans, best first; each text appears once, with its best span."""
     candidates: dict[str, Candidate] = {}
     for place in np.argsort(-(spans_P["start_logit"] + spans_P["end_logit"]), kind="stable"):
         feature, start, end, start_logit, end_logit = spans_P[place].item()
@@ -121,7 +121,7 @@ def distinct_texts(dataset: SquadDataset, spans_P: np.ndarray, n_best_size: int)
 
 
 def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
-    """`candidates` as entries of nbest_predictions.json; their probabilities are the softmax of their scores."""
+    """`candidates` as entries of nbest_predictions.json. Probabilities are the softmax of the scores."""
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max())
     probabilities = weights / weights.sum()
@@ -137,17 +137,15 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 
 
 def write_predictions(folder: str | Path, predictions: Predictions) -> Path:
-    """Writes `predictions.json`, `nbest_predictions.json` and for v2.0 `null_odds.json` into `folder`, each whole or
-    not at all; returns the path of the first."""
+    """Writes `predictions.json`, `nbest_predictions.json` and for v2.0 `null_odds.json` into `folder`, each atomically;
+    returns the path of the first."""
     files = {"nbest_predictions.json": predictions.nbest, "predictions.json": predictions.answers}
     if predictions.null_odds is not None:
         files["null_odds.json"] = predictions.null_odds
     for name, content in files.items():
-        path, temporary = Path(folder) / name, Path(folder) / f"{name}.tmp"
+        path = Path(folder) / name
         try:
-            temporary.write_text(json.dumps(content, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            write_json(path, content, indent=4)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise UserError(f"cannot write {path} ({error.strerror}): make room or choose another folder") from error
     return Path(folder) / "predictions.json"

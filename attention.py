@@ -1,0 +1,214 @@
+"""Scaled dot-product attention within each sequence of a token stream: every implementation, and the registry.
+
+An implementation is a class. It is made once per forward pass with the layout of the stream, and called once per layer:
+
+    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens)
+    out_THD = prepared(qkv_T3HD, dropout_prob)
+
+To add one, write the class and add it to `IMPLEMENTATIONS`.
+
+Legend: T tokens in the stream, N sequences, S padded length, L longest of a bucket, H heads, D head size, C channels
+(query, key, value), B = N * H.
+"""
+
+import itertools
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dropout import apply_mask, dropout_mask
+from packing import padded_index, stream_index
+
+
+class PreparedAttention(Protocol):
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H, D]."""
+
+
+# --- variable-length flash attention (CUDA, 16-bit) -------------------------------------------------------------------
+
+
+class FlashAttention:
+    """Flash attention on the stream as it is (Dao et al., 2022). CUDA, float16 or bfloat16."""
+
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
+        self.cu_seqlens, self.max_seqlen = cu_seqlens, max_seqlen
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        # torch's public varlen_attn has no dropout; this operator has, and it has a derivative.
+        out_THD, *_ = torch.ops.aten._flash_attention_forward(
+            *qkv_T3HD.unbind(1),
+            self.cu_seqlens,
+            self.cu_seqlens,
+            self.max_seqlen,
+            self.max_seqlen,
+            dropout_prob,
+            False,  # is_causal
+            False,  # return_debug_mask
+        )
+        return out_THD
+
+
+# --- a padded view with a mask (any device) ---------------------------------------------------------------------------
+
+
+class PaddedAttention:
+    """torch's scaled_dot_product_attention on a padded view of the stream. Works on any device and in any type."""
+
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
+        self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
+        self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
+        # The rows of an empty sequence would see no key, and softmax over nothing is NaN: let them see every key.
+        self.mask_N11S = (real_NS | ~real_NS.any(dim=1, keepdim=True))[:, None, None, :]
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        query_NHSD, key_NHSD, value_NHSD = qkv_T3HD[self.index_NS].permute(2, 0, 3, 1, 4)
+        out_NHSD = F.scaled_dot_product_attention(
+            query_NHSD, key_NHSD, value_NHSD, attn_mask=self.mask_N11S, dropout_p=dropout_prob
+        )
+        return out_NHSD.transpose(1, 2).flatten(0, 1)[self.place_T]
+
+
+# --- buckets of similar length (CPU) ----------------------------------------------------------------------------------
+
+# Sequences share a bucket where the shorter one has at least this share of the longer one's length: then padding makes
+# attention's work at most a fifth larger, which costs less than a batched product of its own.
+MIN_LENGTH_RATIO = 0.9
+MIN_EQUAL_LENGTHS = 4  # this many sequences of one length are a bucket of their own, without padding
+
+
+class LengthBucket(NamedTuple):
+    """Neighbouring sequences that attention computes as one batch, padded to the longest where lengths differ."""
+
+    start: int  # the first token of the first sequence
+    lengths: list[int]
+
+    def to_padded(self, states_TCHD: Tensor) -> Tensor:
+        """A contiguous copy of the bucket's states, [C, N, H, L, D], zero beyond the end of each sequence."""
+        count, longest = len(self.lengths), max(self.lengths)
+        _, *channels_and_heads, size = states_TCHD.shape
+        if min(self.lengths) == longest:
+            states_NLCHD = states_TCHD[self.start : self.start + count * longest].unflatten(0, (count, longest))
+            return states_NLCHD.permute(2, 0, 3, 1, 4).clone(memory_format=torch.contiguous_format)
+        channels, heads = channels_and_heads
+        padded_CNHLD = states_TCHD.new_zeros(channels, count, heads, longest, size)
+        for row, states_LCHD in enumerate(self.split(states_TCHD)):
+            padded_CNHLD[:, row, :, : len(states_LCHD)] = states_LCHD.permute(1, 2, 0, 3)
+        return padded_CNHLD
+
+    def to_stream(self, states_CNHLD: Tensor, out_TCHD: Tensor) -> None:
+        """Writes the bucket's states to their places in a stream; the inverse of `to_padded`."""
+        count, longest = len(self.lengths), max(self.lengths)
+        if min(self.lengths) == longest:
+            out_NLCHD = out_TCHD[self.start : self.start + count * longest].unflatten(0, (count, longest))
+            out_NLCHD.copy_(states_CNHLD.permute(1, 3, 0, 2, 4))
+            return
+        for row, out_LCHD in enumerate(self.split(out_TCHD)):
+            out_LCHD.copy_(states_CNHLD[:, row, :, : len(out_LCHD)].permute(2, 0, 1, 3))
+
+    def split(self, states_T: Tensor) -> tuple[Tensor, ...]:
+        """One view of the stream for each sequence of the bucket."""
+        return states_T[self.start : self.start + sum(self.lengths)].split(self.lengths)
+
+
+def length_buckets(cu_seqlens: list[int]) -> list[LengthBucket]:
+    """Cuts the sequences of a stream into buckets of neighbours; empty sequences are left out."""
+    buckets: list[LengthBucket] = []
+    open_bucket: list[int] | None = None  # the lengths of the last bucket, if it may take more sequences
+    start = cu_seqlens[0]
+    lengths = [end - begin for begin, end in itertools.pairwise(cu_seqlens) if end > begin]
+    for length, repeats in itertools.groupby(lengths):
+        run = list(repeats)
+        merged = [*(open_bucket or ()), length]
+        if open_bucket and len(run) < MIN_EQUAL_LENGTHS and min(merged) >= MIN_LENGTH_RATIO * max(merged):
+            open_bucket.extend(run)
+        else:
+            buckets.append(LengthBucket(start, run))
+            open_bucket = run if len(run) < MIN_EQUAL_LENGTHS else None
+        start += sum(run)
+    return buckets
+
+
+class LengthBucketedFunction(torch.autograd.Function):
+    """softmax(QK' / sqrt(D)) V bucket by bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities.
+
+    On a CPU, scaled_dot_product_attention is 4 times slower in bfloat16 (its backward pass is), falls back to an even
+    slower path with dropout, and needs a mask. This keeps the probabilities for the backward pass: 2 bytes per pair of
+    tokens and head in bfloat16, and as many for the dropout mask.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv_T3HD: Tensor, buckets: list[LengthBucket], dropout_prob: float) -> Tensor:
+        out_THD = torch.empty_like(qkv_T3HD[:, 0], memory_format=torch.contiguous_format)
+        scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
+        keep_scale = 1.0
+        saved: list[Tensor | None] = []
+        for bucket in buckets:
+            qkv_3NHLD = bucket.to_padded(qkv_T3HD)
+            query, key, value = qkv_3NHLD.flatten(1, 2)
+            scores_BLL = torch.bmm(query.mul_(scale), key.transpose(1, 2))
+            for row, length in enumerate(bucket.lengths):
+                if length < scores_BLL.shape[-1]:
+                    scores_BLL.unflatten(0, (len(bucket.lengths), -1))[row, :, :, length:] = -math.inf
+            probs_BLL = scores_BLL.softmax(dim=-1)
+            mask, keep_scale = dropout_mask(probs_BLL, dropout_prob)
+            out_BLD = torch.bmm(apply_mask(probs_BLL, mask), value).mul_(keep_scale)
+            bucket.to_stream(out_BLD.view_as(qkv_3NHLD[:1]), out_THD[:, None])
+            saved += [qkv_3NHLD, probs_BLL, mask]
+        ctx.save_for_backward(*saved)
+        ctx.buckets, ctx.scale, ctx.keep_scale = buckets, scale, keep_scale
+        return out_THD
+
+    @staticmethod
+    def backward(ctx, grad_THD: Tensor):
+        grad_T3HD = grad_THD.new_empty(len(grad_THD), 3, *grad_THD.shape[1:])
+        saved = iter(ctx.saved_tensors)
+        for bucket, qkv_3NHLD, probs_BLL, mask in zip(ctx.buckets, saved, saved, saved, strict=True):
+            query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is scaled already
+            grad_BLD = bucket.to_padded(grad_THD[:, None]).flatten(0, 2).mul_(ctx.keep_scale)
+            grad_3NHLD = torch.empty_like(qkv_3NHLD)
+            grad_query, grad_key, grad_value = grad_3NHLD.flatten(1, 2)
+            torch.bmm(apply_mask(probs_BLL, mask).transpose(1, 2), grad_BLD, out=grad_value)
+            grad_probs_BLL = apply_mask(torch.bmm(grad_BLD, value.transpose(1, 2)), mask)
+            grad_scores_BLL = torch._softmax_backward_data(grad_probs_BLL, probs_BLL, -1, probs_BLL.dtype)
+            torch.bmm(grad_scores_BLL, key, out=grad_query).mul_(ctx.scale)
+            torch.bmm(grad_scores_BLL.transpose(1, 2), query, out=grad_key)
+            bucket.to_stream(grad_3NHLD, grad_T3HD)
+        return grad_T3HD, None, None
+
+
+class LengthBucketedAttention:
+    """Attention without a mask on batches of sequences of similar length. It reads the lengths on the host, so it is
+    meant for the CPU, and cannot be part of a compiled graph."""
+
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
+        self.buckets = length_buckets(cu_seqlens.tolist())
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, dropout_prob)
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
+
+IMPLEMENTATIONS: dict[str, type] = {
+    "flash": FlashAttention,
+    "padded": PaddedAttention,
+    "length_bucketed": LengthBucketedAttention,
+}
+COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
+
+
+def prepare_attention(implementation: str, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> PreparedAttention:
+    """Attention over the sequences that start at `cu_seqlens` [N+1], int32, in a stream of `num_tokens` tokens, none
+    longer than `max_seqlen`. `implementation` is a key of `IMPLEMENTATIONS`."""
+    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens)
+
+
+def default_implementation(device: torch.device, dtype: torch.dtype) -> str:
+    """The fastest implementation for states on `device` whose products are computed in `dtype`."""
+    if device.type != "cuda":
+        return "length_bucketed"
+    return "flash" if dtype in (torch.float16, torch.bfloat16) else "padded"

@@ -1,0 +1,75 @@
+"""The architecture of a BERT model, as its `config.json` describes it."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
+
+# Keys that other libraries write into a BERT config and that change the model: only these values are supported.
+FOREIGN_KEYS = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The architecture; the same keys as Google's and Hugging Face's `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        if self.hidden_act != "gelu":
+            raise ValueError(f"hidden_act is {self.hidden_act!r}: only 'gelu' (the erf form) is BERT's")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{field.name} is {value!r}: it must be a whole number from 1 up")
+            if field.type is float and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
+                raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 up")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if max(self.hidden_dropout_prob, self.attention_probs_dropout_prob) >= 1:
+            raise ValueError("dropout probabilities must be below 1")
+
+    @classmethod
+    def from_json_file(cls, path) -> "BertConfig":
+        """Reads a `config.json`. Raises ValueError for a missing key, and for an unknown key unless the file says
+        `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the architecture."""
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: expected a JSON object")
+        known = {field.name for field in dataclasses.fields(cls)}
+        # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
+        missing = sorted(known - values.keys() - {"layer_norm_eps"})
+        if missing:
+            raise ValueError(f"{path}: missing key {', '.join(map(repr, missing))}")
+        unknown = sorted(values.keys() - known - FOREIGN_KEYS.keys() - {"model_type"})
+        if unknown and values.get("model_type") != "bert":
+            raise ValueError(f"{path}: unknown key {', '.join(map(repr, unknown))}")
+        for key, expected in {"model_type": "bert", **FOREIGN_KEYS}.items():
+            if values.get(key, expected) != expected:
+                raise ValueError(f"{path}: {key} is {values[key]!r}, and this model is BERT: {expected!r}")
+        try:
+            return cls(**{key: value for key, value in values.items() if key in known})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

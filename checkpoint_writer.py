@@ -1,0 +1,267 @@
+"""Writes checkpoints in the background, by all ranks that have a part of the state."""
+
+import itertools
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from checkpoint import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    TEMPORARY_SUFFIX,
+    TOKENIZER_FILE,
+    VOCAB_FILE,
+    block_digests,
+    is_valid,
+    manifest_of,
+    num_blocks,
+    optimizer_file,
+    progress_file,
+    remove_checkpoint,
+    remove_old_checkpoints,
+)
+from safetensors_rows import TensorRows, create_file, file_layout, write_rows
+from utils.distributed import DistributedContext
+from utils.errors import PeerError, UserError
+from utils.files import sync
+
+KEPT_CHECKPOINTS = 3
+ALIGNMENT = 64  # bytes, of tensors in the writer's memory
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a checkpoint folder. `model` and `optimizer` are this rank's rows of every tensor (with 0 rows
+    where it has none)."""
+
+    step: int
+    model: Sequence[TensorRows]
+    optimizer: Sequence[TensorRows]
+    config: dict[str, Any]
+    progress: dict[str, Any]
+    vocab_file: Path
+    do_lower_case: bool
+    prefix: str = "model"
+
+    def tensor_files(self) -> dict[str, tuple[Sequence[TensorRows], dict[str, str]]]:
+        return {MODEL_FILE: (self.model, {"format": "pt"}), optimizer_file(self.prefix): (self.optimizer, {})}
+
+    def text_files(self) -> dict[str, str]:
+        tokenizer = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": self.do_lower_case,
+            "model_max_length": self.config.get("max_position_embeddings", 512),
+        }
+        values = {CONFIG_FILE: self.config, progress_file(self.prefix): self.progress, TOKENIZER_FILE: tokenizer}
+        return {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
+
+
+class CheckpointWriter:
+    """Writes checkpoints one at a time while training goes on. An error is kept in `error`, and raised by the next call
+    of `write` or `wait`.
+
+    Training waits only while the tensors are copied, to memory that is kept from one checkpoint to the next: new memory
+    pages cost ten times the copy. Without enough memory for a copy, training waits for the whole write.
+
+    parent: the folder of steps, on storage that all ranks share. sharded: whether all ranks write; otherwise only the
+    main process does, and `write` is a no-op on the others.
+    """
+
+    def __init__(self, parent: str | Path, distributed: DistributedContext, sharded: bool = False):
+        self.parent, self.distributed = Path(parent), distributed
+        self.is_writer = sharded or distributed.is_main
+        self.writers = distributed.world_size if sharded else 1
+        # The thread's collectives must not mix with those of training.
+        self.group = dist.new_group(backend="gloo") if self.writers > 1 else None
+        self.error: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.reserving: threading.Thread | None = None
+
+    # --- in the training loop ---
+
+    def reserve(self, num_bytes: int, pinned: bool = False) -> None:
+        """Allocates memory for checkpoints of about `num_bytes` in the background, so that the first one is as quick as
+        the others; `pinned` for tensors on a GPU."""
+        if not self.is_writer:
+            return
+        num_bytes += num_bytes // 64 + 2**20  # alignment, and the optimizer's small tensors
+        self.reserving = threading.Thread(target=self._reserve, args=(num_bytes, pinned), name="reserve", daemon=True)
+        self.reserving.start()
+
+    def _reserve(self, num_bytes: int, pinned: bool) -> None:
+        if num_bytes > available_memory():
+            return
+        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        pages = self.memory.numpy()[::PAGE]
+        for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
+            pages[start : start + 1024] = 0
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Writes `checkpoint` after the one before it; the tensors, on any device, may change after the call."""
+        if not self.is_writer:
+            return
+        self.wait()
+        attempt = f"{checkpoint.step}{TEMPORARY_SUFFIX}-{uuid.uuid4().hex[:8]}"
+        if self.writers > 1:
+            attempt = self.distributed.broadcast_json(attempt)
+        copied = self._copy(checkpoint)
+        # Not a daemon: after an error in training, a write that has begun is completed.
+        self.thread = threading.Thread(target=self._write, args=(copied or checkpoint, attempt), name="checkpoint")
+        self.thread.start()
+        if copied is None:
+            self.wait()
+
+    def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """`checkpoint` with its tensors copied to this writer's memory; None if there is not enough memory."""
+        if self.reserving is not None:
+            self.reserving.join()
+        tensors = [*checkpoint.model, *checkpoint.optimizer]
+        ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
+        on_gpu = any(tensor.rows.is_cuda for tensor in tensors)
+        needed = ends[-1] if ends else 0
+        if needed > len(self.memory):
+            if needed > available_memory():
+                return None
+            self.memory = torch.empty(needed, dtype=torch.uint8, pin_memory=on_gpu)
+        copies = []
+        for tensor, start in zip(tensors, [0, *ends], strict=False):
+            rows = tensor.rows.detach()
+            place = self.memory[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)
+            copies.append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
+        if on_gpu:
+            torch.cuda.synchronize()
+        count = len(checkpoint.model)
+        return replace(checkpoint, model=copies[:count], optimizer=copies[count:])
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is durable; raises its error if it failed."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    # --- in the background ---
+
+    def _write(self, checkpoint: Checkpoint, attempt: str) -> None:
+        try:
+            write_checkpoint(self.parent, checkpoint, attempt, self.distributed.rank, self.writers, self.group)
+        except BaseException as error:
+            self.error = error
+
+
+def write_checkpoint(
+    parent: Path,
+    checkpoint: Checkpoint,
+    attempt: str,
+    rank: int = 0,
+    writers: int = 1,
+    group: "dist.ProcessGroup | None" = None,
+    keep: int = KEPT_CHECKPOINTS,
+) -> Path:
+    """Writes `parent`/step, called on all `writers`, and then removes older checkpoints so that `keep` are left.
+
+    A valid folder of that name stays: the same step of the same run has the same content. `attempt` names the temporary
+    folder. Raises UserError if it cannot be written, and PeerError if another rank could not write its part.
+    """
+    folder, temporary = parent / str(checkpoint.step), parent / attempt
+    exists = rank == 0 and folder.is_dir() and is_valid(folder)
+    if agree(exists, group):
+        return folder
+    error: BaseException | None = None
+    layouts = {name: file_layout(*content) for name, content in checkpoint.tensor_files().items()}
+    stages = (
+        lambda: rank == 0 and _create_files(temporary, checkpoint, layouts),
+        lambda: _write_parts(temporary, checkpoint, layouts),
+        lambda: _hash_blocks(temporary, rank, writers, group),
+        lambda: rank == 0 and _publish(temporary, folder, keep),
+    )
+    for stage in stages:
+        try:
+            stage()
+        except (OSError, RuntimeError) as raised:
+            error = raised
+        if agree(error is not None, group):
+            break
+    else:
+        return folder
+    if rank == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+    if error is None:
+        raise PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    raise UserError(
+        f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
+        f"choose another --output-dir, then run the same command again"
+    ) from error
+
+
+def agree(flag: bool, group: "dist.ProcessGroup | None") -> bool:
+    """Whether `flag` is true on any rank of the group."""
+    if group is None:
+        return flag
+    tensor = torch.tensor(int(flag))
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+    return bool(tensor)
+
+
+def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
+    """Everything but the tensors' rows."""
+    folder.mkdir(parents=True)
+    for name, layout in layouts.items():
+        create_file(folder / name, layout)
+    for name, text in checkpoint.text_files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    shutil.copyfile(checkpoint.vocab_file, folder / VOCAB_FILE)
+
+
+def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
+    for name, (tensors, _) in checkpoint.tensor_files().items():
+        write_rows(folder / name, layouts[name], tensors)
+
+
+def _hash_blocks(folder: Path, rank: int, writers: int, group: "dist.ProcessGroup | None") -> None:
+    """Every rank hashes its share of all blocks; the main process writes the manifest."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    blocks = [(folder / name, block) for name, size in sizes.items() for block in range(num_blocks(size))]
+    digests_32 = torch.zeros(len(blocks), 32, dtype=torch.uint8)
+    mine = range(rank, len(blocks), writers)
+    for block, digest in zip(mine, block_digests([blocks[block] for block in mine]), strict=True):
+        digests_32[block] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+    if group is not None:
+        dist.all_reduce(digests_32, group=group)  # every row is zero on all ranks but one
+    if rank == 0:
+        manifest = manifest_of(sizes, [bytes(row.tolist()).hex() for row in digests_32])
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _publish(temporary: Path, folder: Path, keep: int) -> None:
+    for path in temporary.iterdir():
+        sync(path)
+    sync(temporary)
+    if folder.is_dir():  # a damaged checkpoint of the same step
+        remove_checkpoint(folder)
+    temporary.rename(folder)
+    sync(folder.parent)
+    remove_old_checkpoints(folder.parent, int(folder.name), keep)
+
+
+def available_memory() -> float:
+    """Bytes of memory that this machine can still give, where it tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))

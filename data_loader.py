@@ -1,0 +1,157 @@
+"""The loader: from samples to micro-batches, and the global batches of a run in their order.
+
+Legend: n samples.
+"""
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from packing import MicroBatchLimits, filler_stream, pack, pad_stream
+from sample_order import rank_positions, sample_order
+
+STEPS_AHEAD = 2  # per worker
+MicroBatch = dict[str, torch.Tensor]
+
+
+class Samples(Protocol):
+    """Samples that were read: `lengths` [n] and `num_targets` [n] are the tokens and masked tokens of each."""
+
+    lengths: np.ndarray
+    num_targets: np.ndarray
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The samples `rows` as one token stream (see packing.py)."""
+
+
+class StreamDataset(Protocol):
+    """A data set that is read as token streams; `stream_arrays` are the names of a stream's arrays."""
+
+    stream_arrays: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: np.ndarray) -> Samples: ...
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks."""
+
+    batch_size: int
+    global_batch_size: int
+    max_seq_length: int
+    max_predictions_per_seq: int = 0
+    num_workers: int = 1
+    fixed_shapes: bool = False
+
+    @property
+    def limits(self) -> MicroBatchLimits:
+        return MicroBatchLimits.for_batch(
+            self.batch_size, self.max_seq_length, self.max_predictions_per_seq, self.fixed_shapes
+        )
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One rank's share of one global batch; `lengths` and `num_targets` [n] are those of its sequences."""
+
+    first_position: int
+    micro_batches: list[MicroBatch]
+    lengths: np.ndarray
+    num_targets: np.ndarray
+    make_filler: Callable[[], MicroBatch]
+
+    def filled_to(self, count: int) -> list[MicroBatch]:
+        """The micro-batches, followed by micro-batches without loss until there are `count`."""
+        return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
+
+
+def to_tensors(stream: dict[str, np.ndarray], limits: MicroBatchLimits, pin_memory: bool) -> MicroBatch:
+    if limits.fixed:
+        stream = pad_stream(stream, limits)
+    tensors = {name: torch.from_numpy(array) for name, array in stream.items()}
+    return {name: tensor.pin_memory() for name, tensor in tensors.items()} if pin_memory else tensors
+
+
+@functools.lru_cache(maxsize=4)
+def filler_micro_batch(stream_arrays: tuple[str, ...], limits: MicroBatchLimits, pin_memory: bool) -> MicroBatch:
+    return to_tensors(filler_stream(stream_arrays), limits, pin_memory)
+
+
+def make_step_batch(
+    dataset: StreamDataset,
+    indices: np.ndarray,
+    limits: MicroBatchLimits,
+    first_position: int = 0,
+    pin_memory: bool = False,
+) -> StepBatch:
+    """Reads the samples `indices` and packs them into micro-batches."""
+    samples = dataset.read(indices)
+    costs = np.column_stack([samples.lengths, samples.num_targets, np.ones(len(indices), np.int64)])
+    groups = pack(costs, (limits.tokens, limits.targets, limits.sequences))
+    return StepBatch(
+        first_position,
+        [to_tensors(samples.stream(group), limits, pin_memory) for group in groups],
+        samples.lengths,
+        samples.num_targets,
+        functools.partial(filler_micro_batch, dataset.stream_arrays, limits, pin_memory),
+    )
+
+
+class StepLoader:
+    """Iterates over one rank's shares of the global batches from `first_position` on, without end.
+
+    Optimizer step k takes the positions [first + k*G, first + (k+1)*G) of the sample order, G being the global batch,
+    across epoch ends without a short batch. Worker threads read ahead; the batches do not depend on their number.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        config: LoaderConfig,
+        seed: int,
+        first_position: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = False,
+    ):
+        self.dataset, self.config, self.seed, self.pin_memory = dataset, config, seed, pin_memory
+        self.first_position, self.rank, self.world_size = first_position, rank, world_size
+
+    def load(self, step: int) -> StepBatch:
+        """This rank's share of the `step`-th global batch from `first_position` on."""
+        global_batch_size = self.config.global_batch_size
+        first = self.first_position + step * global_batch_size
+        positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
+        indices = sample_order(positions, len(self.dataset), self.seed)
+        return make_step_batch(self.dataset, indices, self.config.limits, first, self.pin_memory)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        num_workers = self.config.num_workers
+        if num_workers == 0:
+            yield from map(self.load, itertools.count())
+            return
+        executor = ThreadPoolExecutor(num_workers, thread_name_prefix="loader")
+        steps = itertools.count()
+        try:
+            ahead = deque(executor.submit(self.load, next(steps)) for _ in range(STEPS_AHEAD * num_workers))
+            while True:
+                batch = ahead.popleft().result()
+                ahead.append(executor.submit(self.load, next(steps)))
+                yield batch
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+def batches_in_order(dataset: StreamDataset, indices: np.ndarray, limits: MicroBatchLimits) -> Iterator[StepBatch]:
+    """The samples `indices`, each once, in batches of bounded memory; for evaluation."""
+    for start in range(0, len(indices), limits.sequences):
+        yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, first_position=start)

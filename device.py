@@ -1,0 +1,77 @@
+"""The device of a process: which one, its CPU threads and memory policy, and the peak rates of known GPUs."""
+
+import ctypes
+import os
+
+import torch
+
+from utils.errors import UserError
+
+
+def select_device(choice: str) -> torch.device:
+    """The device of this process: `cuda`, `cpu`, or `auto` for a GPU if there is one. Raises UserError if there is no
+    GPU, or fewer GPUs than processes on this machine."""
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("--device cuda: no GPU can be used here (torch.cuda.is_available() is false): use --device cpu")
+    local_rank, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= found:
+        raise UserError(
+            f"{os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)} processes were started on a machine with {found} "
+            f"GPUs: start one process per GPU"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def default_num_threads() -> int:
+    """This process's share of the machine's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def set_num_threads() -> None:
+    """Sets the CPU threads to this process's share of the cores, unless the user set OMP_NUM_THREADS. torchrun sets it
+    to 1 for several processes if the user did not; that does not count."""
+    set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    if set_by_torchrun or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(default_num_threads())
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to keep freed memory for the next step. Otherwise it returns memory to the kernel, which zeroes it
+    again; that takes a third of a small model's step. Does nothing on other systems, or if the environment sets it."""
+    trim_threshold, mmap_threshold = -1, -3  # the numbers of malloc.h
+    for parameter, name in ((trim_threshold, "MALLOC_TRIM_THRESHOLD_"), (mmap_threshold, "MALLOC_MMAP_THRESHOLD_")):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None and name not in os.environ:
+            mallopt(parameter, 2**31 - 1)
+
+
+# Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key whose words
+# all occur in the device's name is used.
+PEAK_TFLOPS = {
+    "H200 NVL": (835.5, 417.5, 60.0),
+    "H200": (989.4, 494.7, 67.0),
+    "H100 NVL": (835.5, 417.5, 60.0),
+    "H100 PCIe": (756.0, 378.0, 51.0),
+    "H100": (989.4, 494.7, 67.0),
+    "A100": (312.0, 156.0, 19.5),
+    "L40S": (362.0, 183.0, 91.6),
+    "V100": (125.0, 15.7, 15.7),
+}
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The peak FLOP/s of `device` for matrix products in `dtype`; None if it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    for key, (half, tf32, full) in PEAK_TFLOPS.items():
+        if all(word in name for word in key.split()):
+            if dtype != torch.float32:
+                return half * 1e12
+            return (tf32 if torch.backends.cuda.matmul.allow_tf32 else full) * 1e12
+    return None

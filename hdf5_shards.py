@@ -1,0 +1,157 @@
+"""The reader of HDF5 shards of pre-training samples.
+
+A shard holds NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
+`masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped:
+only the rows that a step needs are read, and memory does not grow with the data. Compressed or chunked shards, as
+NVIDIA's are, are held in memory in the smallest integer types that fit.
+
+Legend: n samples, S sequence length, P predictions per sequence.
+"""
+
+import mmap
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from utils.errors import UserError
+
+KEYS = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
+SHARD_SUFFIXES = (".hdf5", ".h5")
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises, depending on where the damage is
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a data set is in its file: `offset` in bytes, or None if it cannot be mapped."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int | None
+
+
+class Shard:
+    """One file. Opening it reads and checks its layout and attributes; the data is opened on first use."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with h5py.File(path, "r") as file:
+                missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
+                if missing:
+                    raise UserError(f"shard {path} lacks the key {', '.join(missing)}: it must hold {', '.join(KEYS)}")
+                self.layouts = {key: read_layout(file[key]) for key in KEYS}
+                self.attributes = {key: to_python(value) for key, value in file.attrs.items()}
+        except HDF5_ERRORS as error:
+            raise UserError(
+                f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
+            ) from error
+        self._check()
+
+    def _check(self) -> None:
+        n, length = self._shape("input_ids", 2)
+        predictions = self._shape("masked_lm_positions", 2)[1]
+        expected = {
+            "input_ids": (n, length),
+            "input_mask": (n, length),
+            "segment_ids": (n, length),
+            "masked_lm_positions": (n, predictions),
+            "masked_lm_ids": (n, predictions),
+            "next_sentence_labels": (n,),
+        }
+        for key, shape in expected.items():
+            layout = self.layouts[key]
+            if layout.shape != shape:
+                raise UserError(
+                    f"shard {self.path}: {key} is {list(layout.shape)} where {list(shape)} fits the other keys"
+                )
+            if layout.dtype.kind not in "iu":
+                raise UserError(f"shard {self.path}: {key} holds {layout.dtype}, not whole numbers")
+            if layout.offset is not None and layout.offset + layout.dtype.itemsize * int(np.prod(shape)) > (
+                self.path.stat().st_size
+            ):
+                raise UserError(f"shard {self.path} is cut off inside {key}: make or fetch it again")
+
+    def _shape(self, key: str, dimensions: int) -> tuple[int, ...]:
+        shape = self.layouts[key].shape
+        if len(shape) != dimensions:
+            raise UserError(f"shard {self.path}: {key} has {len(shape)} dimensions, expected {dimensions}")
+        return shape
+
+    def __len__(self) -> int:
+        return self.layouts["input_ids"].shape[0]
+
+    @property
+    def sequence_length(self) -> int:
+        return self.layouts["input_ids"].shape[1]
+
+    @property
+    def predictions_per_sequence(self) -> int:
+        return self.layouts["masked_lm_positions"].shape[1]
+
+    @property
+    def is_mapped(self) -> bool:
+        return all(layout.offset is not None for layout in self.layouts.values())
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The six data sets, memory-mapped where possible."""
+        if self.is_mapped:
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return {
+                key: np.frombuffer(mapped, layout.dtype, int(np.prod(layout.shape)), layout.offset).reshape(
+                    layout.shape
+                )
+                for key, layout in self.layouts.items()
+            }
+        try:
+            with h5py.File(self.path, "r") as file:
+                return {key: smallest_integers(file[key][:]) for key in KEYS}
+        except HDF5_ERRORS as error:
+            raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+
+
+def read_layout(dataset: h5py.Dataset) -> Layout:
+    is_contiguous = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
+    # An empty data set has no offset.
+    offset = dataset.id.get_offset() if is_contiguous else None
+    return Layout(dataset.shape or (), dataset.dtype, offset)
+
+
+def to_python(value):
+    """An HDF5 attribute as a Python value."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def smallest_integers(values: np.ndarray) -> np.ndarray:
+    """`values` in the narrowest integer type that holds them all."""
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return values.astype(dtype)
+    return values
+
+
+def find_shards(folder: str | Path) -> list[Path]:
+    """The HDF5 files in `folder`, sorted by name; `folder` may also be one file."""
+    folder = Path(folder)
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise UserError(f"input folder {folder} does not exist: check --input-dir, or make it with data/prepare.py")
+    paths = sorted(path for path in folder.iterdir() if path.suffix in SHARD_SUFFIXES)
+    if not paths:
+        raise UserError(f"input folder {folder} holds no {' or '.join('*' + s for s in SHARD_SUFFIXES)} file")
+    return paths

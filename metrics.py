@@ -1,0 +1,293 @@
+"""What a run reports: the measuring window, and the sinks that records go to.
+
+A record is a `step`, as DLLogger calls it, and a dict of figures. The step is () for the whole run, (number,) for an
+optimizer step, or the word PARAMETER for settings.
+"""
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bert_config import BertConfig
+from utils.errors import UserError
+from utils.measure import Stopwatch, peak_memory_bytes, synchronize
+from utils.progress import print_line
+
+try:
+    import dllogger
+except ImportError:
+    dllogger = None
+
+
+def training_flops(config: BertConfig, lengths, num_masked: int) -> float:
+    """Model FLOPs of a forward and backward pass over sequences of real `lengths` [N] with `num_masked` masked tokens.
+
+    3 * [layers * sum(2*s*(4h^2 + 2hf) + 4*s^2*h) + masked * (2h^2 + 2hV) + sequences * (2h^2 + 4h)]: matrix products
+    only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
+    h, f, vocab = config.hidden_size, config.intermediate_size, config.padded_vocab_size
+    lengths = torch.as_tensor(lengths, dtype=torch.float64)
+    tokens, squares = float(lengths.sum()), float(lengths.square().sum())
+    layers = config.num_hidden_layers * (tokens * (8 * h * h + 4 * h * f) + 4 * squares * h)
+    return 3 * (layers + num_masked * (2 * h * h + 2 * h * vocab) + len(lengths) * (2 * h * h + 4 * h))
+
+
+# --- the measuring window ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GlobalBatchStats:
+    """Counts of one global batch, or of several, over all ranks."""
+
+    sequences: float = 0
+    tokens: float = 0
+    targets: float = 0
+    flops: float = 0
+
+    def __iadd__(self, other: "GlobalBatchStats") -> "GlobalBatchStats":
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        return self
+
+
+class MeasuringWindow:
+    """Speed since the last `restart`: sequences, real tokens and model FLOPs per second, and the share of time that the
+    loop waited for data. Time inside `paused` (evaluation, checkpoints) does not count.
+
+    peak: the device's peak FLOP/s, for the utilization; None if it is not known.
+    """
+
+    def __init__(self, device: torch.device, world_size: int, peak: float | None):
+        self.device, self.world_size, self.peak = device, world_size, peak
+        self.restart()
+
+    def restart(self) -> None:
+        self.started, self.waited, self.steps, self.stats = time.perf_counter(), 0.0, 0, GlobalBatchStats()
+
+    def count(self, stats: GlobalBatchStats, waited: float) -> None:
+        """Adds a step that waited `waited` seconds for its data."""
+        self.stats += stats
+        self.waited += waited
+        self.steps += 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - before
+
+    def figures(self) -> dict[str, float]:
+        seconds, stats = time.perf_counter() - self.started, self.stats
+        figures = {
+            "step_seconds": seconds / max(self.steps, 1),
+            "sequences_per_second": stats.sequences / seconds,
+            "tokens_per_second": stats.tokens / seconds,
+            "model_tflops": stats.flops / seconds / 1e12 / self.world_size,
+        }
+        if self.peak is not None:
+            figures["utilization"] = stats.flops / seconds / self.world_size / self.peak
+        if self.device.type == "cuda":
+            figures["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        figures["data_wait"] = self.waited / max(seconds, 1e-9)
+        return figures
+
+    def final_figures(self) -> dict[str, float]:
+        """The figures when all work on the device is done, with the process's peak memory."""
+        synchronize(self.device)
+        figures = self.figures()
+        if (peak_memory := peak_memory_bytes(self.device)) is not None:
+            figures["peak_memory_gib"] = peak_memory / 2**30
+        return figures
+
+
+class Benchmark:
+    """`--benchmark`: the figures of all steps after `warmup_steps`, with the time of each kind of work."""
+
+    def __init__(self, window: MeasuringWindow, stopwatch: Stopwatch, warmup_steps: int):
+        self.window, self.stopwatch = window, stopwatch
+        self.warmup_left = warmup_steps
+
+    def count(self, stats: GlobalBatchStats, waited: float) -> None:
+        self.window.count(stats, waited)
+        self.warmup_left -= 1
+        if self.warmup_left == 0:
+            self.stopwatch.seconds()  # forgets the warmup
+            synchronize(self.window.device)
+            self.window.restart()
+
+    def log(self, reporter: "Reporter") -> None:
+        steps = self.window.steps
+        figures = self.window.final_figures() | self.stopwatch.medians_in_milliseconds(steps)
+        reporter.log((), figures, f"benchmark of {steps} steps: {format_metrics(figures)}")
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+Step = tuple[int, ...] | str
+
+
+class Sink(Protocol):
+    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+        """Records `figures`; `text` is the same for people, on one line, or None for records that are not shown."""
+
+    def close(self) -> None: ...
+
+
+class TerminalSink:
+    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+        if text:
+            print_line(text)
+
+    def close(self) -> None:
+        pass
+
+
+class DLLoggerSink:
+    """DLLogger's JSON lines, `DLLL {...}`, appended to a file that is opened with the first record. The dllogger
+    package writes them where it is installed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.started = time.monotonic()
+        self.file = None
+        self.is_open = False
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if dllogger is not None:
+                backend = dllogger.JSONStreamBackend(dllogger.Verbosity.VERBOSE, str(self.path), append=True)
+                dllogger.init(backends=[backend])
+            else:
+                self.file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"cannot write the report {self.path} ({error.strerror}): choose another --report-file"
+            ) from error
+        self.is_open = True
+
+    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+        if not self.is_open:
+            self._open()
+        if self.file is None:
+            dllogger.log(step=step, data=figures)
+            dllogger.flush()
+            return
+        now = datetime.datetime.now()
+        entry = {
+            "timestamp": str(now.timestamp()),
+            "datetime": str(now),
+            "elapsedtime": str(round(time.monotonic() - self.started, 6)),
+            "type": "LOG",
+            "step": step if isinstance(step, str) else list(step),
+            "data": figures,
+        }
+        try:
+            self.file.write(f"DLLL {json.dumps(entry, default=str)}\n")
+            self.file.flush()
+        except OSError as error:
+            raise UserError(f"cannot write the report {self.path} ({error.strerror}): make room") from error
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard, by the `tensorboard` package."""
+
+    def __init__(self, folder: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "--tensorboard-dir needs the tensorboard package, which is not installed: pip install tensorboard"
+            ) from error
+        try:
+            self.writer = SummaryWriter(str(folder))
+        except OSError as error:
+            raise UserError(f"cannot write to --tensorboard-dir {folder} ({error.strerror})") from error
+
+    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+        if isinstance(step, tuple) and step:
+            for name, value in figures.items():
+                if isinstance(value, int | float):
+                    self.writer.add_scalar(name, value, step[-1])
+            self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Reporter:
+    """Sends records to all sinks. Processes other than the main one have no sinks."""
+
+    def __init__(self, sinks: Sequence[Sink] = ()):
+        self.sinks = list(sinks)
+
+    def log(self, step: Step, figures: dict[str, Any], text: str | None = None) -> None:
+        for sink in self.sinks:
+            sink.write(step, figures, text)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+def make_reporter(report_file: Path | None, tensorboard_dir: Path | None, is_main: bool) -> Reporter:
+    """The sinks that the flags ask for. To add one, add it here."""
+    if not is_main:
+        return Reporter()
+    sinks: list[Sink] = [TerminalSink()]
+    if report_file is not None:
+        sinks.append(DLLoggerSink(report_file))
+    if tensorboard_dir is not None:
+        sinks.append(TensorBoardSink(tensorboard_dir))
+    return Reporter(sinks)
+
+
+# --- figures as people read them --------------------------------------------------------------------------------------
+
+# How each figure is shown on the terminal; {n} is the value as `format_number` writes it.
+FORMATS = {
+    "loss": "loss {:.4f}",
+    "mlm_loss": "mlm {:.4f}",
+    "mlm_accuracy": "({:.1%})",
+    "nsp_loss": "nsp {:.4f}",
+    "nsp_accuracy": "({:.1%})",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad norm {:.3g}",
+    "loss_scale": "loss scale {:g}",
+    "step_seconds": "{n} s/step",
+    "sequences_per_second": "{n} seq/s",
+    "tokens_per_second": "{n} tokens/s",
+    "model_tflops": "{:.3g} TFLOPS",
+    "utilization": "({:.1%} of peak)",
+    "data_wait": "data wait {:.0%}",
+    "forward_ms": "forward {n} ms",
+    "backward_ms": "backward {n} ms",
+    "optimizer_ms": "optimizer {n} ms",
+    "peak_memory_gib": "{:.1f} GiB",
+}
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """`metrics` on one line."""
+    shown = [FORMATS.get(name, name + " {n}").format(value, n=format_number(value)) for name, value in metrics.items()]
+    return "  ".join(shown).replace("  (", " (")
+
+
+def format_number(value: float) -> str:
+    """Whole numbers from 100 up, three digits below."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    return str(datetime.timedelta(seconds=round(seconds)))

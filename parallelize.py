@@ -1,0 +1,151 @@
+"""Strategies applied from outside to a plain model, before the optimizer exists: compilation, replication (DDP).
+
+The trainer and the optimizer see a `ParallelModel`: what to call, how gradients are reduced, and the float32 tensors
+that the optimizer updates. To add a strategy, subclass it and choose it in `parallelize`.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from attention import COMPILED_ON_CPU
+from data_loader import MicroBatch, StepBatch
+from modeling import BertPreTrainedModel
+from packing import MicroBatchLimits
+from precision import MasterWeights, Precision
+from utils.distributed import DistributedContext
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """compile: none, layers (each layer is a graph) or model (one graph)."""
+
+    compile: str = "none"
+
+
+class ParallelModel:
+    """A model in one process; the base class of the other strategies.
+
+    model: the plain model, for its config and names. module: what the forward pass calls. shard_group: the process
+    group over which the rows of parameters are sharded, or None.
+    """
+
+    shard_group: "dist.ProcessGroup | None" = None
+
+    def __init__(self, model: BertPreTrainedModel, precision: Precision):
+        self.model = self.module = model
+        self.masters = MasterWeights(model) if precision.pure else None
+        if precision.pure:
+            model.to(precision.dtype)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates: float32, and only this rank's rows if parameters are sharded."""
+        return dict(self.model.named_parameters()) if self.masters is None else self.masters.masters
+
+    def row_start(self, name: str) -> int:
+        """The first row of parameter `name` that this rank has."""
+        return 0
+
+    def begin_step(self, max_micro_batches: int) -> None:
+        """`max_micro_batches`: the largest number of micro-batches of any rank in this step."""
+
+    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+        """The micro-batches of a step, with filler where the strategy needs it."""
+        return batch.micro_batches
+
+    def equalize_evaluation(
+        self, micro_batches: Iterable[MicroBatch], stream_arrays: tuple[str, ...], limits: MicroBatchLimits
+    ) -> Iterator[MicroBatch]:
+        """The same for forward passes without a gradient, whose number is not known in advance."""
+        return iter(micro_batches)
+
+    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """The context of one micro-batch's forward and backward pass."""
+        return contextlib.nullcontext()
+
+    def collect_gradients(self) -> None:
+        """Called after the backward pass of each micro-batch."""
+        if self.masters is not None:
+            self.masters.add_gradients()
+
+    def reduce_gradients(self) -> None:
+        """Called after the last micro-batch: from then on, `named_parameters` have the gradients of the global
+        batch."""
+
+    def write_back(self) -> None:
+        """Called after `named_parameters` have changed: the model computes with the new values from then on."""
+        if self.masters is not None:
+            self.masters.push_weights()
+
+
+class ReplicatedModel(ParallelModel):
+    """One replica per rank (DDP). Gradients are summed, not averaged: losses are divided by global counts already."""
+
+    def __init__(self, model: BertPreTrainedModel, precision: Precision, device: torch.device):
+        super().__init__(model, precision)
+        device_ids = [device.index] if device.type == "cuda" else None
+        self.module = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+        self.module.register_comm_hook(None, sum_gradients)
+        self.reduces_masters = False
+
+    def begin_step(self, max_micro_batches: int) -> None:
+        # DDP reduces the model's own gradients. Those of a 16-bit model are summed over micro-batches in its masters.
+        self.reduces_masters = self.masters is not None and max_micro_batches > 1
+
+    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+        return batch.filled_to(1)  # DDP reduces gradients in the backward pass, so every rank needs one
+
+    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        return self.module.no_sync() if self.reduces_masters or not is_last else contextlib.nullcontext()
+
+    def reduce_gradients(self) -> None:
+        if self.reduces_masters:
+            grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
+            for work in [dist.all_reduce(grad, async_op=True) for grad in grads]:
+                work.wait()
+
+
+def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A DDP communication hook that sums; the default one averages."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda reduced: reduced.value()[0])
+
+
+def parallelize(
+    model: BertPreTrainedModel,
+    config: ParallelConfig,
+    precision: Precision,
+    device: torch.device,
+    distributed: DistributedContext,
+) -> ParallelModel:
+    """Brings `model` to `device` and precision, and applies the strategies of `config`. A model on the meta device gets
+    its initial weights here, from torch's random state."""
+    materialize(model, device)
+    compile_model(model, config.compile, device)
+    if distributed.world_size == 1:
+        return ParallelModel(model, precision)
+    return ReplicatedModel(model, precision, device)
+
+
+@torch.no_grad()
+def materialize(model: BertPreTrainedModel, device: torch.device) -> None:
+    """Moves `model` to `device`. A model on the meta device is initialized; the values do not depend on the device."""
+    if not any(p.is_meta for p in model.parameters()):
+        model.to(device)
+        return
+    model.to_empty(device=device)
+    model.init_weights()
+
+
+def compile_model(model: BertPreTrainedModel, what: str, device: torch.device) -> None:
+    """Compiles `model` in place, for micro-batches of fixed sizes (see packing.pad_stream)."""
+    modules = {"none": [], "layers": model.bert.encoder.layer, "model": [model]}[what]
+    if what != "none" and device.type == "cpu":
+        model.bert.attention_implementation = COMPILED_ON_CPU
+    for module in modules:
+        module.compile(fullgraph=True, dynamic=False)

@@ -1,0 +1,114 @@
+"""Mixed precision: the types of a run, loss scaling, and float32 master weights."""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from utils.errors import UserError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtype: the type of matrix products. By default weights are float32 and autocast casts them; with `pure` the model
+    itself is held in `dtype`, with float32 master weights for the optimizer."""
+
+    dtype: torch.dtype = torch.float32
+    pure: bool = False
+
+    @property
+    def autocast(self) -> bool:
+        return self.dtype != torch.float32 and not self.pure
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        return self.dtype == torch.float16
+
+    def context(self, device: torch.device):
+        """The context manager of a forward pass."""
+        return torch.autocast(device.type, self.dtype) if self.autocast else contextlib.nullcontext()
+
+
+def has_float16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return True
+    return bool(torch.cpu._is_avx512_fp16_supported()) if hasattr(torch.cpu, "_is_avx512_fp16_supported") else False
+
+
+def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device) -> Precision:
+    """The precision that the flags ask for. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the
+    device does not compute in the type."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+    if not (amp or pure):
+        return Precision()
+    dtype = DTYPES[amp_dtype]
+    if dtype == torch.float16 and not has_float16(device):
+        raise UserError("--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU")
+    if (
+        dtype == torch.bfloat16
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise UserError("--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16")
+    return Precision(dtype, pure)
+
+
+class LossScale:
+    """The factor that keeps float16 gradients above the smallest float16 number. If `dynamic`, it doubles after 2,000
+    steps without overflow and halves on an overflow, down to 1 (Micikevicius et al., 2018, section 3.2). It lives on
+    the device, so that no step waits for it."""
+
+    GROWTH_INTERVAL = 2000
+
+    def __init__(self, initial: float = 1.0, dynamic: bool = False, device: torch.device | str = "cpu"):
+        self.dynamic = dynamic
+        self.value = torch.tensor(float(initial), device=device)
+        self.clean_steps = torch.zeros((), device=device)
+
+    def update(self, found_inf: Tensor) -> None:
+        """`found_inf`: a tensor of one element, above 0 if the step overflowed."""
+        if not self.dynamic:
+            return
+        overflow = found_inf > 0
+        clean_steps = torch.where(overflow, 0.0, self.clean_steps + 1)
+        grows = clean_steps >= self.GROWTH_INTERVAL
+        grown = torch.where(grows, self.value * 2, self.value)
+        self.value.copy_(torch.where(overflow, (self.value / 2).clamp(min=1.0), grown))
+        self.clean_steps.copy_(torch.where(grows, 0.0, clean_steps))
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": float(self.value), "clean_steps": float(self.clean_steps)}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value.fill_(state["value"])
+        self.clean_steps.fill_(state["clean_steps"])
+
+
+class MasterWeights:
+    """Float32 copies of the parameters of a model that is held in 16 bits. The optimizer works on the copies.
+
+    `add_gradients` moves the model's gradients to the copies after each micro-batch; they are summed in float32, since
+    a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the new weights back to the model.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model_parameters = dict(model.named_parameters())
+        self.masters = {name: nn.Parameter(p.detach().float().clone()) for name, p in self.model_parameters.items()}
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        for name, p in self.model_parameters.items():
+            if p.grad is None:
+                continue
+            master = self.masters[name]
+            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+            p.grad = None
+
+    @torch.no_grad()
+    def push_weights(self) -> None:
+        torch._foreach_copy_(list(self.model_parameters.values()), list(self.masters.values()))

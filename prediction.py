@@ -1,0 +1,91 @@
+"""Inference over a data set: batches of similar length, and their speed.
+
+Legend: n samples.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer import Runtime, to_device
+from utils.progress import progress_bar
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """`batch_size`: sequences per GPU at a time. A benchmark measures `benchmark_steps` batches after the warmup."""
+
+    batch_size: int
+    seed: int = 42
+    benchmark: bool = False
+    benchmark_steps: int = 20
+    benchmark_warmup_steps: int = 20
+
+
+class PredictionDataset(Protocol):
+    """`lengths` [n] tokens of each sample, and token streams of samples (see packing.py)."""
+
+    lengths: np.ndarray
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
+    """This rank's batches of samples of similar length, in random order, so that the time left can be estimated. A
+    benchmark takes an even selection of them."""
+    by_length = np.argsort(-lengths, kind="stable")
+    batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
+    order = np.random.default_rng(config.seed).permutation(len(batches))
+    if config.benchmark:
+        order = order[: (config.benchmark_warmup_steps + config.benchmark_steps) * world_size]
+    return [batches[place] for place in order[rank::world_size]]
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module,
+    dataset: PredictionDataset,
+    config: PredictionConfig,
+    runtime: Runtime,
+    collect: Callable[[np.ndarray, Any], None],
+) -> dict[str, float]:
+    """Calls `collect(indices, output)` with the model's output for each batch of this rank's share; returns the speed
+    of inference."""
+    distributed, device = runtime.distributed, runtime.device
+    model.eval()
+    batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
+    seconds: list[float] = []
+    # Compiled graphs want streams of one fixed size; these have any size.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
+        for indices in batches:
+            started = time.perf_counter()
+            micro_batch = {name: torch.from_numpy(array) for name, array in dataset.stream(indices).items()}
+            with runtime.precision.context(device):
+                output = model(**to_device(micro_batch, device), max_seqlen=int(dataset.lengths[indices].max()))
+            collect(indices, output)
+            seconds.append(time.perf_counter() - started)
+            bar.update()
+    return inference_figures(list(map(len, batches)), seconds, config, runtime)
+
+
+def inference_figures(
+    sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
+) -> dict[str, float]:
+    """Sequences per second over all ranks, and the latency of this rank's batches, without the first ones."""
+    warmup = config.benchmark_warmup_steps if config.benchmark else 1
+    measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
+    rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)
+    (total_rate,) = runtime.distributed.all_reduce_sum([rate])
+    milliseconds = 1000 * np.array(seconds[measured] or [0.0])
+    return {
+        "inference_sequences_per_second": total_rate,
+        "latency_ms_median": float(np.median(milliseconds)),
+        "latency_ms_p90": float(np.percentile(milliseconds, 90)),
+        "latency_ms_p99": float(np.percentile(milliseconds, 99)),
+    }

@@ -1,0 +1,144 @@
+"""Weights from model folders: Hugging Face's names, heads that a model adds or lacks, and strict checks of the rest."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_config import BertConfig
+from checkpoint import CONFIG_FILE, MODEL_FILE, VOCAB_FILE
+from safetensors_rows import LazyTensor, open_safetensors
+from utils.errors import UserError
+from utils.files import read_json
+from utils.progress import print_line
+
+HEADS = ("cls.", "qa_outputs.", "classifier.")
+UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
+
+
+def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict[str, LazyTensor]:
+    """`tensors` under the names of `model`: old LayerNorm names (gamma, beta) are renamed, buffers and copies of tied
+    weights are dropped, and the prefix `bert.` is added or removed."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if not name.endswith(("position_ids", "predictions.decoder.weight", "predictions.decoder.bias")):
+            renamed[name] = tensor
+    model_has_prefix = hasattr(model, "bert")
+    tensors_have_prefix = any(name.startswith("bert.") for name in renamed)
+    if model_has_prefix and not tensors_have_prefix:
+        return {name if name.startswith(HEADS) else f"bert.{name}": tensor for name, tensor in renamed.items()}
+    if not model_has_prefix and tensors_have_prefix:
+        return {name.removeprefix("bert."): tensor for name, tensor in renamed.items()}
+    return renamed
+
+
+def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -> None:
+    """Raises UserError where weights of the right shapes would mean something else in this run: another number of
+    heads, or another vocabulary of the same size."""
+    if (folder / CONFIG_FILE).is_file():
+        theirs = read_json(folder / CONFIG_FILE, "the config")
+        for key in ("num_attention_heads", "hidden_act", "layer_norm_eps"):
+            if theirs.get(key, config[key]) != config[key]:
+                raise UserError(
+                    f"{folder / CONFIG_FILE}: {key} is {theirs[key]}, and this run's config has {config[key]}: use "
+                    f"the config that the weights were made with"
+                )
+    given = folder / VOCAB_FILE
+    if given.is_file() and given.read_bytes().split() != vocab_file.read_bytes().split():
+        raise UserError(
+            f"{given} and {vocab_file} hold other words: use the vocabulary that the weights were made with"
+        )
+
+
+def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter in a checkpoint: that in memory, without the vocabulary's padding rows."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    name = next(name for name in shapes if name.endswith("word_embeddings.weight"))
+    shapes[name] = (model.config.vocab_size, *shapes[name][1:])
+    return shapes
+
+
+@torch.no_grad()
+def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
+    """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of `source`, which are the
+    vocabulary's padding, become zero."""
+    if not target.dim():
+        target.copy_(source.read())
+        return
+    stop = max(start, min(start + len(target), source.shape[0]))
+    target[: stop - start].copy_(source.read(start, stop))
+    target[stop - start :].zero_()
+
+
+def select_weights(
+    model: nn.Module,
+    tensors: Mapping[str, LazyTensor],
+    source: str | Path,
+    log: Callable[[str], None] = print_line,
+    required: tuple[str, ...] = (),
+) -> dict[str, LazyTensor]:
+    """The tensors for the parameters of `model`, by name. Heads of other tasks in `tensors` are skipped, and heads that
+    `tensors` lacks are left out; notes name both. Raises UserError for any other missing, unexpected or misshapen
+    tensor."""
+    given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
+    misshapen = [
+        f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
+        for name, shape in wanted.items()
+        if name in given and given[name].shape != shape
+    ]
+    if misshapen:
+        raise UserError(
+            f"{source}: {len(misshapen)} tensors have another shape ({'; '.join(misshapen[:3])}): use the config and "
+            f"the vocabulary that it was made with"
+        )
+    wrong_types = [name for name in wanted if name in given and not given[name].dtype.is_floating_point]
+    if wrong_types:
+        raise UserError(
+            f"{source}: {', '.join(wrong_types[:3])} are not floating-point numbers: fetch or write it again"
+        )
+    missing = sorted(wanted.keys() - given.keys())
+    if required and (untrained := [name for name in missing if name.startswith(required)]):
+        raise UserError(f"{source} has no {untrained[0]}: it was not fine-tuned for this task, so add --do-train")
+    if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
+        raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
+    unexpected = sorted(given.keys() - wanted.keys())
+    if strangers := [name for name in unexpected if not name.startswith(UNUSED_HEADS)]:
+        raise UserError(f"{source} has {len(strangers)} tensors that the model lacks ({', '.join(strangers[:3])})")
+    if missing:
+        log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
+    if unexpected:
+        log(f"note: {source}: {', '.join(unexpected)} are not used by {type(model).__name__}")
+    return {name: given[name] for name in wanted if name in given}
+
+
+def load_pretrained(
+    model_class: type,
+    folder: str | Path,
+    config: BertConfig | None = None,
+    required: tuple[str, ...] = (),
+    log: Callable[[str], None] = print_line,
+    **kwargs,
+):
+    """`model_class` with the weights in `folder` and its config, or `config`; see BertPreTrainedModel.from_pretrained.
+    Heads whose names start with one of `required` must be in the folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and {MODEL_FILE} in it")
+    if config is None:
+        read_json(folder / CONFIG_FILE, "the config")
+        try:
+            config = BertConfig.from_json_file(folder / CONFIG_FILE)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    with torch.device("meta"):  # initializes nothing that would be overwritten
+        model = model_class(config, **kwargs)
+    weights = select_weights(model, open_safetensors(folder / MODEL_FILE), folder / MODEL_FILE, log, required)
+    model.to_empty(device="cpu")
+    model.init_weights(model.optional_heads)
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        copy_rows(parameters[name], 0, tensor)
+    return model

@@ -1,0 +1,127 @@
+"""safetensors files that several ranks write together, each its own rows, and that any rank reads by rows.
+
+A tensor is stored in row-major order, so rows are a contiguous byte range. One process writes the header and sets the
+size; then every rank writes its rows at their offsets. The format: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """Rows [start, start + len(rows)) of the tensor `name`, whose whole shape is `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    rows: Tensor
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """Where each tensor starts in a safetensors file, in bytes."""
+
+    header: bytes
+    offsets: dict[str, int]
+    size: int
+
+
+def file_layout(tensors: Iterable[TensorRows], metadata: dict[str, str] | None = None) -> FileLayout:
+    """The layout of a file with `tensors`, sorted by name; the same on every rank."""
+    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    ends: dict[str, int] = {}
+    end = 0
+    for tensor in sorted(tensors, key=lambda tensor: (-tensor.rows.element_size(), tensor.name)):
+        count = 1
+        for length in tensor.shape:
+            count *= length
+        start, end = end, end + count * tensor.rows.element_size()
+        entries[tensor.name] = {
+            "dtype": DTYPE_NAMES[tensor.rows.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        ends[tensor.name] = start
+    encoded = json.dumps(entries, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    header = len(encoded).to_bytes(8, "little") + encoded
+    return FileLayout(header, {name: len(header) + start for name, start in ends.items()}, len(header) + end)
+
+
+def create_file(path: Path, layout: FileLayout) -> None:
+    """Writes the header and sets the file's size."""
+    with path.open("wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.size)
+
+
+def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) -> None:
+    """Writes contiguous CPU tensors to their places in a file that `create_file` made, and syncs it."""
+    with path.open("r+b") as file:
+        for tensor in tensors:
+            rows = tensor.rows.detach()
+            if rows.numel() == 0:
+                continue
+            row_bytes = rows.nbytes // (len(rows) if rows.dim() else 1)
+            data = memoryview(rows.contiguous().view(-1).view(torch.uint8).numpy())
+            file.seek(layout.offsets[tensor.name] + tensor.start * row_bytes)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that is read by rows: `read(start, stop)` gives rows, `read()` the whole tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[..., Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "LazyTensor":
+        return cls(tuple(tensor.shape), tensor.dtype, lambda *bounds: tensor[slice(*bounds)] if bounds else tensor)
+
+
+def open_safetensors(path: Path) -> dict[str, LazyTensor]:
+    """The tensors of a safetensors file, by name; nothing is read yet. Raises UserError if the file is damaged."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: expected a model folder with it")
+    try:
+        file = safetensors.safe_open(path, framework="pt")
+        return {name: _lazy_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is not a complete safetensors file ({error}): fetch or write it again") from error
+
+
+def _lazy_tensor(file: "safetensors.safe_open", name: str) -> LazyTensor:
+    view = file.get_slice(name)
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    dtype = dtypes.get(view.get_dtype(), torch.bool)  # a type that no tensor of a model has is refused by its user
+
+    def read(*bounds: int) -> Tensor:
+        return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)
+
+    return LazyTensor(tuple(view.get_shape()), dtype, read)

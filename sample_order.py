@@ -1,0 +1,46 @@
+"""The order in which samples are visited: a pure function of seed, epoch and position."""
+
+import numpy as np
+
+FEISTEL_ROUNDS = 6
+
+
+def mix64(values: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64-bit words that mixes all bits."""
+    values = values ^ (values >> np.uint64(30))
+    values = values * np.uint64(0xBF58476D1CE4E5B9)
+    values = values ^ (values >> np.uint64(27))
+    values = values * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarray:
+    """The sample at each of the `positions` [n] of an endless pass through the data; [n] int64.
+
+    Epoch e is the positions [e * num_samples, (e + 1) * num_samples). It visits every sample once, in an order of its
+    own. The order is a keyed permutation, a Feistel network that is repeated until it lands inside [0, num_samples), so
+    a look-up takes O(1) memory and time (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains").
+    """
+    positions = np.asarray(positions, dtype=np.uint64)
+    epoch = positions // np.uint64(num_samples)
+    place = positions % np.uint64(num_samples)
+    half_bits = np.uint64(max(1, (max(num_samples - 1, 1).bit_length() + 1) // 2))
+    half_mask = np.uint64((1 << int(half_bits)) - 1)
+    base_key = mix64(mix64(np.full_like(epoch, seed % 2**64)) + epoch + np.uint64(1))
+    round_keys = [mix64(base_key + np.uint64(round_ + 1)) for round_ in range(FEISTEL_ROUNDS)]
+
+    outside = np.arange(len(place))
+    while len(outside):
+        left, right = place[outside] >> half_bits, place[outside] & half_mask
+        for key in round_keys:
+            left, right = right, left ^ (mix64(right + key[outside]) & half_mask)
+        place[outside] = (left << half_bits) | right
+        outside = outside[place[outside] >= num_samples]
+    return place.astype(np.int64)
+
+
+def rank_positions(first: int, global_batch_size: int, rank: int, world_size: int) -> np.ndarray:
+    """The positions of one rank's share of the global batch [first, first + global_batch_size). The shares differ by
+    one sequence at most."""
+    start, stop = (global_batch_size * r // world_size for r in (rank, rank + 1))
+    return np.arange(first + start, first + stop)

@@ -1,0 +1,187 @@
+"""BERT's pre-training: masked language modelling and next-sentence prediction (Devlin et al., 2018, section 3.1).
+
+Legend: n samples, S sequence length, P predictions per sequence, T tokens in the stream, N sequences, M masked tokens.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from data_loader import MicroBatch
+from hdf5_shards import KEYS, Shard, find_shards
+from loss import pretraining_sums
+from utils.errors import UserError
+
+
+class PretrainingTask:
+    """Both losses and their metrics; the interface is trainer.Task. `next_sentence`: the data has sentence pairs."""
+
+    def __init__(self, next_sentence: bool, max_seq_length: int):
+        self.next_sentence = next_sentence
+        self.max_seq_length = max_seq_length
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        inputs = {name: value for name, value in micro_batch.items() if not name.endswith("labels")}
+        # The longest possible length instead of the real one, which would have to be read from the device.
+        output = model(**inputs, max_seqlen=self.max_seq_length)
+        return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+        return sums["mlm_loss"] / num_targets + sums["nsp_loss"] / num_sequences
+
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+        mlm_loss, nsp_loss = sums["mlm_loss"] / num_targets, sums["nsp_loss"] / num_sequences
+        metrics = {"loss": mlm_loss + nsp_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums["mlm_correct"] / num_targets}
+        if self.next_sentence:
+            metrics |= {"nsp_loss": nsp_loss, "nsp_accuracy": sums["nsp_correct"] / num_sequences}
+        return metrics
+
+
+class PretrainingDataset:
+    """The samples of all shards in a folder, in the order of the shards' names (see data_loader.StreamDataset).
+
+    vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises UserError if there is
+    no sample, or if two shards are of different kinds.
+    """
+
+    stream_arrays = (
+        *("input_ids", "token_type_ids", "position_ids", "cu_seqlens"),
+        *("mlm_positions", "mlm_labels", "nsp_labels"),
+    )
+
+    # Attributes that must be equal in all shards of a folder.
+    COMMON_ATTRIBUTES = ("schema_version", "vocab_sha256", "vocab_size", "do_lower_case", "next_sentence_prediction")
+
+    def __init__(self, folder: str | Path, vocab_size: int):
+        self.folder = Path(folder)
+        self.vocab_size = vocab_size
+        self.shards = [shard for shard in map(Shard, find_shards(folder)) if len(shard)]
+        if not self.shards:
+            raise UserError(f"the shards in {folder} hold no sample: make them from more text")
+        first = self.shards[0]
+        for shard in self.shards[1:]:
+            for what, ours, theirs in [
+                ("sequence length", first.sequence_length, shard.sequence_length),
+                ("predictions per sequence", first.predictions_per_sequence, shard.predictions_per_sequence),
+                *((key, first.attributes.get(key), shard.attributes.get(key)) for key in self.COMMON_ATTRIBUTES),
+            ]:
+                if ours != theirs:
+                    raise UserError(
+                        f"shards disagree: {what} is {ours} in {first.path} and {theirs} in {shard.path}: "
+                        f"keep shards of different kinds in different folders"
+                    )
+        self.sequence_length = first.sequence_length
+        self.predictions_per_sequence = first.predictions_per_sequence
+        self.attributes = first.attributes
+        self.ends = np.cumsum([len(shard) for shard in self.shards])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    @property
+    def has_next_sentence(self) -> bool:
+        return bool(self.attributes.get("next_sentence_prediction", True))
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """An estimate of the memory that shards which cannot be mapped take when all have been read."""
+        per_sample = 4 * self.sequence_length + 3 * self.predictions_per_sequence
+        return sum(len(shard) * per_sample for shard in self.shards if not shard.is_mapped)
+
+    def rows(self, key: str, indices: np.ndarray) -> np.ndarray:
+        """The rows `indices` of the data set `key`, gathered from all shards."""
+        which = np.searchsorted(self.ends, indices, side="right")
+        parts = {number: self.shards[number].arrays[key] for number in np.unique(which)}
+        shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
+        out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts.values()} or {np.int64})))
+        for number, part in parts.items():
+            here = which == number
+            out[here] = part[indices[here] - (self.ends[number] - len(part))]
+        return out
+
+    def read(self, indices: np.ndarray) -> "PretrainingSamples":
+        return PretrainingSamples(self, indices)
+
+    def check_rows(self, indices: np.ndarray) -> None:
+        """Raises UserError, naming the shard and the row, if one of the samples is damaged."""
+        for index in indices:
+            self._check_row(int(index))
+
+    def _check_row(self, index: int) -> None:
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        shard = self.shards[number]
+        row = index - int(self.ends[number] - len(shard))
+        values = {key: np.asarray(shard.arrays[key][row]).astype(np.int64) for key in KEYS}
+        where = f"shard {shard.path}, row {row}"
+        length = np.count_nonzero(values["input_mask"])
+        if length == 0 or not values["input_mask"][:length].all():
+            raise UserError(
+                f"{where}: input_mask is not ones and then zeros: the shard is damaged, make or fetch it again"
+            )
+        checks = [
+            ("input_ids", values["input_ids"][:length], 0, self.vocab_size, "the vocabulary's size"),
+            ("masked_lm_ids", values["masked_lm_ids"], 0, self.vocab_size, "the vocabulary's size"),
+            ("segment_ids", values["segment_ids"][:length], 0, 2, "two segments"),
+            ("masked_lm_positions", values["masked_lm_positions"], 0, length, "the sample's length"),
+            ("next_sentence_labels", values["next_sentence_labels"], -1, 2, "two labels, or -1 for none"),
+        ]
+        for key, found, low, limit, name in checks:
+            if found.size and (found.max() >= limit or found.min() < low):
+                worst = found.max() if found.max() >= limit else found.min()
+                raise UserError(
+                    f"{where}: {key} holds {worst}, outside [{low}, {limit}), {name}: the shards do not fit this "
+                    f"vocabulary and config, or are damaged"
+                )
+
+
+class PretrainingSamples:
+    """Samples as token streams. Lengths and masked positions are read at once, for packing; the rest is read when its
+    micro-batch is made, so that every row is read once."""
+
+    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray):
+        self.dataset, self.indices = dataset, indices
+        self.mask_nS = dataset.rows("input_mask", indices) != 0
+        self.positions_nP = dataset.rows("masked_lm_positions", indices)
+        self.lengths = np.count_nonzero(self.mask_nS, axis=1)
+        # Position 0 is [CLS], which is never masked: a zero is padding.
+        self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        indices, mask_NS = self.indices[rows], self.mask_nS[rows]
+        read = self.dataset.rows
+        lengths_N = self.lengths[rows]
+        starts_N = np.cumsum(lengths_N) - lengths_N
+        positions_NP = self.positions_nP[rows].astype(np.int64)
+        is_masked_NP = positions_NP > 0
+        offsets_S = np.arange(self.dataset.sequence_length, dtype=np.int64)
+        stream = {
+            "input_ids": read("input_ids", indices)[mask_NS].astype(np.int64),
+            "token_type_ids": read("segment_ids", indices)[mask_NS].astype(np.int64),
+            "position_ids": np.broadcast_to(offsets_S, mask_NS.shape)[mask_NS],
+            "cu_seqlens": np.append(0, np.cumsum(lengths_N)).astype(np.int32),
+            "mlm_positions": (positions_NP + starts_N[:, None])[is_masked_NP],
+            "mlm_labels": read("masked_lm_ids", indices)[is_masked_NP].astype(np.int64),
+            "nsp_labels": read("next_sentence_labels", indices).astype(np.int64),
+        }
+        if not self._is_valid(stream, lengths_N, positions_NP):
+            self.dataset.check_rows(indices)
+        return stream
+
+    def _is_valid(self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray) -> bool:
+        """A quick check of a whole stream. Damaged data must stop a run instead of being trained on."""
+
+        def in_range(values: np.ndarray, low: int, limit: int) -> bool:
+            return values.min(initial=low) >= low and values.max(initial=low) < limit
+
+        last_T = stream["cu_seqlens"][1:] - 1
+        return bool(
+            (lengths_N > 0).all()
+            and (stream["position_ids"][last_T] == lengths_N - 1).all()  # no hole in the mask
+            and in_range(stream["input_ids"], 0, self.dataset.vocab_size)
+            and in_range(stream["mlm_labels"], 0, self.dataset.vocab_size)
+            and in_range(stream["token_type_ids"], 0, 2)
+            and in_range(stream["nsp_labels"], -1, 2)
+            and (positions_NP.min(axis=1, initial=0) >= 0).all()
+            and (positions_NP.max(axis=1, initial=0) < lengths_N).all()
+        )

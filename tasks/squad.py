@@ -1,0 +1,218 @@
+"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task, and questions over windows of their contexts.
+
+Legend: F features (a question over a window of its context), C tokens of a context, N sequences of a stream, T tokens
+of a stream.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor, nn
+
+from data_loader import MicroBatch
+from loss import span_sum
+from tasks.squad_file import Question, Squad, answer_characters
+from utils.errors import UserError
+from utils.progress import progress_bar
+
+TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
+LABELS = ("start_positions", "end_positions")
+
+
+class SquadTask:
+    """The loss of start and end positions; the interface is trainer.Task."""
+
+    def __init__(self, max_seq_length: int):
+        self.max_seq_length = max_seq_length
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        inputs = {name: value for name, value in micro_batch.items() if name not in LABELS}
+        # The longest possible length instead of the real one, which would have to be read from the device.
+        output = model(**inputs, max_seqlen=self.max_seq_length)
+        labels = [micro_batch[name] for name in LABELS]
+        return {"span_loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+        return sums["span_loss"] / num_sequences
+
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+        return {"loss": sums["span_loss"] / num_sequences}
+
+
+def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:
+    """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover `num_tokens` tokens."""
+    start = 0
+    windows = []
+    while True:
+        stop = min(start + capacity, num_tokens)
+        windows.append((start, stop))
+        if stop == num_tokens:
+            return windows
+        start += min(capacity, doc_stride)
+
+
+def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each window the tokens [first, last) for which it is the window with the most context.
+
+    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window length; of equal scores
+    the first window counts (Google's `_check_is_max_context`). Later windows have their maximum later, so the tokens
+    of each window are one run, and the runs divide the context.
+    """
+    if len(windows) == 1:
+        return list(windows)
+    best_C = np.full(windows[-1][1], -1.0)
+    owner_C = np.zeros(windows[-1][1], np.int64)
+    for index, (start, stop) in enumerate(windows):
+        offset = np.arange(stop - start)
+        score = np.minimum(offset, offset[::-1]) + 0.01 * (stop - start)
+        is_better = score > best_C[start:stop]
+        best_C[start:stop][is_better] = score[is_better]
+        owner_C[start:stop][is_better] = index
+    firsts = np.searchsorted(owner_C, np.arange(len(windows) + 1))
+    return list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
+
+
+class SquadDataset:
+    """All questions over all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
+
+    Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F] tokens of the feature;
+    `query_lengths` [F] tokens of its question; `question_index` [F]; `window_starts` [F] the window's first token in
+    its context; `max_context` [F, 2] the positions [first, last) for which this window has the most context; for
+    training `start_positions` and `end_positions` [F], 0 (`[CLS]`) where the answer is not completely in the window or
+    there is none. The features of question q are [feature_bounds[q], feature_bounds[q + 1]).
+
+    tokenizer: a BertTokenizer. Training uses a question's first answer. Raises UserError for a question without an
+    answer (unless `version_2_with_negative`), and for an answer that is not in its context.
+    """
+
+    def __init__(
+        self,
+        squad: Squad,
+        tokenizer,
+        *,
+        max_seq_length: int = 384,
+        doc_stride: int = 128,
+        max_query_length: int = 64,
+        training: bool = False,
+        version_2_with_negative: bool = False,
+    ):
+        if max_seq_length < max_query_length + 4:
+            raise UserError(
+                f"--max-seq-length {max_seq_length} leaves no room for the context beside a question of "
+                f"--max-query-length {max_query_length} tokens: raise the first or lower the second"
+            )
+        self.squad = squad
+        self.training = training
+        question_ids, _ = encode(tokenizer, [question.text for question in squad.questions], "questions")
+        context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
+        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
+
+        pieces: list[np.ndarray] = []
+        rows: list[tuple[int, ...]] = []
+        self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
+        for index, question in enumerate(squad.questions):
+            query = question_ids[index][:max_query_length]
+            context = context_ids[question.context]
+            answer = self.answer_tokens(question, version_2_with_negative) if training else None
+            windows = window_bounds(len(context), max_seq_length - len(query) - 3, doc_stride)
+            for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
+                to_position = len(query) + 2 - start
+                inside = answer is not None and start <= answer[0] and answer[1] < stop
+                answer_positions = [token + to_position for token in answer] if inside else [0, 0]
+                pieces += [cls, query, sep, context[start:stop], sep]
+                rows.append((index, len(query), start, first + to_position, last + to_position, *answer_positions))
+            self.feature_bounds[index + 1] = len(rows)
+
+        table = np.array(rows, np.int64)
+        self.question_index, self.query_lengths, self.window_starts = table[:, :3].T
+        self.max_context = table[:, 3:5]
+        self.start_positions, self.end_positions = table[:, 5:].T
+        self.lengths = np.array([len(piece) for piece in pieces]).reshape(-1, 5).sum(axis=1)
+        self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.input_ids = np.concatenate(pieces).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def answer_tokens(self, question: Question, version_2_with_negative: bool) -> tuple[int, int] | None:
+        """The first and last token, in its context, of the question's first answer; None if it has none."""
+        where = f"{self.squad.path}: question {question.id}"
+        if not question.answers:
+            if version_2_with_negative:
+                return None
+            raise UserError(f"{where} has no answer to train on: add --version-2-with-negative for SQuAD v2.0")
+        answer = question.answers[0]
+        characters = answer_characters(self.squad.contexts[question.context], answer)
+        if characters is None:
+            raise UserError(
+                f"{where}: its answer {answer.text!r} is not in its context at character {answer.start}: "
+                "correct answer_start or remove the question"
+            )
+        starts_C, stops_C = self.context_characters[question.context].T
+        first = int(np.searchsorted(stops_C, characters[0], side="right"))
+        last = int(np.searchsorted(starts_C, characters[1], side="left")) - 1
+        if first > last:
+            raise UserError(f"{where}: its answer {answer.text!r} has no token: remove the question")
+        return first, last
+
+    @property
+    def stream_arrays(self) -> tuple[str, ...]:
+        inputs = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")
+        return inputs + LABELS if self.training else inputs
+
+    def read(self, indices: np.ndarray) -> "SquadSamples":
+        return SquadSamples(self, indices)
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The features `indices` [N] as a token stream (see packing.py); for training with both labels [N]."""
+        length_N = self.lengths[indices]
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
+        stream = {
+            "input_ids": self.input_ids[self.token_indices(indices)].astype(np.int64),
+            "token_type_ids": (position_T >= np.repeat(self.query_lengths[indices] + 2, length_N)).astype(np.int64),
+            "position_ids": position_T,
+            "cu_seqlens": cu_seqlens.astype(np.int32),
+        }
+        if self.training:
+            stream["start_positions"] = self.start_positions[indices]
+            stream["end_positions"] = self.end_positions[indices]
+        return stream
+
+    def token_indices(self, indices: np.ndarray) -> np.ndarray:
+        """For each token of `stream(indices)`: its index among the tokens of all features, end to end; [T]."""
+        length_N = self.lengths[indices]
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
+
+    def text(self, feature: int, start: int, end: int) -> str:
+        """The original text of the positions `start` to `end` (inclusive) of a feature's sequence."""
+        context = self.squad.questions[self.question_index[feature]].context
+        to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
+        character_C2 = self.context_characters[context]
+        return self.squad.contexts[context][character_C2[start + to_token, 0] : character_C2[end + to_token, 1]]
+
+
+class SquadSamples:
+    """Features as token streams (see data_loader.Samples)."""
+
+    def __init__(self, dataset: SquadDataset, indices: np.ndarray):
+        self.dataset, self.indices = dataset, indices
+        self.lengths = dataset.lengths[indices]
+        self.num_targets = np.zeros(len(indices), np.int64)
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return self.dataset.stream(self.indices[rows])
+
+
+def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
+    ids: list[np.ndarray] = []
+    characters: list[np.ndarray] = []
+    with progress_bar(len(texts), f"tokenizing {what}", "text") as bar:
+        for first in range(0, len(texts), TEXTS_PER_BATCH):
+            id_T, character_T2, bounds = tokenizer.encode_batch_with_offsets(texts[first : first + TEXTS_PER_BATCH])
+            ids += np.split(id_T, bounds[1:-1])
+            characters += np.split(character_T2, bounds[1:-1])
+            bar.update(len(ids) - bar.n)
+    return ids, characters

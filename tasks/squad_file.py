@@ -1,0 +1,111 @@
+"""The reader of SQuAD's JSON files, v1.1 and v2.0."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from utils.errors import UserError
+from utils.files import read_json
+
+
+class Answer(NamedTuple):
+    text: str
+    start: int  # in characters of the context
+
+
+class Question(NamedTuple):
+    id: str
+    text: str
+    context: int  # index into Squad.contexts
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class Squad:
+    """A SQuAD file: all contexts, and all questions in the file's order."""
+
+    path: Path
+    contexts: list[str]
+    questions: list[Question]
+    version_2: bool  # the questions have an `is_impossible` key
+
+
+KIND_NAMES = {str: "a text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def field(entry: Any, key: str, kind: type, where: str) -> Any:
+    """`entry[key]`; raises UserError unless it is there and of type `kind`. `where` names the entry in the error."""
+    if not isinstance(entry, dict):
+        raise UserError(f"{where} is not a JSON object: check the file")
+    if key not in entry:
+        raise UserError(f"{where} has no {key!r}: is this a SQuAD file?")
+    value = entry[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{where}: {key!r} is not {KIND_NAMES[kind]}: check the file")
+    return value
+
+
+def read_squad(path: str | Path) -> Squad:
+    """Reads the SQuAD file `path`. Raises UserError naming the file and the article, paragraph or question at fault."""
+    path = Path(path)
+    contexts: list[str] = []
+    questions: list[Question] = []
+    seen: set[str] = set()
+    version_2 = False
+    for a, article in enumerate(field(read_json(path, "SQuAD file"), "data", list, f"SQuAD file {path}")):
+        for p, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {a + 1}")):
+            where = f"{path}: article {a + 1}, paragraph {p + 1}"
+            contexts.append(field(paragraph, "context", str, where))
+            for entry in field(paragraph, "qas", list, where):
+                question = read_question(entry, len(contexts) - 1, where, path)
+                if question.id in seen:
+                    raise UserError(f"{path}: question {question.id} is there twice: remove one")
+                seen.add(question.id)
+                questions.append(question)
+                version_2 |= "is_impossible" in entry
+    if not questions:
+        raise UserError(f"SQuAD file {path} has no questions: check the file")
+    return Squad(path, contexts, questions, version_2)
+
+
+def read_question(entry: Any, context: int, where: str, path: Path) -> Question:
+    question_id = field(entry, "id", str, f"{where}: a question")
+    where = f"{path}: question {question_id}"
+    text = field(entry, "question", str, where)
+    # Files to predict may have no answers; training and evaluation check for them.
+    answers = field(entry, "answers", list, where) if "answers" in entry else []
+    if "is_impossible" in entry and field(entry, "is_impossible", bool, where):
+        answers = []
+    return Question(
+        question_id,
+        text,
+        context,
+        tuple(
+            Answer(field(answer, "text", str, where), field(answer, "answer_start", int, where)) for answer in answers
+        ),
+    )
+
+
+# Google's SQuAD reader splits words at these characters; U+202F is a narrow no-break space.
+WORD = re.compile("[^ \t\r\n\u202f]+")
+
+
+def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
+    """The first character of `answer` in `context` and one past the last, or None if it is not there.
+
+    Like Google's reader, this takes the whole words that the labelled characters touch, and accepts an answer that
+    these contain when runs of white space count as one space. So an offset that is wrong inside a word, or a doubled
+    space, is accepted.
+    """
+    stop = answer.start + len(answer.text)
+    if answer.start >= 0 and answer.text.strip() and context[answer.start : stop] == answer.text:
+        return answer.start, stop
+    words = [word.span() for word in WORD.finditer(context)]
+    touched = [(first, last) for first, last in words if first < stop and last > answer.start]
+    answer_words = WORD.findall(answer.text)
+    if not touched or not answer_words:
+        return None
+    pattern = re.compile("[ \t\r\n\u202f]+".join(map(re.escape, answer_words)))
+    match = pattern.search(context, touched[0][0], touched[-1][1])
+    return match.span() if match else None

@@ -1,0 +1,302 @@
+"""The state of a run: what a checkpoint holds, captured and restored on all ranks.
+
+A run is exact to resume because its steps depend on nothing but the weights, the optimizer's state, the loss scale and
+one integer, the number of samples consumed: the order of the data and the random state of each step are functions of
+it.
+"""
+
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoint import (
+    MODEL_FILE,
+    checkpoint_steps,
+    find_checkpoint,
+    find_model_folder,
+    is_valid,
+    optimizer_file,
+    progress_file,
+    read_progress,
+)
+from checkpoint_writer import Checkpoint
+from optimizer import state_names
+from parallelize import ParallelModel
+from precision import LossScale
+from pretrained import check_same_kind, checkpoint_shapes, copy_rows, select_weights
+from safetensors_rows import LazyTensor, TensorRows, open_safetensors
+from utils.distributed import DistributedContext
+from utils.errors import UserError
+from utils.progress import print_line
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Where a run starts from, as the flags of the same names say."""
+
+    from_checkpoint: Path | None = None
+    last_step_of_checkpoint: str | None = None
+    from_phase1_final_params: Path | None = None
+    from_pretrained_params: Path | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What a checkpoint folder records besides the run's state."""
+
+    phase: str
+    arguments: dict[str, Any]
+    num_samples: int
+    seed: int
+    vocab_file: Path
+    do_lower_case: bool
+    prefix: str = "model"
+
+
+class TrainState:
+    """The state of a run on this rank. `step` and `samples_consumed` count updates and samples; `device_step` is the
+    number of updates on the device, which `step` follows where the host reads it."""
+
+    def __init__(
+        self,
+        parallel: ParallelModel,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: LossScale,
+        metadata: CheckpointMetadata,
+        distributed: DistributedContext,
+    ):
+        self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
+        self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
+        self.step = self.samples_consumed = 0
+        self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
+        self.shapes = checkpoint_shapes(self.model)
+
+    # --- capture ---
+
+    def capture(self) -> Checkpoint:
+        """The state as a checkpoint, on all ranks; its tensors are those of the run, not copies."""
+        model, optimizer = [], []
+        for name, p in self.parallel.named_parameters().items():
+            model.append(self._rows(name, name, p))
+            for key, value in self.optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor):
+                    optimizer.append(self._rows(name, f"{name}.{key}", value))
+        config = {"architectures": [type(self.model).__name__], "model_type": "bert", **self.model.config.to_dict()}
+        metadata = self.metadata
+        return Checkpoint(
+            self.step,
+            model,
+            optimizer,
+            config,
+            self._progress(),
+            metadata.vocab_file,
+            metadata.do_lower_case,
+            metadata.prefix,
+        )
+
+    def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
+        """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the
+        vocabulary's padding."""
+        if not tensor.dim():
+            return TensorRows(name, (), tensor)
+        shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
+        return TensorRows(name, shape, tensor[: max(shape[0] - start, 0)], start)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "samples_consumed": self.samples_consumed,
+            "phase": self.metadata.phase,
+            "seed": self.metadata.seed,
+            "random_state": "torch.manual_seed(seed_of_step(seed, samples_consumed, rank)) before each step",
+            "num_samples": self.metadata.num_samples,
+            "world_size": self.distributed.world_size,
+            "optimizer": type(self.optimizer).__name__,
+            "optimizer_step": [group.get("step") for group in self.optimizer.param_groups],
+            "loss_scale": self.loss_scale.state_dict(),
+            "arguments": self.metadata.arguments,
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    # --- restore ---
+
+    def start_from(self, config: StartConfig, checkpoint_folder: Path, saves: bool) -> None:
+        """Restores a checkpoint, or else loads weights, or else changes nothing, as `config` says. Only the main
+        process looks for folders and verifies checksums; the others read what it found.
+
+        saves: the run will write checkpoints to `checkpoint_folder`, which must not hold newer ones of another run.
+        """
+        found = self.distributed.on_main(lambda: find_start(config, checkpoint_folder, saves))
+        missing = [path for path in found.values() if path is not None and not Path(path).is_dir()]
+        (ranks_without,) = self.distributed.all_reduce_sum([bool(missing)])
+        if ranks_without:
+            raise UserError(
+                f"{', '.join(missing) or 'the checkpoint'} cannot be read on all machines of this run: "
+                f"checkpoints must be on storage that all machines share"
+            )
+        if found["checkpoint"] is not None:
+            self.restore(Path(found["checkpoint"]))
+        elif found["weights"] is not None:
+            self.load_weights(Path(found["weights"]), self._log)
+
+    def _log(self, text: str) -> None:
+        if self.distributed.is_main:
+            print_line(text)
+
+    def load_weights(self, folder: Path, log: Callable[[str], None]) -> None:
+        """Loads the weights in a model folder, and nothing else."""
+        check_same_kind(folder, self.model.config.to_dict(), self.metadata.vocab_file)
+        parameters = self.parallel.named_parameters()
+        weights = select_weights(self.model, open_safetensors(folder / MODEL_FILE), folder, log)
+        for name, tensor in weights.items():
+            copy_rows(parameters[name], self.parallel.row_start(name), tensor)
+        self.parallel.write_back()
+
+    def restore(self, folder: Path) -> None:
+        """Continues from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
+        progress = check_progress(folder, self.metadata.prefix)
+        if progress["phase"] != self.metadata.phase:
+            raise UserError(
+                f"checkpoint {folder} is of {progress['phase']}, and this is {self.metadata.phase}: to start from its "
+                f"weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
+            )
+        if progress["optimizer"] != type(self.optimizer).__name__:
+            raise UserError(
+                f"checkpoint {folder} was made with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
+                f"use the same --optimizer, or take only its weights with --from-pretrained-params"
+            )
+        self._restore_optimizer(folder, progress)
+        self.load_weights(folder, self._log)
+        self.loss_scale.load_state_dict(progress["loss_scale"])
+        self.step, self.samples_consumed = progress["step"], progress["samples_consumed"]
+        self.device_step.fill_(self.step)
+        self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
+        for what, now, then in [
+            ("--seed", self.metadata.seed, progress["seed"]),
+            ("the number of samples", self.metadata.num_samples, progress["num_samples"]),
+        ]:
+            if now != then:
+                self._log(f"warning: {what} was {then} and is {now} now: samples come in another order from here on")
+
+    def _restore_optimizer(self, folder: Path, progress: dict[str, Any]) -> None:
+        """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
+        path = folder / optimizer_file(self.metadata.prefix)
+        tensors = open_safetensors(path)
+        parameters = self.parallel.named_parameters()
+        expected = {
+            f"{name}.{key}": () if key == "step" else self.shapes[name]
+            for name in parameters
+            for key in state_names(self.optimizer)
+        }
+        check_tensors(path, tensors, expected)
+        for name, p in parameters.items():
+            for key in state_names(self.optimizer):
+                tensor = tensors[f"{name}.{key}"]
+                value = torch.empty(() if key == "step" else p.shape, dtype=torch.float32, device=p.device)
+                copy_rows(value, self.parallel.row_start(name), tensor)
+                self.optimizer.state[p][key] = value
+        for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
+            if step is not None:
+                group["step"] = step
+
+
+def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]) -> None:
+    """Raises UserError, naming a tensor, unless `tensors` are exactly `expected`, in float32."""
+    advice = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {advice}")
+    if unexpected := sorted(tensors.keys() - expected.keys()):
+        raise UserError(f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {advice}")
+    for name, shape in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != shape or tensor.dtype != torch.float32:
+            raise UserError(
+                f"{path}: {name} is {list(tensor.shape)} {tensor.dtype}, expected {list(shape)} {torch.float32}: "
+                f"{advice}"
+            )
+
+
+def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
+    """The checkpoint, or else the model folder, that `config` names; see `TrainState.start_from`."""
+    if config.last_step_of_checkpoint is not None and config.from_checkpoint is None:
+        raise UserError("--last-step-of-checkpoint needs --from-checkpoint: give the folder of steps")
+    checkpoint = None
+    if config.from_checkpoint is not None:
+        checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
+        if checkpoint is None:
+            print_line(f"no checkpoint in {config.from_checkpoint} yet: starting at step 1")
+    if saves:
+        refuse_newer_checkpoints(checkpoint_folder, checkpoint)
+    weights = config.from_phase1_final_params or config.from_pretrained_params
+    folder = find_model_folder(weights) if checkpoint is None and weights is not None else None
+    return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
+
+
+def refuse_newer_checkpoints(folder: Path, found: Path | None) -> None:
+    """Raises UserError if the folder of steps `folder` holds checkpoints that are newer than `found`: two runs must not
+    mix in one folder."""
+    step = int(found.name) if found is not None and found.parent.resolve() == folder.resolve() else 0
+    newer = [other for other in checkpoint_steps(folder) if other > step and is_valid(folder / str(other))]
+    if newer:
+        raise UserError(
+            f"{folder} already holds step {newer[-1]}: to go on from it, add --from-checkpoint {folder} "
+            f"--last-step-of-checkpoint auto; to start afresh, move it away or choose another --output-dir"
+        )
+
+
+# --- the progress file ------------------------------------------------------------------------------------------------
+
+
+def _is_count(value: Any, minimum: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
+
+
+def _is_number(value: Any, minimum: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value < math.inf
+
+
+PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "step": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
+    "samples_consumed": ("a whole number from 0 up", _is_count),
+    "phase": ("a text", lambda value: isinstance(value, str)),
+    "seed": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "num_samples": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
+    "optimizer": ("a text", lambda value: isinstance(value, str)),
+    "optimizer_step": (
+        "a list of whole numbers or nulls, one per parameter group",
+        lambda value: (
+            isinstance(value, list) and len(value) == 2 and all(step is None or _is_count(step) for step in value)
+        ),
+    ),
+    "loss_scale": (
+        "an object with value above 0 and clean_steps from 0 up",
+        lambda value: (
+            isinstance(value, dict)
+            and _is_number(value.get("value"), 1e-30)
+            and _is_number(value.get("clean_steps"), 0)
+        ),
+    ),
+}
+
+
+def check_progress(folder: Path, prefix: str) -> dict[str, Any]:
+    """The progress file of a checkpoint folder. Raises UserError, naming the key, if a value is missing or
+    impossible."""
+    progress, path = read_progress(folder, prefix), folder / progress_file(prefix)
+    advice = "use the checkpoint before it"
+    if not isinstance(progress, dict):
+        raise UserError(f"{path} is not a JSON object: {advice}")
+    for key, (description, is_possible) in PROGRESS_SCHEMA.items():
+        if key not in progress:
+            raise UserError(f"{path} has no {key}: {advice}")
+        if not is_possible(progress[key]):
+            raise UserError(f"{path}: {key} is {progress[key]!r}, expected {description}: {advice}")
+    if folder.name.isdigit() and progress["step"] != int(folder.name):
+        raise UserError(f"{path}: step is {progress['step']}, and the folder is {folder.name}: {advice}")
+    return progress
