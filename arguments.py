@@ -3,10 +3,14 @@
 import argparse
 from pathlib import Path
 
+from activation_checkpointing import MODES
 from lr_scheduler import DECAYS, ScheduleConfig
 from optimizer import OPTIMIZERS, OptimizerConfig
+from parallelize import ParallelConfig
+from sharding import RESHARD_AFTER_FORWARD
 from trainer import TrainerConfig
 from utils.command_line import (
+    Arguments,
     BooleanFlag,
     decay_factor,
     fraction,
@@ -17,6 +21,7 @@ from utils.command_line import (
     positive_int,
     random_seed,
 )
+from utils.errors import UserError
 
 BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "custom")
 
@@ -27,6 +32,13 @@ def checkpoint_step(text: str) -> str | None:
     if text != "auto" and not text.isdigit():
         raise argparse.ArgumentTypeError(f"expected None, auto or a step, not {text}")
     return text
+
+
+def shard_degree(text: str) -> int:
+    value = int(text)
+    if value != -1 and value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, or -1, not {text}")
+    return value
 
 
 def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) -> None:
@@ -90,11 +102,17 @@ def add_training_arguments(
     adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
     group = parser.add_argument_group("training")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default=optimizer, help="FusedLAMB is apex's LAMB")
-    group.add_argument(
+    batch = group.add_mutually_exclusive_group()
+    batch.add_argument(
         "--gradient-merge-steps",
         type=positive_int,
         default=1,
-        help="micro-batches per update, whose gradients are summed",
+        help="micro-batches per GPU and update, whose gradients are summed",
+    )
+    batch.add_argument(
+        "--global-batch-size",
+        type=positive_int,
+        help="sequences per update over all GPUs, instead of --gradient-merge-steps",
     )
     group.add_argument("--learning-rate", type=non_negative_float, default=learning_rate, help="peak learning rate")
     group.add_argument(
@@ -149,6 +167,80 @@ def add_training_arguments(
     return group
 
 
+def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("memory and parallelism")
+    group.add_argument(
+        "--data-parallel-shard-degree",
+        type=shard_degree,
+        default=1,
+        help="processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has "
+        "its own (DDP); -1: all processes share one",
+    )
+    group.add_argument(
+        "--data-parallel-replicate-degree",
+        type=positive_int,
+        help="copies of the model; by default the number of processes divided by the shard degree",
+    )
+    group.add_argument(
+        "--fsdp-reshard-after-forward",
+        choices=tuple(RESHARD_AFTER_FORWARD),
+        help="when sharded: free gathered parameters after the forward pass always, never, or by default those of "
+        "the layers",
+    )
+    group.add_argument(
+        "--enable-cpu-offload",
+        action=BooleanFlag,
+        help="when sharded on GPUs: keep parameters, gradients and optimizer state on the CPU",
+    )
+    group.add_argument(
+        "--activation-checkpoint",
+        choices=MODES,
+        default="none",
+        help="compute activations again in the backward pass: those of each layer (full), or all but the outputs of "
+        "linear layers (selective)",
+    )
+    group.add_argument(
+        "--compile",
+        choices=("none", "layers", "model"),
+        default="none",
+        help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
+    )
+
+
+def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelConfig:
+    """The flags of `add_parallel_arguments`, checked against the number of processes."""
+    shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
+    if shard != 1 and world_size == 1:
+        raise UserError(
+            f"--data-parallel-shard-degree {shard} with one process: start several with torchrun, or leave it out"
+        )
+    if shard == -1:
+        shard = world_size // (replicate or 1)
+    if shard * (replicate or world_size // shard) != world_size:
+        raise UserError(
+            f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and --data-parallel-replicate-degree "
+            f"{replicate} do not multiply to the {world_size} processes of this run: change one of them"
+        )
+    if shard == 1:
+        for flag, given in (
+            ("--fsdp-reshard-after-forward", args.fsdp_reshard_after_forward),
+            ("--enable-cpu-offload", args.enable_cpu_offload),
+        ):
+            if given:
+                raise UserError(f"{flag} is for sharded runs: add --data-parallel-shard-degree, or leave it out")
+    elif args.compile == "model":
+        raise UserError("--compile model cannot be combined with sharding: use --compile layers")
+    if args.enable_cpu_offload and not on_gpu:
+        raise UserError("--enable-cpu-offload is for GPUs, and this run is on the CPU: leave it out")
+    return ParallelConfig(
+        args.compile,
+        args.activation_checkpoint,
+        shard,
+        args.fsdp_reshard_after_forward or "default",
+        args.enable_cpu_offload,
+    )
+
+
 def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("advanced")
     group.add_argument("--amp", action=BooleanFlag, help="compute in 16 bits, with float32 weights")
@@ -161,11 +253,5 @@ def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
         "--use-dynamic-loss-scaling",
         action=BooleanFlag,
         help="adapt the loss scale, starting at --scale-loss, or at 2^20 if that is 1",
-    )
-    group.add_argument(
-        "--compile",
-        choices=("none", "layers", "model"),
-        default="none",
-        help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
     )
     group.add_argument("--tf32", action=BooleanFlag, help="float32 matrix products in TF32, on GPUs that have it")

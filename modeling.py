@@ -194,7 +194,10 @@ class SpanOutput(NamedTuple):
 class BertPreTrainedModel(nn.Module):
     """Base class: initial weights, inference mode, and loading from Hugging Face model folders."""
 
-    config: BertConfig
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.config = config
+        self.architecture = type(self).__name__  # sharding changes the class
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """The names and initial values, from torch's random state, of all parameters whose names start with one of
@@ -254,8 +257,7 @@ class BertModel(BertPreTrainedModel):
     optional_heads = ("pooler.",)
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.attention_implementation = "auto"
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
@@ -368,8 +370,7 @@ class BertForPreTraining(BertPreTrainedModel):
     optional_heads = ("cls.", "bert.pooler.")
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.bert = BertModel(config)
         self.cls = BertPreTrainingHeads(config)
         self.init_weights("cls.")
@@ -398,8 +399,7 @@ class BertForQuestionAnswering(BertPreTrainedModel):
     optional_heads = ("qa_outputs.",)
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.bert = BertModel(config, add_pooling_layer=False)
         self.qa_outputs = Linear(config.hidden_size, 2)
         self.init_weights("qa_outputs.")

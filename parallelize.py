@@ -1,4 +1,5 @@
-"""Strategies applied from outside to a plain model, before the optimizer exists: compilation, replication (DDP).
+"""Strategies applied from outside to a plain model, before the optimizer exists: activation checkpointing, compilation,
+replication (DDP) and sharding (FSDP2).
 
 The trainer and the optimizer see a `ParallelModel`: what to call, how gradients are reduced, and the float32 tensors
 that the optimizer updates. To add a strategy, subclass it and choose it in `parallelize`.
@@ -13,19 +14,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from activation_checkpointing import checkpoint_activations
 from attention import COMPILED_ON_CPU
-from data_loader import MicroBatch, StepBatch
+from data_loader import MicroBatch, StepBatch, filler_micro_batch
 from modeling import BertPreTrainedModel
 from packing import MicroBatchLimits
 from precision import MasterWeights, Precision
+from sharding import LocalShards, fill_shards, make_mesh, shard_model
 from utils.distributed import DistributedContext
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """compile: none, layers (each layer is a graph) or model (one graph)."""
+    """compile: none, layers (each layer is a graph) or model (one graph). activation_checkpoint: none, selective or
+    full (see activation_checkpointing.py). shard_degree: ranks that share one copy of the model; 1 for DDP.
+    reshard_after_forward and cpu_offload: see sharding.shard_model."""
 
     compile: str = "none"
+    activation_checkpoint: str = "none"
+    shard_degree: int = 1
+    reshard_after_forward: str = "default"
+    cpu_offload: bool = False
 
 
 class ParallelModel:
@@ -47,9 +56,17 @@ class ParallelModel:
         """What the optimizer updates: float32, and only this rank's rows if parameters are sharded."""
         return dict(self.model.named_parameters()) if self.masters is None else self.masters.masters
 
+    @property
+    def optimizer_device(self) -> torch.device:
+        return next(iter(self.named_parameters().values())).device
+
     def row_start(self, name: str) -> int:
         """The first row of parameter `name` that this rank has."""
         return 0
+
+    def saves_rows(self, is_main: bool) -> bool:
+        """Whether this rank's rows go into a checkpoint: every row is saved by one rank."""
+        return is_main
 
     def begin_step(self, max_micro_batches: int) -> None:
         """`max_micro_batches`: the largest number of micro-batches of any rank in this step."""
@@ -110,6 +127,68 @@ class ReplicatedModel(ParallelModel):
                 work.wait()
 
 
+class ShardedModel(ParallelModel):
+    """Parameters, gradients and optimizer state sharded over ranks (FSDP2), in one or several replicas.
+
+    A 16-bit type without autocast (`--use-pure-fp16`) is the type of gathered parameters; the shards are float32.
+    """
+
+    def __init__(
+        self,
+        model: BertPreTrainedModel,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        self.model = self.module = model
+        self.masters = None
+        self.distributed = distributed
+        replicate_degree = distributed.world_size // config.shard_degree
+        mesh = make_mesh(device.type, config.shard_degree, replicate_degree)
+        shard_model(
+            model,
+            model.bert.encoder.layer,
+            mesh,
+            precision.dtype if precision.pure else None,
+            config.reshard_after_forward,
+            config.cpu_offload,
+        )
+        model.to_empty(device="cpu" if config.cpu_offload else device)
+        self.shards = LocalShards(model, mesh)
+        fill_shards(self.shards, model.initial_values())
+        self.shard_group = self.shards.group
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.shards.shards
+
+    def row_start(self, name: str) -> int:
+        return self.shards.row_start(name)
+
+    def saves_rows(self, is_main: bool) -> bool:
+        return self.shards.replica == 0
+
+    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+        # Every forward and backward pass gathers parameters from all ranks, so all ranks need as many.
+        return batch.filled_to(self.max_micro_batches)
+
+    def equalize_evaluation(
+        self, micro_batches: Iterable[MicroBatch], stream_arrays: tuple[str, ...], limits: MicroBatchLimits
+    ) -> Iterator[MicroBatch]:
+        iterator = iter(micro_batches)
+        while True:
+            micro_batch = next(iterator, None)
+            if not self.distributed.all_reduce_max([micro_batch is not None])[0]:
+                return
+            yield filler_micro_batch(stream_arrays, limits, False) if micro_batch is None else micro_batch
+
+    def begin_step(self, max_micro_batches: int) -> None:
+        self.max_micro_batches = max_micro_batches
+
+    def reduce_gradients(self) -> None:
+        self.shards.take_gradients()
+
+
 def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A DDP communication hook that sums; the default one averages."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -125,11 +204,15 @@ def parallelize(
 ) -> ParallelModel:
     """Brings `model` to `device` and precision, and applies the strategies of `config`. A model on the meta device gets
     its initial weights here, from torch's random state."""
-    materialize(model, device)
+    if config.shard_degree == 1:
+        materialize(model, device)
+    checkpoint_activations(model.bert.encoder.layer, config.activation_checkpoint)
     compile_model(model, config.compile, device)
-    if distributed.world_size == 1:
-        return ParallelModel(model, precision)
-    return ReplicatedModel(model, precision, device)
+    if config.shard_degree > 1:
+        return ShardedModel(model, config, precision, device, distributed)
+    if distributed.world_size > 1:
+        return ReplicatedModel(model, precision, device)
+    return ParallelModel(model, precision)
 
 
 @torch.no_grad()

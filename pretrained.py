@@ -110,7 +110,7 @@ def select_weights(
     if missing:
         log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
     if unexpected:
-        log(f"note: {source}: {', '.join(unexpected)} are not used by {type(model).__name__}")
+        log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
     return {name: given[name] for name in wanted if name in given}
 
 

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import torch
 
-from arguments import add_global_arguments, add_precision_arguments, add_training_arguments
+from arguments import (
+    add_global_arguments,
+    add_parallel_arguments,
+    add_precision_arguments,
+    add_training_arguments,
+)
 from bert_config import BertConfig
 from data_loader import LoaderConfig
 from modeling import BertForPreTraining
@@ -20,6 +25,7 @@ from run_setup import (
     build_trainer,
     check_vocabulary,
     find_vocab_file,
+    global_batch_size,
     is_uncased,
     load_config,
     make_loader,
@@ -63,6 +69,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     phase = group.add_mutually_exclusive_group()
     phase.add_argument("--phase1", action="store_true", help="save checkpoints in the folder phase1 (the default)")
     phase.add_argument("--phase2", action="store_true", help="save checkpoints in the folder phase2")
+    add_parallel_arguments(parser)
     add_precision_arguments(parser)
     args = parser.parse_args(argv)
     if args.from_phase1_final_params is not None and not args.phase2:
@@ -110,7 +117,7 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
     check_vocabulary(vocab_file, bert_config)
     loader = LoaderConfig(
         args.batch_size,
-        args.batch_size * args.gradient_merge_steps * runtime.distributed.world_size,
+        global_batch_size(args, args.batch_size, runtime.distributed.world_size),
         args.max_seq_length,
         args.max_predictions_per_seq,
         args.num_workers,
@@ -130,7 +137,7 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
         prefix=args.model_prefix,
     )
     eval_steps = (args.eval_steps or args.max_steps) if eval_dataset else 0
-    config = make_run_config(args, loader, metadata, args.max_steps, eval_steps)
+    config = make_run_config(args, loader, runtime, metadata, args.max_steps, eval_steps)
     torch.manual_seed(args.seed)
     with torch.device("meta"):
         model = BertForPreTraining(bert_config)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from arguments import parallel_config
 from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
 from device import keep_freed_memory, select_device, set_num_threads
@@ -23,7 +24,7 @@ from train_state import CheckpointMetadata, StartConfig, TrainState
 from trainer import Runtime, Task, Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
-from utils.distributed import init_distributed
+from utils.distributed import init_distributed, read_environment
 from utils.errors import UserError
 from utils.files import read_json
 from utils.progress import print_line
@@ -37,6 +38,7 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
     """Selects device and precision, joins the other processes, and opens the log; leaves everything at the end."""
     device = select_device(args.device)
     precision = select_precision(args.amp, args.amp_dtype, args.use_pure_fp16, args.tf32, device)
+    parallel = parallel_config(args, read_environment().world_size, on_gpu=device.type == "cuda")
     set_num_threads()
     keep_freed_memory()
     with init_distributed(device) as distributed:
@@ -46,7 +48,7 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             print_line(format_arguments(args, f"{title} on {distributed.world_size} x {device.type}:"))
         reporter = make_reporter(args.report_file, args.tensorboard_dir, distributed.is_main)
         try:
-            yield Runtime(device, precision, distributed, reporter)
+            yield Runtime(device, precision, distributed, reporter, parallel)
         finally:
             reporter.close()
 
@@ -110,7 +112,12 @@ class RunConfig:
 
 
 def make_run_config(
-    args: Arguments, loader: LoaderConfig, metadata: CheckpointMetadata, max_steps: int, eval_steps: int = 0
+    args: Arguments,
+    loader: LoaderConfig,
+    runtime: Runtime,
+    metadata: CheckpointMetadata,
+    max_steps: int,
+    eval_steps: int = 0,
 ) -> RunConfig:
     """The flags that all programs share (see arguments.py) as a RunConfig."""
     return RunConfig(
@@ -140,7 +147,7 @@ def make_run_config(
             decay_steps=args.lr_decay_steps,
             offset=args.lr_offset,
         ),
-        ParallelConfig(args.compile),
+        runtime.parallel,
         StartConfig(
             args.from_checkpoint,
             args.last_step_of_checkpoint,
@@ -153,6 +160,11 @@ def make_run_config(
     )
 
 
+def global_batch_size(args: Arguments, batch_size: int, world_size: int) -> int:
+    """Sequences per update over all ranks."""
+    return args.global_batch_size or batch_size * args.gradient_merge_steps * world_size
+
+
 def build_trainer(
     model: BertPreTrainedModel,
     task: Task,
@@ -161,8 +173,9 @@ def build_trainer(
     eval_dataset: StreamDataset | None = None,
 ) -> Trainer:
     """The trainer of `model`, which may be on the meta device, in the state that `config.start` names."""
-    device, precision, distributed = runtime.device, runtime.precision, runtime.distributed
-    parallel = parallelize(model, config.parallel, precision, device, distributed)
+    precision, distributed = runtime.precision, runtime.distributed
+    parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
+    device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
     optimizer = make_optimizer(
         config.optimizer, parallel.named_parameters().items(), learning_rate, parallel.shard_group

@@ -15,7 +15,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from arguments import add_global_arguments, add_precision_arguments, add_training_arguments
+from arguments import (
+    add_global_arguments,
+    add_parallel_arguments,
+    add_precision_arguments,
+    add_training_arguments,
+)
 from bert_config import BertConfig
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
@@ -26,6 +31,7 @@ from run_setup import (
     build_trainer,
     check_vocabulary,
     find_vocab_file,
+    global_batch_size,
     is_uncased,
     load_config,
     make_loader,
@@ -98,6 +104,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         default=0.0,
         help="v2.0: predict no answer if its score exceeds the best answer's by more than this",
     )
+    add_parallel_arguments(parser)
     add_precision_arguments(parser)
     args = parser.parse_args(argv)
     check_tasks(args, parser)
@@ -139,7 +146,7 @@ def train(
     """Fine-tunes a model; returns it, the exit code, and whether training is complete."""
     loader = LoaderConfig(
         args.train_batch_size,
-        args.train_batch_size * args.gradient_merge_steps * runtime.distributed.world_size,
+        global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
         args.max_seq_length,
         num_workers=args.num_workers,
         fixed_shapes=args.compile != "none",
@@ -156,7 +163,7 @@ def train(
         do_lower_case=tokenizer.do_lower_case,
         prefix=args.model_prefix,
     )
-    config = make_run_config(args, loader, metadata, max_steps)
+    config = make_run_config(args, loader, runtime, metadata, max_steps)
     torch.manual_seed(args.seed)
     with torch.device("meta"):
         model = BertForQuestionAnswering(bert_config)

@@ -87,7 +87,7 @@ class TrainState:
             for key, value in self.optimizer.state.get(p, {}).items():
                 if isinstance(value, Tensor):
                     optimizer.append(self._rows(name, f"{name}.{key}", value))
-        config = {"architectures": [type(self.model).__name__], "model_type": "bert", **self.model.config.to_dict()}
+        config = {"architectures": [self.model.architecture], "model_type": "bert", **self.model.config.to_dict()}
         metadata = self.metadata
         return Checkpoint(
             self.step,
@@ -106,7 +106,8 @@ class TrainState:
         if not tensor.dim():
             return TensorRows(name, (), tensor)
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
-        return TensorRows(name, shape, tensor[: max(shape[0] - start, 0)], start)
+        count = max(shape[0] - start, 0) if self.parallel.saves_rows(self.distributed.is_main) else 0
+        return TensorRows(name, shape, tensor[:count], min(start, shape[0]))
 
     def _progress(self) -> dict[str, Any]:
         return {

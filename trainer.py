@@ -30,7 +30,7 @@ from metrics import (
     training_flops,
 )
 from optimizer import apply_step, gradients, total_norm
-from parallelize import ParallelModel
+from parallelize import ParallelConfig, ParallelModel
 from precision import Precision
 from train_state import TrainState
 from utils.distributed import DistributedContext, translate_peer_failure
@@ -78,6 +78,7 @@ class Runtime:
     precision: Precision = field(default_factory=Precision)
     distributed: DistributedContext = field(default_factory=DistributedContext)
     reporter: Reporter = field(default_factory=Reporter)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 class Trainer:
@@ -99,15 +100,17 @@ class Trainer:
         self.config, self.runtime, self.device = config, runtime, runtime.device
         self.distributed, self.reporter, self.evaluate = runtime.distributed, runtime.reporter, evaluate
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
+        # Where the optimizer works: with CPU offload, that is not the device of the forward pass.
+        device = parallel.optimizer_device
         rates = [schedule(k) for k in range(config.max_steps + 1)]
-        self.schedule = torch.tensor(rates, dtype=torch.float32, device=self.device)
+        self.schedule = torch.tensor(rates, dtype=torch.float32, device=device)
         self.writer = CheckpointWriter(
             config.checkpoint_folder, self.distributed, sharded=parallel.shard_group is not None
         )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
-        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.grad_norm = torch.zeros((), device=self.device)
+        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.grad_norm = torch.zeros((), device=device)
 
     # --- the loop ---
 
@@ -255,7 +258,7 @@ class Trainer:
         first = state.samples_consumed - skipped * global_batch_size
         advice = (
             f"lower --learning-rate, or look at that data; checkpoints are in {self.config.checkpoint_folder}"
-            if self._weights_are_finite()
+            if not any(self.distributed.all_reduce_sum([not self._weights_are_finite()]))
             else "the weights are not finite either and are not saved; go on from an earlier checkpoint or other "
             "weights, with a lower --learning-rate"
         )
@@ -266,6 +269,7 @@ class Trainer:
         )
 
     def _weights_are_finite(self) -> bool:
+        """Whether this rank's weights are."""
         return all(bool(torch.isfinite(p).all()) for p in self.parallel.named_parameters().values())
 
     # --- log, evaluate, save ---

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from utils.errors import one_line
+from utils.errors import one_line, reports_errors
 
 TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
 FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
@@ -72,7 +72,8 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        print(f"error: {one_line(message)} (see {self.prog} --help)", file=sys.stderr, flush=True)
+        if reports_errors():
+            print(f"error: {one_line(message)} (see {self.prog} --help)", file=sys.stderr, flush=True)
         sys.exit(2)
 
 

@@ -19,6 +19,41 @@ from utils.errors import PeerError, UserError
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class RankEnvironment:
+    """The place of this process in the run, as torchrun's environment variables say."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def read_environment() -> RankEnvironment:
+    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a value that is missing or
+    impossible."""
+    world_size = _environment_int("WORLD_SIZE", 1, 1)
+    if world_size == 1:
+        return RankEnvironment()
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
+    _environment_int("MASTER_PORT", 0, 0, 65535)
+    local_world_size = _environment_int("LOCAL_WORLD_SIZE", world_size, 1, world_size)
+    return RankEnvironment(
+        _environment_int("RANK", 0, 0, world_size - 1),
+        world_size,
+        _environment_int("LOCAL_RANK", 0, 0, local_world_size - 1),
+        local_world_size,
+    )
+
+
+def _environment_int(name: str, default: int, minimum: int, maximum: int = 2**31) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
+        raise UserError(f"{name} is {text!r}, not a number from {minimum} to {maximum}: start the run with torchrun")
+    return int(text)
+
+
 @dataclass
 class DistributedContext:
     """Rank, world size and CPU process group. The group is for counts and flags, so that the host need not wait for the
@@ -107,23 +142,25 @@ def translate_peer_failure() -> Iterator[None]:
 @contextlib.contextmanager
 def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1:
+    place = read_environment()
+    if place.world_size == 1:
         yield DistributedContext()
         return
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    # With CPU offload, the tensors of some collectives are on the CPU.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
     context = DistributedContext(
-        rank=int(os.environ["RANK"]),
-        world_size=world_size,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        place.rank,
+        place.world_size,
+        place.local_rank,
+        place.local_world_size,
         cpu_group=dist.new_group(backend="gloo"),
     )
     try:
         with translate_peer_failure():
             yield context
+    except UserError as error:
+        error.rank = place.rank  # from here on, the ranks may have errors of their own
+        raise
     finally:
         context.destroy()

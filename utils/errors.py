@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: a path, a flag, a file. The text says what, where and what to do."""
+    """Something outside the program is wrong: a path, a flag, a file. The text says what, where and what to do.
+
+    rank: the process of a distributed run that found it, if only that one may have; otherwise None.
+    """
+
+    rank: int | None = None
+
+
+def reports_errors() -> bool:
+    """Whether this process prints errors that all processes of its machine find, such as those of the command line."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 class PeerError(UserError):
@@ -47,13 +57,14 @@ def run_main(main: Callable[[], int | None]) -> None:
     """Runs a program's `main` and exits with its code; a `UserError`, or a failure of the machine that speaks for
     itself, prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
     (`| head`) ends the program as SIGPIPE would. Anything else is a bug and keeps its traceback."""
+    rank: int | str | None = os.environ.get("RANK", 0)
     try:
         code = main()
         sys.stdout.flush()
     except PeerError:
         sys.exit(2)
     except UserError as error:
-        message = one_line(str(error))
+        message, rank = one_line(str(error)), error.rank
     except BrokenPipeError:
         if not reader_has_gone():
             raise
@@ -71,6 +82,7 @@ def run_main(main: Callable[[], int | None]) -> None:
         sys.exit(130)
     else:
         sys.exit(code or 0)
-    rank = os.environ.get("RANK", "0")
-    print(f"error: {message}" if rank == "0" else f"error: rank {rank}: {message}", file=sys.stderr, flush=True)
+    if rank is not None or reports_errors():
+        prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
+        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
     sys.exit(2)

@@ -1,0 +1,40 @@
+"""Activation checkpointing (Chen et al., 2016): the backward pass computes activations again instead of keeping them.
+
+Losses, gradients and the random state are bit-identical to those without it.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+MODES = ("none", "selective", "full")
+
+# What `selective` keeps: the outputs of linear layers, which cost most to compute again.
+SAVED_OPERATIONS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default}
+
+
+def save_linear_outputs(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in SAVED_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpoint_activations(layers: Iterable[nn.Module], mode: str) -> None:
+    """Changes `layers` in place. `full` keeps the inputs of each layer only; `selective` also the outputs of its linear
+    layers. The names of parameters stay."""
+    if mode == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if mode == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, save_linear_outputs)
+    for layer in layers:
+        layer.forward = _checkpointed(layer.forward, options)
+
+
+def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    def checkpointed_forward(*args: Any) -> Any:
+        return checkpoint(forward, *args, **options) if torch.is_grad_enabled() else forward(*args)
+
+    return checkpointed_forward

@@ -1,0 +1,93 @@
+"""Fully sharded data parallelism (torch's FSDP2) for any torch model, and the tensors that an optimizer updates.
+
+    mesh = make_mesh("cpu", shard_degree=4)
+    shard_model(model, model.layers, mesh)
+    shards = LocalShards(model, mesh)
+    optimizer = Lamb(parameter_groups(shards.named_parameters(), 0.01), shard_group=shards.group)
+
+docs/sharding.md has a complete example. Every rank has some rows (dimension 0) of every parameter. Gradients are summed
+over ranks, not averaged: divide the loss by the counts of the global batch.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+RESHARD_AFTER_FORWARD = {"default": None, "always": True, "never": False}
+
+
+def make_mesh(device_type: str, shard_degree: int, replicate_degree: int = 1) -> DeviceMesh:
+    """A mesh of `replicate_degree` groups of `shard_degree` ranks each. Ranks of a group have different rows; ranks
+    with the same place in their groups have the same rows."""
+    return init_device_mesh(device_type, (replicate_degree, shard_degree), mesh_dim_names=("replicate", "shard"))
+
+
+def shard_model(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    param_dtype: torch.dtype | None = None,
+    reshard_after_forward: str = "default",
+    cpu_offload: bool = False,
+) -> None:
+    """Shards `model` in place. Each of `blocks` is gathered by itself, when it is needed; the rest of the model
+    together.
+
+    param_dtype: the type of gathered parameters; gradients are reduced in float32. reshard_after_forward: `always`
+    frees gathered parameters after the forward pass, `never` keeps them for the backward pass, and `default` frees
+    those of `blocks`. cpu_offload: parameters, gradients and optimizer state on the CPU, for GPUs.
+    """
+    options = {
+        "mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"],
+        "reshard_after_forward": RESHARD_AFTER_FORWARD[reshard_after_forward],
+        "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy(),
+    }
+    for block in blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Without this, the factor asks for a kind of reduction that gloo does not have.
+            module.set_force_sum_reduction_for_comms(True)
+
+
+class LocalShards:
+    """This rank's rows of the parameters of a sharded model, as plain tensors that share the model's memory.
+
+    Optimizers work on these: they need to know nothing of sharding, except for norms (see `optimizer.Lamb`).
+    """
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh):
+        self.model_parameters = dict(model.named_parameters())
+        self.group: dist.ProcessGroup = mesh["shard"].get_group()
+        self.shard_degree, self.shard_rank = mesh["shard"].size(), mesh["shard"].get_local_rank()
+        self.replica = mesh["replicate"].get_local_rank()
+        self.shards = {name: nn.Parameter(p.detach().to_local()) for name, p in self.model_parameters.items()}
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return self.shards.items()
+
+    def row_start(self, name: str) -> int:
+        """The first row of parameter `name` that this rank has; rows are divided as by torch.chunk."""
+        rows = self.model_parameters[name].shape[0]
+        return min(self.shard_rank * -(-rows // self.shard_degree), rows)
+
+    def take_gradients(self) -> None:
+        """Moves the reduced gradients of the model to `named_parameters`; called before an optimizer's step."""
+        for name, p in self.model_parameters.items():
+            self.shards[name].grad = None if p.grad is None else p.grad.to_local()
+            p.grad = None
+
+
+@torch.no_grad()
+def fill_shards(shards: LocalShards, values: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies this rank's rows of whole tensors, one after another."""
+    for name, value in values:
+        local, start = shards.shards[name], shards.row_start(name)
+        local.copy_(value[start : start + len(local)])
