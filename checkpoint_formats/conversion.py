@@ -1,0 +1,107 @@
+"""Checks a source's weights against a config: each tensor is placed or reported, none is missing or misshapen."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_config import BertConfig
+from checkpoint_formats import google_tf, hugging_face, nvidia_paddle, nvidia_pytorch
+from checkpoint_formats.source_weights import EMBEDDING, MLM_BIAS, SourceWeights
+from modeling import BertForPreTraining, BertForQuestionAnswering
+from utils.errors import UserError
+
+READERS = {
+    "nvidia-pytorch": nvidia_pytorch.read,
+    "nvidia-paddle": nvidia_paddle.read,
+    "google-tf": google_tf.read,
+    "huggingface": hugging_face.read,
+}
+NVIDIA_VOCAB_MULTIPLE = 8  # NVIDIA's recipes pad the vocabulary to it
+# Parts of a model that a checkpoint may lack, but only as a whole.
+OPTIONAL_PARTS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier.")
+MAX_NAMES = 3  # that one line lists
+
+
+def convert_weights(
+    source: SourceWeights, config: BertConfig, labels: Sequence[Any] | None = None
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors to write, by Hugging Face's names, and one line for everything that is worth knowing.
+
+    labels: of the classification head, where the source's config names them.
+    Raises UserError, naming the tensor, for one that is unknown, missing or misshapen, or has values that are not
+    finite floats.
+    """
+    expected = expected_shapes(config, source.tensors.get("classifier.weight"), labels)
+    if unknown := [source.origin[name] for name in source.tensors if name not in expected]:
+        raise UserError(
+            f"{source.path} has {count(unknown)} that a BERT of this config lacks ({first_names(unknown)}): check "
+            f"--from and the config"
+        )
+    notes = [*source.notes, *strip_vocab_padding(source, config)]
+    for name, tensor in source.tensors.items():
+        check_tensor(source, name, tensor, expected[name])
+    notes += check_complete(source, expected)
+    notes += [f"not used ({reason}): {first_names(names)}" for reason, names in sorted(source.unused.items())]
+    if other := sorted({str(tensor.dtype) for tensor in source.tensors.values()} - {"torch.float32"}):
+        notes.append(f"{', '.join(other).replace('torch.', '')} weights are written as float32")
+    return {name: source.tensors[name] for name in expected if name in source.tensors}, notes
+
+
+def expected_shapes(
+    config: BertConfig, classifier: Tensor | None, labels: Sequence[Any] | None
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that the encoder and the heads can have."""
+    with torch.device("meta"):  # shapes only
+        models = (BertForPreTraining(config), BertForQuestionAnswering(config))
+    shapes = {name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()}
+    num_labels = len(labels) if labels is not None else len(classifier) if classifier is not None else 2
+    return shapes | {"classifier.weight": (num_labels, config.hidden_size), "classifier.bias": (num_labels,)}
+
+
+def strip_vocab_padding(source: SourceWeights, config: BertConfig) -> list[str]:
+    """Cuts the rows that pad the vocabulary to a multiple of 8 off the embedding and the masked-token head's bias."""
+    rows = len(source.tensors[EMBEDDING]) if EMBEDDING in source.tensors else config.vocab_size
+    padding = rows - config.vocab_size
+    if padding == 0:
+        return []
+    padded = -(-config.vocab_size // NVIDIA_VOCAB_MULTIPLE) * NVIDIA_VOCAB_MULTIPLE
+    if rows != padded:
+        raise UserError(
+            f"{source.path}: {source.origin[EMBEDDING]} has {rows} rows, and the config's vocab_size is "
+            f"{config.vocab_size} ({padded} with padding): use the config that it was trained with"
+        )
+    for name in (EMBEDDING, MLM_BIAS):
+        if name in source.tensors and len(source.tensors[name]) == rows:
+            source.tensors[name] = source.tensors[name][: config.vocab_size]
+    return [f"cut {padding} rows that pad the vocabulary from {config.vocab_size} to {rows}"]
+
+
+def check_tensor(source: SourceWeights, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    described = source.origin[name] if source.origin[name] == name else f"{source.origin[name]} ({name})"
+    if tuple(tensor.shape) != shape:
+        raise UserError(
+            f"{source.path}: {described} has shape {list(tensor.shape)}, and the config's is {list(shape)}: use the "
+            f"config that it was trained with"
+        )
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        raise UserError(f"{source.path}: {described} has values that are not finite floats: give another checkpoint")
+
+
+def check_complete(source: SourceWeights, expected: Mapping[str, Any]) -> list[str]:
+    """One line on the parts that the source lacks as a whole."""
+    missing = [name for name in expected if name not in source.tensors]
+    absent = [part for part in OPTIONAL_PARTS if not any(name.startswith(part) for name in source.tensors)]
+    if lacking := [name for name in missing if not name.startswith(tuple(absent))]:
+        raise UserError(f"{source.path} lacks {count(lacking)} of the model ({first_names(lacking)}): it is incomplete")
+    return [f"not in the source: {', '.join(f'{part}*' for part in absent)}"] if absent else []
+
+
+def count(names: Sequence[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,14 @@
+"""Hugging Face model folders, with `pytorch_model.bin` or safetensors, in one file or in shards."""
+
+from pathlib import Path
+
+from bert_config import BertConfig
+from checkpoint_formats.source_weights import SourceWeights, translate
+from utils.errors import UserError
+from utils.model_files import read_model_tensors
+
+
+def read(source: Path, _config: BertConfig) -> SourceWeights:
+    if not source.is_dir():
+        raise UserError(f"{source} is not a folder: --from huggingface takes a model folder")
+    return translate(source, read_model_tensors(source))

@@ -1,0 +1,152 @@
+"""Checkpoints of NVIDIA's Paddle BERT: `.pdparams`, a pickled dictionary of NumPy arrays.
+
+`paddle.static.save`, which the recipe uses, names parameters by the order in which they were made (`linear_6.w_0`);
+`paddle.save` of a state dict names them by module (`bert.encoder.layers.1.self_attn.q_proj.weight`). Both are read.
+Linear weights are [in, out] in Paddle and [out, in] in PyTorch.
+"""
+
+import pickle
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bert_config import BertConfig
+from checkpoint_formats.source_weights import SourceWeights, find_file
+from utils.errors import UserError
+from utils.model_files import forbidden_class
+
+try:
+    from numpy._core.multiarray import _reconstruct
+except ImportError:  # NumPy 1
+    from numpy.core.multiarray import _reconstruct
+
+ENCODER_LAYER_NORM_EPS = 1e-5  # of paddle.nn.TransformerEncoderLayer, which the recipe does not change
+STRUCTURED_NAMES_KEY = "StructuredToParameterName@@"  # paddle.save adds it to a state dict
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
+# Structured names to Hugging Face's.
+RENAMES = (
+    (r"^bert\.embeddings\.layer_norm\.", "bert.embeddings.LayerNorm."),
+    (r"^bert\.encoder\.layers\.", "bert.encoder.layer."),
+    (r"\.self_attn\.q_proj\.", ".attention.self.query."),
+    (r"\.self_attn\.k_proj\.", ".attention.self.key."),
+    (r"\.self_attn\.v_proj\.", ".attention.self.value."),
+    (r"\.self_attn\.out_proj\.", ".attention.output.dense."),
+    (r"\.norm1\.", ".attention.output.LayerNorm."),
+    (r"\.linear1\.", ".intermediate.dense."),
+    (r"\.linear2\.", ".output.dense."),
+    (r"\.norm2\.", ".output.LayerNorm."),
+    (r"^cls\.predictions\.transform\.", "cls.predictions.transform.dense."),
+    (r"^cls\.predictions\.layer_norm\.", "cls.predictions.transform.LayerNorm."),
+    (r"^cls\.predictions\.decoder_weight$", "cls.predictions.decoder.weight"),
+    (r"^cls\.predictions\.decoder_bias$", "cls.predictions.bias"),
+    (r"^classifier\.", "qa_outputs."),  # the recipe's only fine-tuning task is SQuAD
+)
+
+
+def latin1_bytes(text: str, encoding: str) -> bytes:
+    """What `_codecs.encode` does in pickles of arrays of protocol 2, and no other encoding."""
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"unexpected encoding {encoding}")
+    return text.encode("latin-1")
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Knows NumPy arrays and plain containers; any other class raises UserError and is not imported."""
+
+    ALLOWED = {  # noqa: RUF012
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+        ("_codecs", "encode"): latin1_bytes,
+        ("collections", "OrderedDict"): OrderedDict,
+    }
+
+    def __init__(self, file: Any, path: Path):
+        super().__init__(file)
+        self.path = path
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) not in self.ALLOWED:
+            raise forbidden_class(self.path, f"{module_name}.{global_name}")
+        return self.ALLOWED[module_name, global_name]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            value = ArrayUnpickler(file, path).load()
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UserError(f"{path} is not a complete .pdparams file: check that it is one, or fetch it again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}, not a dictionary: give a model's .pdparams")
+    value.pop(STRUCTURED_NAMES_KEY, None)
+    for name, array in value.items():
+        if not isinstance(name, str) or not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise UserError(f"{path}: {name!r} is {kind}, not an array of floats: give a model's .pdparams")
+    return value
+
+
+def read(source: Path, config: BertConfig) -> SourceWeights:
+    path = find_file(source, ".pdparams")
+    arrays = read_arrays(path)
+    for name in ("linear_0.w_0", *arrays):
+        if "qkv_proj" in name or (name == "linear_0.w_0" and fuses_qkv(arrays.get(name))):
+            raise UserError(
+                f"{path}: {name} holds query, key and value in one tensor (trained with --fuse-mha), in an order that "
+                f"the file does not say: convert it with the container that wrote it first"
+            )
+    structured = static_names(config.num_hidden_layers, has_mlm_head="bert_lm_prediction_head_0.b_0" in arrays)
+    weights = SourceWeights(path)
+    for source_name, array in arrays.items():
+        name = hugging_face_name(structured.get(source_name, source_name))
+        tensor = torch.from_numpy(array)
+        is_linear = tensor.dim() == 2 and "embeddings" not in name and "decoder" not in name
+        weights.add(name, tensor.T.contiguous() if is_linear else tensor, source_name)
+    weights.drop_tied_copies()
+    if config.layer_norm_eps != ENCODER_LAYER_NORM_EPS:
+        weights.notes.append(
+            f"LayerNorm's epsilon is {ENCODER_LAYER_NORM_EPS} in the encoder layers of the Paddle recipe, and "
+            f"{config.layer_norm_eps} in this config: logits differ slightly"
+        )
+    return weights
+
+
+def fuses_qkv(array: np.ndarray | None) -> bool:
+    return array is not None and array.ndim == 2 and array.shape[1] == 3 * array.shape[0]
+
+
+def hugging_face_name(structured_name: str) -> str:
+    for pattern, replacement in RENAMES:
+        structured_name = re.sub(pattern, replacement, structured_name)
+    return structured_name
+
+
+def static_names(num_layers: int, has_mlm_head: bool) -> dict[str, str]:
+    """The parameters' names in a static program, with their structured names.
+
+    Paddle counts the layers of each class as they are made, which is their order in the model; but a transformer layer
+    makes its LayerNorms after its Linears."""
+    layers = [f"bert.encoder.layers.{layer}." for layer in range(num_layers)]
+    linear = [layer + part for layer in layers for part in (*ATTENTION, "linear1", "linear2")] + ["bert.pooler.dense"]
+    layer_norm = ["bert.embeddings.layer_norm"] + [layer + part for layer in layers for part in ("norm1", "norm2")]
+    names = {f"embedding_{i}.w_0": f"bert.embeddings.{table}.weight" for i, table in enumerate(EMBEDDINGS)}
+    if has_mlm_head:
+        linear += ["cls.predictions.transform", "cls.seq_relationship"]
+        layer_norm += ["cls.predictions.layer_norm"]
+        names["bert_lm_prediction_head_0.b_0"] = "cls.predictions.decoder_bias"
+    else:
+        linear += ["classifier"]
+    for kind, modules in (("linear", linear), ("layer_norm", layer_norm)):
+        for i, module in enumerate(modules):
+            names[f"{kind}_{i}.w_0"] = f"{module}.weight"
+            names[f"{kind}_{i}.b_0"] = f"{module}.bias"
+    return names

@@ -1,0 +1,320 @@
+"""convert_checkpoint.py on files that TensorFlow, Paddle, PyTorch and transformers wrote: the logits stay the same."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import CONFIG, FIXTURES, convert, converted, hugging_face_model, nvidia_state_dict
+from conftest import assert_refused, run_program
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer
+from transformers import BertForPreTraining as HFForPreTraining
+from transformers import BertForQuestionAnswering as HFForQuestionAnswering
+from transformers import BertForSequenceClassification as HFForSequenceClassification
+from transformers import BertModel as HFModel
+
+from checkpoint_formats import google_tf
+from modeling import BertForPreTraining, BertForQuestionAnswering
+from utils.errors import UserError
+from utils.model_files import read_model_tensors
+
+EXPECTED = np.load(FIXTURES / "expected.npz")
+INPUTS = {key: torch.from_numpy(EXPECTED[key]) for key in ("input_ids", "token_type_ids", "attention_mask")}
+IS_REAL = INPUTS["attention_mask"].bool()
+TIGHT = {"rtol": 1e-4, "atol": 1e-4}
+PADDLE = {"rtol": 1e-3, "atol": 1e-3}  # Paddle's encoder layers have a LayerNorm epsilon of 1e-5, Google's BERT 1e-12
+
+
+def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
+    """Of this project's model and of transformers', on real tokens."""
+    mlm, nsp = torch.as_tensor(mlm)[..., : CONFIG["vocab_size"]], torch.as_tensor(nsp)
+    theirs, problems = HFForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not problems["missing_keys"] and not problems["unexpected_keys"]
+    with torch.no_grad():
+        ours, theirs = BertForPreTraining.from_pretrained(folder).eval()(**INPUTS), theirs.eval()(**INPUTS)
+    for prediction_logits in (ours.prediction_logits, theirs.prediction_logits):
+        torch.testing.assert_close(prediction_logits[IS_REAL], mlm[IS_REAL], **tolerance)
+    for nsp_logits in (ours.seq_relationship_logits, theirs.seq_relationship_logits):
+        torch.testing.assert_close(nsp_logits, nsp, **tolerance)
+
+
+def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
+    logits = torch.as_tensor(logits)
+    with torch.no_grad():
+        ours = BertForQuestionAnswering.from_pretrained(folder).eval()(**INPUTS)
+        theirs = HFForQuestionAnswering.from_pretrained(folder).eval()(**INPUTS)
+    for output in (ours, theirs):
+        torch.testing.assert_close(output.start_logits[IS_REAL], logits[..., 0][IS_REAL], **tolerance)
+        torch.testing.assert_close(output.end_logits[IS_REAL], logits[..., 1][IS_REAL], **tolerance)
+
+
+# --- Google -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert_model.ckpt", "bert_model.ckpt.index"])
+def test_google_pretraining_has_tensorflows_logits(tmp_path, name):
+    output = converted("google-tf", FIXTURES / "google" / name, tmp_path / "out")
+    assert_same_pretraining_logits(tmp_path / "out", EXPECTED["google_mlm"], EXPECTED["google_nsp"])
+    assert "not used (optimizer state): bert/embeddings/LayerNorm/beta/adam_m" in output
+    assert "and 90 more" in output  # two moments of 46 tensors and the step, less the three that are listed
+
+
+def test_google_squad_has_tensorflows_logits(tmp_path):
+    output = converted("google-tf", FIXTURES / "google" / "squad.ckpt", tmp_path / "out")
+    assert_same_squad_logits(tmp_path / "out", EXPECTED["google_squad"])
+    assert "not in the source: cls.predictions.*, cls.seq_relationship.*, classifier.*" in output
+
+
+def test_google_classifier_has_tensorflows_logits_and_its_labels(tmp_path):
+    converted("google-tf", FIXTURES / "google" / "classifier.ckpt", tmp_path / "out")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert type(model) is HFForSequenceClassification and model.config.num_labels == 3
+    with torch.no_grad():
+        logits = model.eval()(**INPUTS).logits
+    torch.testing.assert_close(logits, torch.from_numpy(EXPECTED["google_classifier"]), **TIGHT)
+
+
+def test_keras_checkpoint_is_refused(tmp_path):
+    assert_refused(
+        convert("google-tf", FIXTURES / "google" / "keras.ckpt", tmp_path / "out"), "object-based", "keras.ckpt.index"
+    )
+
+
+def copy_of(name, tmp_path):
+    for path in (FIXTURES / "google").glob(f"{name}.*"):
+        shutil.copy(path, tmp_path)
+    return tmp_path / f"{name}.index", tmp_path / f"{name}.data-00000-of-00001"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
+def test_damaged_tensorflow_data_is_refused(tmp_path, damage):
+    index, data = copy_of("squad.ckpt", tmp_path)
+    content = bytearray(data.read_bytes())
+    content[5000] ^= 1
+    if damage == "missing":
+        data.unlink()
+    else:
+        data.write_bytes(content if damage == "flip" else content[:-4])
+    assert_refused(convert("google-tf", index, tmp_path / "out"), data.name, "fetch")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_tensorflow_index_is_refused_or_read_the_same(tmp_path):
+    """The table has a few bytes that no reader needs."""
+    index, _ = copy_of("squad.ckpt", tmp_path)
+    whole, expected = index.read_bytes(), google_tf.read(index, None).tensors
+    refused = 0
+    positions = range(0, len(whole), 7)
+    for position in positions:
+        flipped = bytearray(whole)
+        flipped[position] ^= 1
+        index.write_bytes(flipped)
+        try:
+            tensors = google_tf.read(index, None).tensors
+        except UserError as error:
+            assert str(index) in str(error)
+            refused += 1
+        else:
+            assert tensors.keys() == expected.keys()
+            assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert refused > 0.95 * len(positions)
+
+
+# --- Paddle -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pretraining", "state_dict"])
+def test_paddle_pretraining_has_paddles_logits(tmp_path, name):
+    output = converted("nvidia-paddle", FIXTURES / "paddle" / f"{name}.pdparams", tmp_path / "out")
+    key = name if name == "state_dict" else "paddle"
+    assert_same_pretraining_logits(tmp_path / "out", EXPECTED[f"{key}_mlm"], EXPECTED[f"{key}_nsp"], PADDLE)
+    assert "cut 3 rows that pad the vocabulary from 101 to 104" in output
+    assert "epsilon is 1e-05 in the encoder layers" in output
+
+
+def test_paddle_squad_has_paddles_logits(tmp_path):
+    converted("nvidia-paddle", FIXTURES / "paddle" / "squad", tmp_path / "out")
+    assert_same_squad_logits(tmp_path / "out", EXPECTED["paddle_squad"], PADDLE)
+
+
+def test_fused_query_key_value_of_paddle_is_refused(tmp_path):
+    arrays = pickle.loads((FIXTURES / "paddle" / "pretraining.pdparams").read_bytes())  # noqa: S301
+    arrays["linear_0.w_0"] = np.zeros((16, 48), np.float32)
+    (tmp_path / "fused.pdparams").write_bytes(pickle.dumps(arrays, protocol=4))
+    assert_refused(convert("nvidia-paddle", tmp_path / "fused", tmp_path / "out"), "linear_0.w_0", "--fuse-mha")
+
+
+# --- NVIDIA's PyTorch -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pretraining_model():
+    return hugging_face_model()
+
+
+def pretraining_logits(model):
+    with torch.no_grad():
+        output = model(**INPUTS)
+    return output.prediction_logits, output.seq_relationship_logits
+
+
+@pytest.mark.parametrize("layout", ["checkpoint", "bare", "legacy file", "data parallel"])
+def test_nvidia_pretraining_has_the_models_logits(tmp_path, pretraining_model, layout):
+    tensors = nvidia_state_dict(pretraining_model)
+    assert sum("dense_act" in name for name in tensors) == 2 * (CONFIG["num_hidden_layers"] + 2)
+    optimizer = torch.optim.Adam(pretraining_model.parameters())
+    checkpoint = {
+        "model": tensors,
+        "optimizer": optimizer.state_dict(),
+        "master params": list(pretraining_model.parameters()),
+        "files": [1, "shard_0.hdf5"],
+        "data_loader": None,
+    }
+    value = {
+        "bare": tensors,
+        "data parallel": {"model": {f"module.{name}": tensor for name, tensor in tensors.items()}},
+    }.get(layout, checkpoint)
+    torch.save(value, tmp_path / "ckpt_3.pt", _use_new_zipfile_serialization=layout != "legacy file")
+    output = converted("nvidia-pytorch", tmp_path / "ckpt_3.pt", tmp_path / "out")
+    assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
+    assert "cut 3 rows" in output and "cls.predictions.decoder.weight" in output
+    if value is checkpoint:
+        assert "not used (state of the training run): optimizer, master params, files and 1 more" in output
+
+
+def test_nvidia_checkpoint_with_a_data_loader_is_read_without_making_one(tmp_path, pretraining_model):
+    """A checkpoint from the middle of a run holds objects of the training script; the script here writes one."""
+    torch.save(nvidia_state_dict(pretraining_model), tmp_path / "weights.pt")
+    script = """
+import sys, numpy as np, torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+class pretraining_dataset(Dataset):
+    def __init__(self): self.inputs = [np.arange(6).reshape(2, 3), np.ones(2, np.int8)]
+    def __len__(self): return 2
+    def __getitem__(self, i): return [x[i] for x in self.inputs]
+class WorkerInitObj:
+    def __init__(self, seed): self.seed = seed
+data = pretraining_dataset()
+loader = DataLoader(data, sampler=RandomSampler(data), batch_size=2, worker_init_fn=WorkerInitObj(3), num_workers=0)
+torch.save({"model": torch.load(sys.argv[1]), "epoch": 0, "data_loader": loader}, sys.argv[2])
+"""
+    (tmp_path / "train.py").write_text(script)
+    written = run_program(tmp_path / "train.py", tmp_path / "weights.pt", tmp_path / "ckpt_1.pt")
+    assert written.returncode == 0, written.stderr
+    assert "torch.utils.data.dataloader.DataLoader" in str(
+        torch.serialization.get_unsafe_globals_in_checkpoint(tmp_path / "ckpt_1.pt")
+    )
+    output = converted("nvidia-pytorch", tmp_path / "ckpt_1.pt", tmp_path / "out")
+    assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
+    assert "data_loader" in output
+
+
+def test_nvidia_squad_in_half_precision_is_written_as_float32(tmp_path):
+    model = hugging_face_model(HFForQuestionAnswering).half().float()
+    torch.save({"model": nvidia_state_dict(model.half())}, tmp_path / "bert_large_qa.pt")
+    output = converted("nvidia-pytorch", tmp_path / "bert_large_qa.pt", tmp_path / "out")
+    with torch.no_grad():
+        logits = model.float()(**INPUTS)
+    assert_same_squad_logits(tmp_path / "out", torch.stack([logits.start_logits, logits.end_logits], -1))
+    assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
+    assert "float16 weights are written as float32" in output
+
+
+def test_a_tied_copy_with_other_values_is_refused(tmp_path, pretraining_model):
+    tensors = nvidia_state_dict(pretraining_model)
+    tensors["cls.predictions.decoder.weight"][0, 0] += 1
+    torch.save(tensors, tmp_path / "untied.pt")
+    assert_refused(
+        convert("nvidia-pytorch", tmp_path / "untied.pt", tmp_path / "out"), "cls.predictions.decoder.weight", "ties"
+    )
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def write_bin(model, folder, num_shards):
+    """What transformers 4 wrote without safetensors; version 5 reads it and no longer writes it."""
+    model.config.save_pretrained(folder)
+    tensors = model.state_dict()
+    if num_shards == 1:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return
+    weight_map = {}
+    for shard in range(num_shards):
+        names = list(tensors)[shard::num_shards]
+        file = f"pytorch_model-{shard + 1:05d}-of-{num_shards:05d}.bin"
+        torch.save({name: tensors[name] for name in names}, folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("layout", ["safetensors", "safetensors shards", "bin", "bin shards"])
+def test_hugging_face_folder_in_every_layout(tmp_path, pretraining_model, layout):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if layout.startswith("safetensors"):
+        pretraining_model.save_pretrained(folder, max_shard_size="15KB" if "shards" in layout else "1GB")
+    else:
+        write_bin(pretraining_model, folder, num_shards=3 if "shards" in layout else 1)
+        torch.testing.assert_close(  # transformers reads it as such a folder
+            dict(HFForPreTraining.from_pretrained(folder).state_dict()), dict(pretraining_model.state_dict())
+        )
+    assert (len(list(folder.glob("*model-0*"))) > 1) == ("shards" in layout)
+    shutil.copy(FIXTURES / "vocab.txt", folder)
+    converted("huggingface", folder, tmp_path / "out", beside=False)
+    assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {
+        name for name in pretraining_model.state_dict() if "decoder" not in name
+    }
+
+
+def test_hugging_face_config_and_tokenizer_are_kept(tmp_path):
+    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    model = hugging_face_model(HFForSequenceClassification, id2label=labels, label2id={v: k for k, v in labels.items()})
+    model.save_pretrained(tmp_path / "model")
+    BertTokenizer(str(FIXTURES / "vocab.txt"), do_lower_case=False).save_pretrained(tmp_path / "model")
+    converted("huggingface", tmp_path / "model", tmp_path / "out", beside=False)
+    result = HFForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert result.config.id2label == labels
+    with torch.no_grad():
+        torch.testing.assert_close(result.eval()(**INPUTS).logits, model(**INPUTS).logits)
+    assert (tmp_path / "out" / "vocab.txt").read_bytes() == (FIXTURES / "vocab.txt").read_bytes()
+    text = "word3 Word3 word95"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").tokenize(text) == ["word3", "[UNK]", "word95"]
+
+
+def test_bare_encoder_gets_its_prefix(tmp_path):
+    model = hugging_face_model(HFModel)
+    model.save_pretrained(tmp_path / "model")
+    output = converted(
+        "huggingface", tmp_path / "model", tmp_path / "out", "--vocab-file", FIXTURES / "vocab.txt", beside=False
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            HFModel.from_pretrained(tmp_path / "out").eval()(**INPUTS).pooler_output, model(**INPUTS).pooler_output
+        )
+    assert "not in the source: cls.predictions.*, cls.seq_relationship.*, qa_outputs.*, classifier.*" in output
+
+
+def test_shards_that_do_not_match_their_index_are_refused(tmp_path, pretraining_model):
+    pretraining_model.save_pretrained(tmp_path, max_shard_size="15KB")
+    index_path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    first, *_ = weight_map = index["weight_map"]
+    for change, word in (
+        ({first: None}, "not in the index"),
+        ({"more": weight_map[first]}, "only in the index"),
+        ({first: "gone.safetensors"}, "gone.safetensors"),
+        ({first: "../model.safetensors"}, "same folder"),
+    ):
+        changed = {name: file for name, file in (weight_map | change).items() if file}
+        index_path.write_text(json.dumps({"weight_map": changed}))
+        with pytest.raises(UserError, match=word):
+            read_model_tensors(tmp_path)
+    index_path.unlink()
+    with pytest.raises(UserError, match="no weights"):
+        read_model_tensors(tmp_path)

@@ -1,0 +1,245 @@
+"""convert_checkpoint.py refuses what it cannot place, executes no pickle, and maps names one to one."""
+
+import json
+import pickle
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import CONFIG, FIXTURES, convert, converted, hugging_face_model, nvidia_state_dict
+from conftest import assert_refused, run_program
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertConfig as HFConfig
+from transformers import BertForPreTraining as HFForPreTraining
+from transformers import BertForQuestionAnswering as HFForQuestionAnswering
+
+from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def pretraining_model():
+    return hugging_face_model()
+
+
+# --- strictness -------------------------------------------------------------------------------------------------------
+
+
+def without(tensors, *names):
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+EMBEDDING, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+DECODER = "cls.predictions.decoder.weight"
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: {**t, "bert.extra.weight": torch.ones(2)}, ["bert.extra.weight"]),
+        (lambda t: without(t, QUERY), [QUERY, "incomplete"]),
+        (lambda t: without(t, BIAS), [BIAS, "incomplete"]),
+        (lambda t: {**t, QUERY: torch.ones(16, 15)}, [QUERY, "[16, 15]", "[16, 16]"]),
+        (lambda t: {**t, QUERY: t[QUERY] / 0}, [QUERY, "finite"]),
+        (lambda t: {**t, QUERY: t[QUERY].long()}, [QUERY, "floats"]),
+        (lambda t: {**without(t, DECODER), EMBEDDING: t[EMBEDDING][:103]}, [EMBEDDING, "103 rows", "101"]),
+        (lambda t: {**without(t, DECODER), EMBEDDING: t[EMBEDDING][:96]}, [EMBEDDING, "96 rows"]),
+        (lambda t: {**t, BIAS: t[BIAS][:103]}, [BIAS, "[103]", "[101]"]),
+        (lambda t: {**t, "module": 3}, ["'module'", "int"]),
+        (lambda t: [1, 2], ["list"]),
+    ],
+    ids=[
+        "unknown tensor",
+        "missing tensor",
+        "incomplete head",
+        "wrong shape",
+        "not finite",
+        "integers",
+        "odd padding",
+        "too few rows",
+        "another padding of the bias",
+        "not a tensor",
+        "not a state dict",
+    ],
+)
+def test_what_cannot_be_placed_is_an_error_that_names_it(tmp_path, pretraining_model, change, words):
+    torch.save(change(nvidia_state_dict(pretraining_model)), tmp_path / "wrong.pt")
+    result = convert("nvidia-pytorch", tmp_path / "wrong.pt", tmp_path / "out")
+    assert_refused(result, "wrong.pt", *words)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob("out.tmp*"))
+
+
+def test_a_config_of_another_model_is_refused(tmp_path):
+    for change, words in (
+        ({"num_hidden_layers": 3}, ["bert.encoder.layer.2."]),
+        ({"num_hidden_layers": 1}, ["bert/encoder/layer_1/"]),
+        ({"hidden_size": 32}, ["LayerNorm/beta", "shape [16]", "[32]"]),
+        ({"vocab_size": 90}, ["101 tokens", "90"]),
+        ({"hidden_act": "relu"}, ["config.json", "hidden_act"]),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
+        source, out = FIXTURES / "google" / "squad.ckpt", tmp_path / "out"
+        assert_refused(convert("google-tf", source, out, "--config-file", tmp_path / "config.json"), *words)
+
+
+def test_missing_files_are_named(tmp_path):
+    source = FIXTURES / "google" / "squad.ckpt"
+    assert_refused(convert("google-tf", source, tmp_path / "out", beside=False), "--config-file")
+    assert_refused(convert("google-tf", tmp_path / "no" / "such", tmp_path / "out"), "such")
+    (tmp_path / "such.txt").touch()
+    assert_refused(convert("google-tf", tmp_path / "such", tmp_path / "out"), "such", "such.index")
+    assert_refused(convert("google-tf", FIXTURES / "google", tmp_path / "out"), "squad.ckpt.index", "found")
+    assert_refused(convert("huggingface", FIXTURES, tmp_path / "out"), "model.safetensors", "pytorch_model.bin")
+    assert_refused(convert("google-tf", source, tmp_path / "out", "--vocab-file", tmp_path / "v.txt"), "v.txt")
+
+
+def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
+    (tmp_path / "out").mkdir()
+    source = FIXTURES / "google" / "squad.ckpt"
+    converted("google-tf", source, tmp_path / "out")  # an empty folder is taken
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert before.keys() == {"model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"}
+    assert_refused(
+        run_program("convert_checkpoint.py", *convert("google-tf", source, tmp_path / "out").args), "not empty"
+    )
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+
+class Malicious:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_malicious_pdparams_is_refused_and_not_executed(tmp_path, protocol):
+    marker = tmp_path / "executed"
+    content = pickle.dumps({"linear_0.w_0": Malicious(marker)}, protocol=protocol)
+    (tmp_path / "bad.pdparams").write_bytes(content)
+    assert_refused(
+        convert("nvidia-paddle", tmp_path / "bad.pdparams", tmp_path / "out"), "posix.system", "nothing was executed"
+    )
+    assert not marker.exists()
+    pickle.loads(content)  # noqa: S301 - the attack works where nothing stops it
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+@pytest.mark.parametrize("source_format", ["nvidia-pytorch", "huggingface"])
+def test_a_malicious_torch_file_is_refused_and_not_executed(tmp_path, source_format, new_format):
+    marker, path = tmp_path / "executed", tmp_path / "pytorch_model.bin"
+    torch.save({"model": Malicious(marker)}, path, _use_new_zipfile_serialization=new_format)
+    source = path if source_format == "nvidia-pytorch" else tmp_path
+    assert_refused(convert(source_format, source, tmp_path / "out"), "posix.system", "pytorch_model.bin")
+    assert not marker.exists()
+
+
+def test_pickled_arrays_of_objects_and_other_classes_are_refused(tmp_path):
+    for value, words in (
+        ({"linear_0.w_0": np.array([Malicious("x")], dtype=object)}, "posix.system"),
+        ({"linear_0.w_0": np.array([None], dtype=object)}, "object"),
+        ({"linear_0.w_0": np.ones(2, np.int64)}, "int64"),
+        ({"linear_0.w_0": Fraction(1, 2)}, "fractions.Fraction"),
+        ([1], "list"),
+    ):
+        path = tmp_path / "other.pdparams"
+        path.write_bytes(pickle.dumps(value, protocol=4))
+        with pytest.raises(UserError, match=words):
+            nvidia_paddle.read_arrays(path)
+
+
+def test_cut_off_files_are_refused(tmp_path, pretraining_model):
+    whole = (FIXTURES / "paddle" / "squad.pdparams").read_bytes()
+    torch.save(nvidia_state_dict(pretraining_model), tmp_path / "whole.pt")
+    for path, content, reader in (
+        (tmp_path / "cut.pdparams", whole, nvidia_paddle.read),
+        (tmp_path / "cut.pt", (tmp_path / "whole.pt").read_bytes(), nvidia_pytorch.read),
+    ):
+        for size in (0, 1, 100, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:size])
+            with pytest.raises(UserError, match=path.name):
+                reader(path, HFConfig(**CONFIG))
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def all_names(layers):
+    """Hugging Face's names of an encoder with all heads, by transformers."""
+    config = HFConfig(**{**CONFIG, "num_hidden_layers": layers})
+    with torch.device("meta"):
+        names = {*HFForPreTraining(config).state_dict(), *HFForQuestionAnswering(config).state_dict()}
+    return sorted(name for name in names if "decoder" not in name)
+
+
+def to_google(name):
+    heads = {"qa_outputs": "cls/squad", "cls.seq_relationship": "cls/seq_relationship"}
+    for head, scope in heads.items():
+        if name.startswith(head):
+            return f"{scope}/output_{'weights' if name.endswith('weight') else 'bias'}"
+    if name == BIAS:
+        return "cls/predictions/output_bias"
+    name = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name)
+    name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    name = name.replace("_embeddings.weight", "_embeddings")
+    return re.sub(r"\.weight$", ".kernel", name).replace(".", "/")
+
+
+def to_paddle(name):
+    for theirs, paddle in (
+        ("qa_outputs", "classifier"),
+        ("encoder.layer.", "encoder.layers."),
+        ("attention.self.query", "self_attn.q_proj"),
+        ("attention.self.key", "self_attn.k_proj"),
+        ("attention.self.value", "self_attn.v_proj"),
+        ("attention.output.dense", "self_attn.out_proj"),
+        ("attention.output.LayerNorm", "norm1"),
+        ("intermediate.dense", "linear1"),
+        ("cls.predictions.transform.dense", "cls.predictions.transform"),
+        ("cls.predictions.transform.LayerNorm", "cls.predictions.layer_norm"),
+        ("cls.predictions.bias", "cls.predictions.decoder_bias"),
+        ("embeddings.LayerNorm", "embeddings.layer_norm"),
+        ("output.dense", "linear2"),
+        ("output.LayerNorm", "norm2"),
+    ):
+        name = name.replace(theirs, paddle)
+    return name
+
+
+def to_nvidia(name):
+    return re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name)
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 30))
+def test_names_go_there_and_back(layers):
+    names = all_names(layers)
+    for there, back in (
+        (to_google, google_tf.hugging_face_name),
+        (to_paddle, nvidia_paddle.hugging_face_name),
+        (to_nvidia, nvidia_pytorch.hugging_face_name),
+    ):
+        foreign = [there(name) for name in names]
+        assert len(set(foreign)) == len(names) and foreign != names
+        assert [back(name) for name in foreign] == names
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 30), st.booleans())
+def test_names_of_a_static_paddle_program_are_each_parameter_once(layers, has_mlm_head):
+    heads = ("cls.",) if has_mlm_head else ("qa_outputs.",)
+    expected = [name for name in all_names(layers) if name.startswith(("bert.embeddings", "bert.encoder", *heads))]
+    expected += ["bert.pooler.dense.weight", "bert.pooler.dense.bias"]
+    static = nvidia_paddle.static_names(layers, has_mlm_head)
+    assert sorted(map(nvidia_paddle.hugging_face_name, static.values())) == sorted(expected)
