@@ -82,7 +82,9 @@ def to_tensors(stream: dict[str, np.ndarray], limits: MicroBatchLimits, pin_memo
 
 
 @functools.lru_cache(maxsize=4)
-def filler_micro_batch(stream_arrays: tuple[str, ...], limits: MicroBatchLimits, pin_memory: bool) -> MicroBatch:
+def filler_micro_batch(
+    stream_arrays: tuple[str, ...], limits: MicroBatchLimits, pin_memory: bool = False
+) -> MicroBatch:
     return to_tensors(filler_stream(stream_arrays), limits, pin_memory)
 
 

@@ -1,11 +1,12 @@
 """Evaluation: a task's metrics over a whole data set."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
-from data_loader import MicroBatch, StreamDataset, batches_in_order
+from data_loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch
 from packing import MicroBatchLimits
 from parallelize import ParallelModel
 from trainer import Runtime, Task, to_device
@@ -31,7 +32,8 @@ def evaluate(
                 counts[:] += len(batch.lengths), batch.num_targets.sum()
                 bar.update(len(batch.lengths))
 
-        for micro_batch in parallel.equalize_evaluation(micro_batches(), dataset.stream_arrays, limits):
+        make_filler = partial(filler_micro_batch, dataset.stream_arrays, limits)
+        for micro_batch in parallel.equalize_inference(micro_batches(), make_filler):
             with runtime.precision.context(runtime.device):
                 found = task.sums(parallel.model, to_device(micro_batch, runtime.device))
             for name, value in found.items():

@@ -6,8 +6,9 @@ that the optimizer updates. To add a strategy, subclass it and choose it in `par
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from activation_checkpointing import checkpoint_activations
 from attention import COMPILED_ON_CPU
-from data_loader import MicroBatch, StepBatch, filler_micro_batch
+from data_loader import MicroBatch, StepBatch
 from modeling import BertPreTrainedModel
-from packing import MicroBatchLimits
 from precision import MasterWeights, Precision
 from sharding import LocalShards, fill_shards, make_mesh, shard_model
 from utils.distributed import DistributedContext
+
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,14 @@ class ParallelModel:
         """The micro-batches of a step, with filler where the strategy needs it."""
         return batch.micro_batches
 
-    def equalize_evaluation(
-        self, micro_batches: Iterable[MicroBatch], stream_arrays: tuple[str, ...], limits: MicroBatchLimits
-    ) -> Iterator[MicroBatch]:
+    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
         """The same for forward passes without a gradient, whose number is not known in advance."""
-        return iter(micro_batches)
+        return iter(batches)
+
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Makes forward passes faster; the model cannot be trained afterwards."""
+        self.masters = None
+        self.model.prepare_for_inference(dtype)
 
     def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
         """The context of one micro-batch's forward and backward pass."""
@@ -172,15 +177,16 @@ class ShardedModel(ParallelModel):
         # Every forward and backward pass gathers parameters from all ranks, so all ranks need as many.
         return batch.filled_to(self.max_micro_batches)
 
-    def equalize_evaluation(
-        self, micro_batches: Iterable[MicroBatch], stream_arrays: tuple[str, ...], limits: MicroBatchLimits
-    ) -> Iterator[MicroBatch]:
-        iterator = iter(micro_batches)
+    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
+        iterator = iter(batches)
         while True:
-            micro_batch = next(iterator, None)
-            if not self.distributed.all_reduce_max([micro_batch is not None])[0]:
+            batch = next(iterator, None)
+            if not self.distributed.all_reduce_max([batch is not None])[0]:
                 return
-            yield filler_micro_batch(stream_arrays, limits, False) if micro_batch is None else micro_batch
+            yield make_filler() if batch is None else batch
+
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Changes nothing: a gathered copy of each rank's own would undo the sharding."""
 
     def begin_step(self, max_micro_batches: int) -> None:
         self.max_micro_batches = max_micro_batches

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
+from packing import filler_stream
+from parallelize import ParallelModel
 from trainer import Runtime, to_device
 from utils.progress import progress_bar
 
@@ -31,6 +32,7 @@ class PredictionDataset(Protocol):
     """`lengths` [n] tokens of each sample, and token streams of samples (see packing.py)."""
 
     lengths: np.ndarray
+    stream_arrays: tuple[str, ...]
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
 
@@ -48,7 +50,7 @@ def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int,
 
 @torch.inference_mode()
 def predict(
-    model: nn.Module,
+    parallel: ParallelModel,
     dataset: PredictionDataset,
     config: PredictionConfig,
     runtime: Runtime,
@@ -57,20 +59,24 @@ def predict(
     """Calls `collect(indices, output)` with the model's output for each batch of this rank's share; returns the speed
     of inference."""
     distributed, device = runtime.distributed, runtime.device
-    model.eval()
+    parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
     seconds: list[float] = []
     # Compiled graphs want streams of one fixed size; these have any size.
     eager = torch.compiler.set_stance("force_eager")
+    nothing = np.zeros(0, np.int64)
     with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
-        for indices in batches:
+        for indices in parallel.equalize_inference(batches, lambda: nothing):
             started = time.perf_counter()
-            micro_batch = {name: torch.from_numpy(array) for name, array in dataset.stream(indices).items()}
+            stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_arrays)
+            micro_batch = {name: torch.from_numpy(array) for name, array in stream.items()}
+            max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
-                output = model(**to_device(micro_batch, device), max_seqlen=int(dataset.lengths[indices].max()))
-            collect(indices, output)
-            seconds.append(time.perf_counter() - started)
-            bar.update()
+                output = parallel.model(**to_device(micro_batch, device), max_seqlen=max_seqlen)
+            if len(indices):
+                collect(indices, output)
+                seconds.append(time.perf_counter() - started)
+                bar.update()
     return inference_figures(list(map(len, batches)), seconds, config, runtime)
 
 

@@ -114,28 +114,19 @@ def select_weights(
     return {name: given[name] for name in wanted if name in given}
 
 
-def load_pretrained(
-    model_class: type,
-    folder: str | Path,
-    config: BertConfig | None = None,
-    required: tuple[str, ...] = (),
-    log: Callable[[str], None] = print_line,
-    **kwargs,
-):
-    """`model_class` with the weights in `folder` and its config, or `config`; see BertPreTrainedModel.from_pretrained.
-    Heads whose names start with one of `required` must be in the folder."""
+def load_pretrained(model_class: type, folder: str | Path, **kwargs):
+    """`model_class` with the config and the weights in `folder`; see BertPreTrainedModel.from_pretrained."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and {MODEL_FILE} in it")
-    if config is None:
-        read_json(folder / CONFIG_FILE, "the config")
-        try:
-            config = BertConfig.from_json_file(folder / CONFIG_FILE)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+    read_json(folder / CONFIG_FILE, "the config")
+    try:
+        config = BertConfig.from_json_file(folder / CONFIG_FILE)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     with torch.device("meta"):  # initializes nothing that would be overwritten
         model = model_class(config, **kwargs)
-    weights = select_weights(model, open_safetensors(folder / MODEL_FILE), folder / MODEL_FILE, log, required)
+    weights = select_weights(model, open_safetensors(folder / MODEL_FILE), folder / MODEL_FILE)
     model.to_empty(device="cpu")
     model.init_weights(model.optional_heads)
     parameters = dict(model.named_parameters())

@@ -25,8 +25,8 @@ from bert_config import BertConfig
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
 from modeling import BertForQuestionAnswering
+from parallelize import ParallelModel, parallelize
 from prediction import PredictionConfig, predict
-from pretrained import load_pretrained
 from run_setup import (
     build_trainer,
     check_vocabulary,
@@ -42,7 +42,7 @@ from tasks.squad import SquadDataset, SquadTask
 from tasks.squad_answers import decode, write_predictions
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
-from train_state import CheckpointMetadata, StartConfig, find_start
+from train_state import CheckpointMetadata, StartConfig, find_start, load_weights
 from trainer import Runtime
 from utils.command_line import (
     ArgumentParser,
@@ -142,7 +142,7 @@ def open_tokenizer(args: Arguments, bert_config: BertConfig) -> BertTokenizer:
 
 def train(
     args: Arguments, bert_config: BertConfig, dataset: SquadDataset, tokenizer: BertTokenizer, runtime: Runtime
-) -> tuple[BertForQuestionAnswering, int, bool]:
+) -> tuple[ParallelModel, int, bool]:
     """Fine-tunes a model; returns it, the exit code, and whether training is complete."""
     loader = LoaderConfig(
         args.train_batch_size,
@@ -169,10 +169,10 @@ def train(
         model = BertForQuestionAnswering(bert_config)
     trainer = build_trainer(model, SquadTask(args.max_seq_length), config, runtime)
     exit_code = trainer.train(make_loader(dataset, config, trainer))
-    return model, exit_code, trainer.state.step >= max_steps or args.benchmark
+    return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
 
 
-def load_fine_tuned(args: Arguments, bert_config: BertConfig, runtime: Runtime) -> BertForQuestionAnswering:
+def load_fine_tuned(args: Arguments, bert_config: BertConfig, runtime: Runtime) -> ParallelModel:
     """The model to predict with, which must have the span head."""
     start = StartConfig(
         args.from_checkpoint,
@@ -180,12 +180,15 @@ def load_fine_tuned(args: Arguments, bert_config: BertConfig, runtime: Runtime) 
         from_pretrained_params=args.from_pretrained_params or args.from_checkpoint,
     )
     found = runtime.distributed.on_main(lambda: find_start(start, args.output_dir, saves=False))
-    folder = found["checkpoint"] or found["weights"]
-    model = load_pretrained(BertForQuestionAnswering, folder, config=bert_config, required=("qa_outputs.",))
-    return model.to(runtime.device, runtime.precision.dtype if runtime.precision.pure else torch.float32)
+    with torch.device("meta"):
+        model = BertForQuestionAnswering(bert_config)
+    parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
+    log = print_line if runtime.distributed.is_main else lambda _text: None
+    load_weights(parallel, Path(found["checkpoint"] or found["weights"]), log, required=("qa_outputs.",))
+    return parallel
 
 
-def answer(args: Arguments, model: BertForQuestionAnswering, dataset: SquadDataset, runtime: Runtime) -> None:
+def answer(args: Arguments, parallel: ParallelModel, dataset: SquadDataset, runtime: Runtime) -> None:
     """Answers all questions. The main process writes the answers and, for --do-eval, scores them."""
     folder = args.output_dir / args.bert_model / PHASE
     writes = runtime.distributed.is_main and not args.benchmark
@@ -199,7 +202,7 @@ def answer(args: Arguments, model: BertForQuestionAnswering, dataset: SquadDatas
     def collect(indices: np.ndarray, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         logits_2T[:, dataset.token_indices(indices)] = torch.stack(output).float().cpu().numpy()
 
-    figures = predict(model, dataset, config, runtime, collect)
+    figures = predict(parallel, dataset, config, runtime, collect)
     if runtime.distributed.world_size > 1:  # the tokens of other ranks are zero
         dist.all_reduce(torch.from_numpy(logits_2T), group=runtime.distributed.cpu_group)
     if not np.isfinite(logits_2T).all():
@@ -236,14 +239,14 @@ def run_squad(args: Arguments, runtime: Runtime) -> int:
     predicts = args.do_predict or args.do_eval
     predict_data = open_dataset(args.predict_file, tokenizer, False, args) if predicts else None
     if train_data is not None:
-        model, exit_code, is_complete = train(args, bert_config, train_data, tokenizer, runtime)
+        parallel, exit_code, is_complete = train(args, bert_config, train_data, tokenizer, runtime)
         if not is_complete:
             return exit_code
     else:
-        model = load_fine_tuned(args, bert_config, runtime)
+        parallel = load_fine_tuned(args, bert_config, runtime)
     if predict_data is not None:
-        model.prepare_for_inference(runtime.precision.dtype)
-        answer(args, model, predict_data, runtime)
+        parallel.prepare_for_inference(runtime.precision.dtype)
+        answer(args, parallel, predict_data, runtime)
     return 0
 
 

@@ -144,20 +144,16 @@ class TrainState:
         if found["checkpoint"] is not None:
             self.restore(Path(found["checkpoint"]))
         elif found["weights"] is not None:
-            self.load_weights(Path(found["weights"]), self._log)
+            self.load_weights(Path(found["weights"]))
 
     def _log(self, text: str) -> None:
         if self.distributed.is_main:
             print_line(text)
 
-    def load_weights(self, folder: Path, log: Callable[[str], None]) -> None:
+    def load_weights(self, folder: Path) -> None:
         """Loads the weights in a model folder, and nothing else."""
         check_same_kind(folder, self.model.config.to_dict(), self.metadata.vocab_file)
-        parameters = self.parallel.named_parameters()
-        weights = select_weights(self.model, open_safetensors(folder / MODEL_FILE), folder, log)
-        for name, tensor in weights.items():
-            copy_rows(parameters[name], self.parallel.row_start(name), tensor)
-        self.parallel.write_back()
+        load_weights(self.parallel, folder, self._log)
 
     def restore(self, folder: Path) -> None:
         """Continues from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
@@ -173,7 +169,7 @@ class TrainState:
                 f"use the same --optimizer, or take only its weights with --from-pretrained-params"
             )
         self._restore_optimizer(folder, progress)
-        self.load_weights(folder, self._log)
+        self.load_weights(folder)
         self.loss_scale.load_state_dict(progress["loss_scale"])
         self.step, self.samples_consumed = progress["step"], progress["samples_consumed"]
         self.device_step.fill_(self.step)
@@ -205,6 +201,17 @@ class TrainState:
         for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
             if step is not None:
                 group["step"] = step
+
+
+def load_weights(
+    parallel: ParallelModel, folder: Path, log: Callable[[str], None], required: tuple[str, ...] = ()
+) -> None:
+    """Loads this rank's rows of the weights in a model folder; see pretrained.select_weights."""
+    parameters = parallel.named_parameters()
+    weights = select_weights(parallel.model, open_safetensors(folder / MODEL_FILE), folder, log, required)
+    for name, tensor in weights.items():
+        copy_rows(parameters[name], parallel.row_start(name), tensor)
+    parallel.write_back()
 
 
 def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]) -> None:
