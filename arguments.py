@@ -7,6 +7,7 @@ from activation_checkpointing import MODES
 from lr_scheduler import DECAYS, ScheduleConfig
 from optimizer import OPTIMIZERS, OptimizerConfig
 from parallelize import ParallelConfig
+from precision import DTYPES
 from sharding import RESHARD_AFTER_FORWARD
 from trainer import TrainerConfig
 from utils.command_line import (
@@ -60,7 +61,10 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
     group.add_argument("--log-freq", type=positive_int, default=10, help="updates between log lines")
     group.add_argument("--num-steps-per-checkpoint", type=positive_int, default=100, help="updates between checkpoints")
     group.add_argument(
-        "--from-pretrained-params", type=optional_path, help="model folder to load weights from, and nothing else"
+        "--from-pretrained-params",
+        "--init-checkpoint",
+        type=optional_path,
+        help="model folder to load weights from, and nothing else",
     )
     group.add_argument(
         "--from-checkpoint",
@@ -73,12 +77,24 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         help="None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the "
         "newest valid checkpoint in that folder of steps, or a start from step 1 if it has none yet",
     )
+    group.add_argument(
+        "--resume-from-checkpoint",
+        action=BooleanFlag,
+        help="continue from the newest checkpoint of this run's own folder, or start at step 1 if it has none yet",
+    )
+    group.add_argument(
+        "--overwrite", action=BooleanFlag, help="remove another run's checkpoints and results from this run's folder"
+    )
     group.add_argument("--steps-this-run", type=positive_int, help="stop after this many updates")
     group.add_argument(
         "--seed", type=random_seed, default=42, help="seed of initial weights, dropout and the order of samples"
     )
     group.add_argument(
-        "--report-file", type=optional_path, default=Path("./report.json"), help="file for DLLogger's JSON lines"
+        "--report-file",
+        "--json-summary",
+        type=optional_path,
+        default=Path("./report.json"),
+        help="file for DLLogger's JSON lines",
     )
     group.add_argument("--tensorboard-dir", type=optional_path, help="folder for TensorBoard's logs")
     group.add_argument("--model-prefix", default="model", help="prefix of the file names of the training state")
@@ -105,6 +121,7 @@ def add_training_arguments(
     batch = group.add_mutually_exclusive_group()
     batch.add_argument(
         "--gradient-merge-steps",
+        "--gradient-accumulation-steps",
         type=positive_int,
         default=1,
         help="micro-batches per GPU and update, whose gradients are summed",
@@ -241,10 +258,52 @@ def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelC
     )
 
 
+def check_shared_arguments(args: Arguments, parser: argparse.ArgumentParser) -> None:
+    """Refuses flags that would have no effect."""
+    poly = args.lr_decay == "poly"
+    exponential = args.lr_decay == "warmup_exp_decay_exp"
+    sixteen_bits = args.amp or args.use_pure_fp16 or args.fp16
+    scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
+    ignored = [
+        ("lr_decay_power", poly, "--lr-decay poly"),
+        ("warmup_start_lr", poly, "--lr-decay poly"),
+        ("lr_decay_rate", exponential, "--lr-decay warmup_exp_decay_exp"),
+        ("lr_decay_steps", exponential, "--lr-decay warmup_exp_decay_exp"),
+        ("lr_offset", exponential, "--lr-decay warmup_exp_decay_exp"),
+        ("amp_dtype", sixteen_bits, "--amp or --use-pure-fp16"),
+        ("scale_loss", sixteen_bits, "--amp or --use-pure-fp16"),
+        ("use_dynamic_loss_scaling", sixteen_bits or not args.use_dynamic_loss_scaling, "--amp or --use-pure-fp16"),
+        ("last_step_of_checkpoint", args.from_checkpoint or args.last_step_of_checkpoint is None, "--from-checkpoint"),
+        ("benchmark_steps", args.benchmark, "--benchmark"),
+        ("benchmark_warmup_steps", args.benchmark, "--benchmark"),
+    ]
+    for name, has_effect, needed in ignored:
+        if args.given(name) and not has_effect:
+            parser.error(f"--{name.replace('_', '-')} has no effect without {needed}: add that, or leave it out")
+    if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
+        parser.error("bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the loss scaling")
+    if args.resume_from_checkpoint and args.from_checkpoint is not None:
+        parser.error("--resume-from-checkpoint and --from-checkpoint were both given: give one of them")
+
+
+def amp_dtype(args: Arguments) -> str:
+    """The 16-bit type. Flags for loss scaling, as NVIDIA's commands have them, mean float16."""
+    if args.amp_dtype is not None:
+        return args.amp_dtype
+    return "float16" if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling else "bfloat16"
+
+
 def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("advanced")
     group.add_argument("--amp", action=BooleanFlag, help="compute in 16 bits, with float32 weights")
-    group.add_argument("--amp-dtype", choices=("bfloat16", "float16"), default="bfloat16", help="the 16-bit type")
+    group.add_argument(
+        "--fp16", action=BooleanFlag, help="the same as --amp --amp-dtype float16 with dynamic loss scaling"
+    )
+    group.add_argument(
+        "--amp-dtype",
+        choices=tuple(DTYPES),
+        help="the 16-bit type; bfloat16 by default, or float16 if loss scaling is asked for",
+    )
     group.add_argument(
         "--use-pure-fp16", action=BooleanFlag, help="keep the model in --amp-dtype; the optimizer has float32 copies"
     )

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from model_files import has_weights
 from utils.errors import UserError
 from utils.files import read_json
 from utils.progress import print_line
@@ -157,17 +158,17 @@ def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str]
     """The checkpoint that `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP` names, verified.
 
     last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest valid checkpoint in
-    the folder of steps `path`, or None if there is none yet.
+    the folder of steps `path`, or None if there is none yet. With a number or "auto", `path` may also be that
+    checkpoint itself.
     """
     path = Path(path)
-    if last_step == "auto":
-        if path.is_file() or (path / MANIFEST_FILE).is_file():
-            raise UserError(
-                f"{path} is no folder of steps: with --last-step-of-checkpoint auto, --from-checkpoint names the "
-                f"folder that holds the steps' folders"
-            )
+    is_checkpoint = (path / MANIFEST_FILE).is_file()
+    if last_step == "auto" and not is_checkpoint:
+        if path.is_file():
+            raise UserError(f"{path} is a file: --from-checkpoint names the folder that holds the steps' folders")
         return latest_checkpoint(path, log)
-    folder = path if last_step is None else path / str(last_step)
+    names_itself = last_step is None or (is_checkpoint and last_step in ("auto", path.name))
+    folder = path if names_itself else path / str(last_step)
     if not folder.is_dir():
         raise UserError(f"checkpoint {folder} does not exist: check --from-checkpoint and --last-step-of-checkpoint")
     verify_checkpoint(folder)
@@ -179,7 +180,7 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"model folder {path} does not exist: check the path")
-    if (path / MODEL_FILE).is_file():
+    if has_weights(path):
         if (path / MANIFEST_FILE).is_file():
             verify_checkpoint(path)
         return path

@@ -7,6 +7,7 @@ optimizer step, or the word PARAMETER for settings.
 import contextlib
 import datetime
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,6 +176,7 @@ class DLLoggerSink:
     def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
         if not self.is_open:
             self._open()
+        figures = {name: finite_or_none(value) for name, value in figures.items()}
         if self.file is None:
             dllogger.log(step=step, data=figures)
             dllogger.flush()
@@ -189,7 +191,7 @@ class DLLoggerSink:
             "data": figures,
         }
         try:
-            self.file.write(f"DLLL {json.dumps(entry, default=str)}\n")
+            self.file.write(f"DLLL {json.dumps(entry, default=str, allow_nan=False)}\n")
             self.file.flush()
         except OSError as error:
             raise UserError(f"cannot write the report {self.path} ({error.strerror}): make room") from error
@@ -197,6 +199,11 @@ class DLLoggerSink:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+def finite_or_none(value: Any) -> Any:
+    """None for NaN and infinities, such as the loss of a skipped step, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoardSink:
@@ -250,6 +257,15 @@ def make_reporter(report_file: Path | None, tensorboard_dir: Path | None, is_mai
     if tensorboard_dir is not None:
         sinks.append(TensorBoardSink(tensorboard_dir))
     return Reporter(sinks)
+
+
+def dllogger_figures(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
+    """The figures of a step under the names of NVIDIA's recipe."""
+    return {
+        "step_cost": metrics["step_seconds"],
+        "step_samples": step_samples,
+        "seqs_per_sec": metrics["sequences_per_second"],
+    }
 
 
 # --- figures as people read them --------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def has_float16(device: torch.device) -> bool:
 def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device) -> Precision:
     """The precision that the flags ask for. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the
     device does not compute in the type."""
+    if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise UserError("--tf32: this device has no TF32: leave it out")
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bert_config import BertConfig
-from checkpoint import CONFIG_FILE, MODEL_FILE, VOCAB_FILE
-from safetensors_rows import LazyTensor, open_safetensors
+from checkpoint import CONFIG_FILE, VOCAB_FILE
+from model_files import open_model_weights
+from safetensors_rows import LazyTensor
 from utils.errors import UserError
 from utils.files import read_json
 from utils.progress import print_line
@@ -118,7 +119,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     """`model_class` with the config and the weights in `folder`; see BertPreTrainedModel.from_pretrained."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and {MODEL_FILE} in it")
+        raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
     read_json(folder / CONFIG_FILE, "the config")
     try:
         config = BertConfig.from_json_file(folder / CONFIG_FILE)
@@ -126,7 +127,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
         raise UserError(str(error)) from error
     with torch.device("meta"):  # initializes nothing that would be overwritten
         model = model_class(config, **kwargs)
-    weights = select_weights(model, open_safetensors(folder / MODEL_FILE), folder / MODEL_FILE)
+    weights = select_weights(model, open_model_weights(folder), folder)
     model.to_empty(device="cpu")
     model.init_weights(model.optional_heads)
     parameters = dict(model.named_parameters())

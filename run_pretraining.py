@@ -17,17 +17,15 @@ from arguments import (
     add_parallel_arguments,
     add_precision_arguments,
     add_training_arguments,
+    check_shared_arguments,
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
+from model_choice import choose_model
 from modeling import BertForPreTraining
 from run_setup import (
     build_trainer,
-    check_vocabulary,
-    find_vocab_file,
     global_batch_size,
-    is_uncased,
-    load_config,
     make_loader,
     make_run_config,
     start_runtime,
@@ -35,7 +33,14 @@ from run_setup import (
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from train_state import CheckpointMetadata
 from trainer import Runtime
-from utils.command_line import ArgumentParser, Arguments, non_negative_int, optional_path, positive_int
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    RefusedFlag,
+    non_negative_int,
+    optional_path,
+    positive_int,
+)
 from utils.errors import UserError, run_main
 from utils.files import file_digest
 from utils.progress import print_line
@@ -58,6 +63,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     group = add_training_arguments(parser, "Lamb", 1e-4, 0.01)
     group.add_argument("--batch-size", type=positive_int, default=32, help="sequences per GPU and micro-batch")
     group.add_argument(
+        "--train-batch-size",
+        action=RefusedFlag,
+        hint="in NVIDIA's PyTorch recipe it is the batch per GPU and update: give --batch-size its value divided by "
+        "--gradient-accumulation-steps",
+    )
+    group.add_argument(
         "--max-seq-length", type=positive_int, default=512, help="sequence length; must match the shards"
     )
     group.add_argument(
@@ -76,6 +87,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         parser.error("--from-phase1-final-params is for --phase2: use --from-pretrained-params in phase 1")
     if args.from_phase1_final_params is not None and args.from_pretrained_params is not None:
         parser.error("--from-phase1-final-params and --from-pretrained-params were both given: give one of them")
+    if args.eval_steps and args.eval_dir is None:
+        parser.error("--eval-steps needs --eval-dir: give a folder of held-out shards")
+    check_shared_arguments(args, parser)
     return args
 
 
@@ -113,8 +127,8 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader
 
 
 def pretrain(args: Arguments, runtime: Runtime) -> int:
-    bert_config, vocab_file = load_config(args), find_vocab_file(args)
-    check_vocabulary(vocab_file, bert_config)
+    choice = choose_model(args)
+    bert_config, vocab_file = choice.config, choice.vocab_file
     loader = LoaderConfig(
         args.batch_size,
         global_batch_size(args, args.batch_size, runtime.distributed.world_size),
@@ -133,11 +147,11 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
         num_samples=len(dataset),
         seed=args.seed,
         vocab_file=vocab_file,
-        do_lower_case=bool(dataset.attributes.get("do_lower_case", is_uncased(vocab_file))),
+        do_lower_case=bool(dataset.attributes.get("do_lower_case", choice.do_lower_case)),
         prefix=args.model_prefix,
     )
     eval_steps = (args.eval_steps or args.max_steps) if eval_dataset else 0
-    config = make_run_config(args, loader, runtime, metadata, args.max_steps, eval_steps)
+    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), args.max_steps, eval_steps)
     torch.manual_seed(args.seed)
     with torch.device("meta"):
         model = BertForPreTraining(bert_config)

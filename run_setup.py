@@ -4,32 +4,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from arguments import parallel_config
-from bert_config import BertConfig
+from arguments import amp_dtype, parallel_config
 from data_loader import LoaderConfig, StepLoader, StreamDataset
 from device import keep_freed_memory, select_device, set_num_threads
 from evaluation import evaluate
 from lr_scheduler import ScheduleConfig, make_schedule
 from metrics import make_reporter
+from model_choice import ModelChoice
 from modeling import BertPreTrainedModel
 from optimizer import OptimizerConfig, make_optimizer
 from parallelize import ParallelConfig, ParallelModel, parallelize
 from precision import LossScale, select_precision
-from tokenizer import BertTokenizer
+from run_identity import RunRecord, make_record
 from train_state import CheckpointMetadata, StartConfig, TrainState
 from trainer import Runtime, Task, Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
 from utils.distributed import init_distributed, read_environment
-from utils.errors import UserError
-from utils.files import read_json
 from utils.progress import print_line
 
-ROOT = Path(__file__).resolve().parent
 INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --scale-loss is not given
 
 
@@ -37,7 +33,8 @@ INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --sca
 def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
     """Selects device and precision, joins the other processes, and opens the log; leaves everything at the end."""
     device = select_device(args.device)
-    precision = select_precision(args.amp, args.amp_dtype, args.use_pure_fp16, args.tf32, device)
+    amp = args.amp or args.fp16
+    precision = select_precision(amp, amp_dtype(args), args.use_pure_fp16, args.tf32, device)
     parallel = parallel_config(args, read_environment().world_size, on_gpu=device.type == "cuda")
     set_num_threads()
     keep_freed_memory()
@@ -46,51 +43,15 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             set_cpu_affinity(device, distributed.local_rank, distributed.local_world_size)
         if args.show_config and distributed.is_main:
             print_line(format_arguments(args, f"{title} on {distributed.world_size} x {device.type}:"))
+        if precision.dtype == torch.float16 and args.amp_dtype is None and distributed.is_main:
+            print_line(
+                "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 needs none)"
+            )
         reporter = make_reporter(args.report_file, args.tensorboard_dir, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
         finally:
             reporter.close()
-
-
-# --- architecture and vocabulary --------------------------------------------------------------------------------------
-
-
-def load_config(args: Arguments) -> BertConfig:
-    path = args.config_file
-    if path is None:
-        if args.bert_model == "custom":
-            raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
-        path = ROOT / "bert_configs" / f"{args.bert_model}.json"
-    read_json(path, "the config")
-    try:
-        return BertConfig.from_json_file(path)
-    except ValueError as error:
-        raise UserError(f"{error}: correct the config") from error
-
-
-def find_vocab_file(args: Arguments) -> Path:
-    if args.vocab_file is not None:
-        return args.vocab_file
-    if args.bert_model == "custom":
-        raise UserError("--bert-model custom needs --vocab-file: give the vocabulary that the shards were made with")
-    return ROOT / "vocab" / f"{args.bert_model}-vocab.txt"
-
-
-def check_vocabulary(vocab_file: Path, bert_config: BertConfig) -> None:
-    """The config's vocab_size is the number of words in the file, or that rounded up to a multiple of 64."""
-    words = BertTokenizer(vocab_file).vocab_size
-    if not words <= bert_config.vocab_size <= -(-words // 64) * 64:
-        raise UserError(
-            f"{vocab_file} holds {words} words and the config's vocab_size is {bert_config.vocab_size}: "
-            f"use the vocabulary and the config that belong together"
-        )
-
-
-def is_uncased(vocab_file: Path) -> bool:
-    """Whether a vocabulary has no capital letters, so that its text was lower-cased."""
-    words = vocab_file.read_text(encoding="utf-8").split()
-    return not any(word != word.lower() for word in words if not word.startswith("["))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -107,6 +68,7 @@ class RunConfig:
     parallel: ParallelConfig
     start: StartConfig
     metadata: CheckpointMetadata
+    record: RunRecord | None
     loss_scale: float = 1.0
     dynamic_loss_scale: bool = False
 
@@ -115,15 +77,35 @@ def make_run_config(
     args: Arguments,
     loader: LoaderConfig,
     runtime: Runtime,
+    model: ModelChoice,
     metadata: CheckpointMetadata,
+    data_digest: str,
     max_steps: int,
     eval_steps: int = 0,
 ) -> RunConfig:
-    """The flags that all programs share (see arguments.py) as a RunConfig."""
+    """The flags that all programs share (see arguments.py) as a RunConfig. data_digest: see
+    run_identity.make_record."""
+    folder = args.output_dir / model.name / metadata.phase
+    from_checkpoint, last_step = args.from_checkpoint, args.last_step_of_checkpoint
+    if args.resume_from_checkpoint:
+        from_checkpoint, last_step = folder, "auto"
+    dynamic = args.use_dynamic_loss_scaling or args.fp16
+    weights = getattr(args, "from_phase1_final_params", None) or args.from_pretrained_params
+    record = None
+    if runtime.distributed.is_main and not args.benchmark:
+        record = make_record(
+            args,
+            weights=weights,
+            data=data_digest,
+            vocabulary=model.vocab_file,
+            architecture=model.config.to_dict(),
+            global_batch_size=loader.global_batch_size,
+            max_steps=max_steps,
+        )
     return RunConfig(
         TrainerConfig(
             max_steps=max_steps,
-            checkpoint_folder=args.output_dir / args.bert_model / metadata.phase,
+            checkpoint_folder=folder,
             steps_this_run=args.steps_this_run,
             max_grad_norm=args.max_grad_norm,
             max_skipped_steps=args.max_skipped_steps,
@@ -149,14 +131,16 @@ def make_run_config(
         ),
         runtime.parallel,
         StartConfig(
-            args.from_checkpoint,
-            args.last_step_of_checkpoint,
+            from_checkpoint,
+            last_step,
             getattr(args, "from_phase1_final_params", None),
             args.from_pretrained_params,
+            args.overwrite,
         ),
         metadata,
-        INITIAL_LOSS_SCALE if args.use_dynamic_loss_scaling and args.scale_loss == 1 else args.scale_loss,
-        args.use_dynamic_loss_scaling,
+        record,
+        INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
+        dynamic,
     )
 
 
@@ -184,7 +168,7 @@ def build_trainer(
     if precision.needs_loss_scale:
         loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)
     state = TrainState(parallel, optimizer, loss_scale, config.metadata, distributed)
-    state.start_from(config.start, config.trainer.checkpoint_folder, saves=not config.trainer.benchmark)
+    state.start_from(config.start, config.trainer.checkpoint_folder, config.record)
     return Trainer(
         task,
         parallel,

@@ -9,6 +9,7 @@ Checkpoints and predictions.json go to <output-dir>/<bert-model>/squad. Under to
 """
 
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +21,18 @@ from arguments import (
     add_parallel_arguments,
     add_precision_arguments,
     add_training_arguments,
+    check_shared_arguments,
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
+from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from parallelize import ParallelModel, parallelize
 from prediction import PredictionConfig, predict
 from run_setup import (
     build_trainer,
-    check_vocabulary,
-    find_vocab_file,
     global_batch_size,
-    is_uncased,
-    load_config,
     make_loader,
     make_run_config,
     start_runtime,
@@ -67,12 +66,6 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     data.add_argument("--train-file", type=optional_path, help="SQuAD JSON to train on")
     data.add_argument("--predict-file", type=optional_path, help="SQuAD JSON to predict answers for")
     data.add_argument(
-        "--init-checkpoint",
-        dest="from_pretrained_params",
-        type=optional_path,
-        help="the same as --from-pretrained-params: a checkpoint or Hugging Face model folder, or a folder of steps",
-    )
-    data.add_argument(
         "--do-lower-case",
         action=BooleanFlag,
         default=None,
@@ -80,7 +73,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     )
     add_global_arguments(parser, steps_required=False)
     group = add_training_arguments(parser, "AdamW", 5e-5, 0.1)
-    group.add_argument("--epochs", type=positive_float, default=3, help="passes over the training data")
+    group.add_argument(
+        "--epochs", "--num-train-epochs", type=positive_float, default=3, help="passes over the training data"
+    )
     group.add_argument("--train-batch-size", type=positive_int, default=32, help="sequences per GPU and micro-batch")
     features = parser.add_argument_group("features and decoding")
     features.add_argument(
@@ -120,6 +115,9 @@ def check_tasks(args: Arguments, parser: ArgumentParser) -> None:
         parser.error("--do-predict and --do-eval need --predict-file")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
+    if args.given("null_score_diff_threshold") and not args.version_2_with_negative:
+        parser.error("--null-score-diff-threshold is for SQuAD v2.0: add --version-2-with-negative, or leave it out")
+    check_shared_arguments(args, parser)
 
 
 def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: Arguments) -> SquadDataset:
@@ -134,14 +132,8 @@ def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: Arg
     )
 
 
-def open_tokenizer(args: Arguments, bert_config: BertConfig) -> BertTokenizer:
-    vocab_file = find_vocab_file(args)
-    check_vocabulary(vocab_file, bert_config)
-    return BertTokenizer(vocab_file, is_uncased(vocab_file) if args.do_lower_case is None else args.do_lower_case)
-
-
 def train(
-    args: Arguments, bert_config: BertConfig, dataset: SquadDataset, tokenizer: BertTokenizer, runtime: Runtime
+    args: Arguments, choice: ModelChoice, dataset: SquadDataset, tokenizer: BertTokenizer, runtime: Runtime
 ) -> tuple[ParallelModel, int, bool]:
     """Fine-tunes a model; returns it, the exit code, and whether training is complete."""
     loader = LoaderConfig(
@@ -163,10 +155,19 @@ def train(
         do_lower_case=tokenizer.do_lower_case,
         prefix=args.model_prefix,
     )
-    config = make_run_config(args, loader, runtime, metadata, max_steps)
+    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), max_steps)
     torch.manual_seed(args.seed)
     with torch.device("meta"):
-        model = BertForQuestionAnswering(bert_config)
+        model = BertForQuestionAnswering(choice.config)
+    runtime.reporter.log(
+        "PARAMETER",
+        {
+            "training_samples": len(dataset.squad.questions),
+            "training_features": len(dataset),
+            "train_batch_size": args.train_batch_size,
+            "steps": max_steps,
+        },
+    )
     trainer = build_trainer(model, SquadTask(args.max_seq_length), config, runtime)
     exit_code = trainer.train(make_loader(dataset, config, trainer))
     return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
@@ -188,9 +189,8 @@ def load_fine_tuned(args: Arguments, bert_config: BertConfig, runtime: Runtime) 
     return parallel
 
 
-def answer(args: Arguments, parallel: ParallelModel, dataset: SquadDataset, runtime: Runtime) -> None:
+def answer(args: Arguments, folder: Path, parallel: ParallelModel, dataset: SquadDataset, runtime: Runtime) -> None:
     """Answers all questions. The main process writes the answers and, for --do-eval, scores them."""
-    folder = args.output_dir / args.bert_model / PHASE
     writes = runtime.distributed.is_main and not args.benchmark
     if writes:  # before the work, so that a path that cannot be made is known early
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,11 +202,14 @@ def answer(args: Arguments, parallel: ParallelModel, dataset: SquadDataset, runt
     def collect(indices: np.ndarray, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         logits_2T[:, dataset.token_indices(indices)] = torch.stack(output).float().cpu().numpy()
 
+    runtime.reporter.log("PARAMETER", {"predict_start": True})
+    started = time.perf_counter()
     figures = predict(parallel, dataset, config, runtime, collect)
     if runtime.distributed.world_size > 1:  # the tokens of other ranks are zero
         dist.all_reduce(torch.from_numpy(logits_2T), group=runtime.distributed.cpu_group)
     if not np.isfinite(logits_2T).all():
         raise UserError("the model's logits are not finite: its weights are damaged, take another checkpoint")
+    figures["e2e_inference_time"] = time.perf_counter() - started
     text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
     runtime.reporter.log((), figures, f"prediction of {args.predict_batch_size} sequences at a time: {text}")
     if not writes:
@@ -222,31 +225,36 @@ def answer(args: Arguments, parallel: ParallelModel, dataset: SquadDataset, runt
     path = write_predictions(folder, predictions)
     print_line(f"answers to {len(predictions.answers)} questions in {path}")
     if args.do_eval:
+        runtime.reporter.log("PARAMETER", {"eval_start": True})
         # The threshold on the null odds was applied when the answers were chosen.
         scores = evaluate(dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf)
-        runtime.reporter.log((), scores, "  ".join(f"{name} {value:.6g}" for name, value in scores.items()))
+        runtime.reporter.log(
+            (), scores | {"F1": scores["f1"]}, "  ".join(f"{name} {value:.6g}" for name, value in scores.items())
+        )
 
 
 def run_squad(args: Arguments, runtime: Runtime) -> int:
-    bert_config = load_config(args)
+    choice = choose_model(args)
+    bert_config = choice.config
     if args.max_seq_length > bert_config.max_position_embeddings:
         raise UserError(
             f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
             f"{bert_config.max_position_embeddings}: use shorter windows or another config"
         )
-    tokenizer = open_tokenizer(args, bert_config)
+    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
+    tokenizer = BertTokenizer(choice.vocab_file, do_lower_case)
     train_data = open_dataset(args.train_file, tokenizer, True, args) if args.do_train else None
     predicts = args.do_predict or args.do_eval
     predict_data = open_dataset(args.predict_file, tokenizer, False, args) if predicts else None
     if train_data is not None:
-        parallel, exit_code, is_complete = train(args, bert_config, train_data, tokenizer, runtime)
+        parallel, exit_code, is_complete = train(args, choice, train_data, tokenizer, runtime)
         if not is_complete:
             return exit_code
     else:
         parallel = load_fine_tuned(args, bert_config, runtime)
     if predict_data is not None:
         parallel.prepare_for_inference(runtime.precision.dtype)
-        answer(args, parallel, predict_data, runtime)
+        answer(args, args.output_dir / choice.name / PHASE, parallel, predict_data, runtime)
     return 0
 
 

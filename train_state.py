@@ -7,32 +7,36 @@ it.
 
 import math
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from checkpoint import (
-    MODEL_FILE,
     checkpoint_steps,
     find_checkpoint,
     find_model_folder,
     is_valid,
     optimizer_file,
+    prepare_folder,
     progress_file,
     read_progress,
 )
 from checkpoint_writer import Checkpoint
+from model_files import open_model_weights
 from optimizer import state_names
 from parallelize import ParallelModel
 from precision import LossScale
 from pretrained import check_same_kind, checkpoint_shapes, copy_rows, select_weights
+from run_identity import RunRecord, check_record, overwrite, write_record
 from safetensors_rows import LazyTensor, TensorRows, open_safetensors
 from utils.distributed import DistributedContext
 from utils.errors import UserError
+from utils.files import lock_folder
 from utils.progress import print_line
 
 
@@ -44,6 +48,7 @@ class StartConfig:
     last_step_of_checkpoint: str | None = None
     from_phase1_final_params: Path | None = None
     from_pretrained_params: Path | None = None
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,15 @@ class TrainState:
         self.step = self.samples_consumed = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
+        # Over all resumes; raw: without evaluation and checkpoints.
+        self.train_seconds = self.raw_train_seconds = 0.0
+        self.clock = time.perf_counter()
+        self.lock: BinaryIO | None = None  # of the folder of steps
+
+    def read_clock(self) -> None:
+        """Adds the time since the last reading, or since the state was made, to `train_seconds`."""
+        now = time.perf_counter()
+        self.train_seconds, self.clock = self.train_seconds + now - self.clock, now
 
     # --- capture ---
 
@@ -121,19 +135,35 @@ class TrainState:
             "optimizer": type(self.optimizer).__name__,
             "optimizer_step": [group.get("step") for group in self.optimizer.param_groups],
             "loss_scale": self.loss_scale.state_dict(),
+            "train_seconds": self.train_seconds,
+            "raw_train_seconds": self.raw_train_seconds,
             "arguments": self.metadata.arguments,
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
         }
 
     # --- restore ---
 
-    def start_from(self, config: StartConfig, checkpoint_folder: Path, saves: bool) -> None:
+    def start_from(self, config: StartConfig, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Restores a checkpoint, or else loads weights, or else changes nothing, as `config` says. Only the main
         process looks for folders and verifies checksums; the others read what it found.
 
-        saves: the run will write checkpoints to `checkpoint_folder`, which must not hold newer ones of another run.
+        record: that of the run, if it will write checkpoints to `checkpoint_folder`: the folder is locked, and must not
+        belong to another run.
         """
-        found = self.distributed.on_main(lambda: find_start(config, checkpoint_folder, saves))
+
+        def prepare() -> dict[str, str | None]:
+            if record is not None:
+                prepare_folder(checkpoint_folder)
+                self.lock = lock_folder(checkpoint_folder)
+                if config.overwrite:
+                    overwrite(checkpoint_folder)
+                check_record(checkpoint_folder, record, print_line)
+            found = find_start(config, checkpoint_folder, saves=record is not None)
+            if record is not None:
+                write_record(checkpoint_folder, record)
+            return found
+
+        found = self.distributed.on_main(prepare)
         missing = [path for path in found.values() if path is not None and not Path(path).is_dir()]
         (ranks_without,) = self.distributed.all_reduce_sum([bool(missing)])
         if ranks_without:
@@ -172,6 +202,8 @@ class TrainState:
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress["loss_scale"])
         self.step, self.samples_consumed = progress["step"], progress["samples_consumed"]
+        self.train_seconds = float(progress.get("train_seconds", 0.0))
+        self.raw_train_seconds = float(progress.get("raw_train_seconds", 0.0))
         self.device_step.fill_(self.step)
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
         for what, now, then in [
@@ -179,7 +211,10 @@ class TrainState:
             ("the number of samples", self.metadata.num_samples, progress["num_samples"]),
         ]:
             if now != then:
-                self._log(f"warning: {what} was {then} and is {now} now: samples come in another order from here on")
+                raise UserError(
+                    f"checkpoint {folder} is of a run whose {what} is {then}, and this one's is {now}: use the same, "
+                    f"or take only its weights with --from-pretrained-params"
+                )
 
     def _restore_optimizer(self, folder: Path, progress: dict[str, Any]) -> None:
         """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
@@ -208,7 +243,7 @@ def load_weights(
 ) -> None:
     """Loads this rank's rows of the weights in a model folder; see pretrained.select_weights."""
     parameters = parallel.named_parameters()
-    weights = select_weights(parallel.model, open_safetensors(folder / MODEL_FILE), folder, log, required)
+    weights = select_weights(parallel.model, open_model_weights(folder), folder, log, required)
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()

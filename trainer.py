@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from checkpoint import prepare_folder
 from checkpoint_writer import CheckpointWriter
 from data_loader import MicroBatch, StepBatch
 from device import peak_flops
@@ -25,6 +24,7 @@ from metrics import (
     GlobalBatchStats,
     MeasuringWindow,
     Reporter,
+    dllogger_figures,
     format_duration,
     format_metrics,
     training_flops,
@@ -109,6 +109,7 @@ class Trainer:
         )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
+        self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
 
@@ -143,6 +144,7 @@ class Trainer:
                     self._read_step(int(stats.sequences))
                 bar.update(state.step - bar.n)
 
+                state.raw_train_seconds += time.perf_counter() - started
                 if logs:
                     self._log(sums, stats, window, bar)
                 if benchmark:
@@ -206,11 +208,11 @@ class Trainer:
 
     def _begin(self) -> None:
         if not self.config.benchmark:
-            self.distributed.on_main(lambda: prepare_folder(self.config.checkpoint_folder))
             # Weights and two moments, in float32.
             num_bytes = 12 * sum(p.numel() for p in self.parallel.named_parameters().values())
             self.writer.reserve(num_bytes, pinned=self.device.type == "cuda")
-        self.reporter.log("PARAMETER", self.state.metadata.arguments)
+        self.reporter.log("PARAMETER", self.state.metadata.arguments | {"SEED": self.state.metadata.seed})
+        self.reporter.log("PARAMETER", {"train_start": True})
 
     def _last_step(self) -> int:
         config, step = self.config, self.state.step
@@ -235,7 +237,18 @@ class Trainer:
         reached = f"{phase}: step {step} of {self.config.max_steps}"
         if stopped_by is not None and step < self.config.max_steps:
             reached += f", stopped by {signal.Signals(stopped_by).name}: the same command goes on from here"
-        self.reporter.log((), {"step": step, "checkpoint": str(folder)}, f"{reached}; checkpoint in {folder}")
+        self.state.read_clock()
+        figures = {"step": step, "checkpoint": str(folder)}
+        if self.final_loss is not None:
+            state = self.state
+            rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
+            figures |= {
+                "e2e_train_time": state.train_seconds,
+                "raw_train_time": state.raw_train_seconds,
+                "training_sequences_per_second": rate,
+                "final_loss": self.final_loss,
+            }
+        self.reporter.log((), figures, f"{reached}; checkpoint in {folder}")
 
     # --- exchange with the other ranks and the device ---
 
@@ -284,8 +297,10 @@ class Trainer:
             metrics["loss_scale"] = float(self.loss_scale.value)
         metrics.update(window.figures())
         window.restart()
+        self.final_loss = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
-        self.reporter.log((self.state.step,), metrics, f"{self._place()}  {format_metrics(metrics)}  {left} left")
+        text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
+        self.reporter.log((self.state.step,), metrics | dllogger_figures(metrics, stats.sequences), text)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
     def _log_evaluation(self) -> None:
@@ -301,6 +316,7 @@ class Trainer:
         if self.state.step == self.saved_step:
             return
         self.saved_step = self.state.step
+        self.state.read_clock()
         if self.writer.is_writer:
             self.writer.write(self.state.capture())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from bert_config import BertConfig
 from checkpoint_formats.source_weights import SourceWeights, translate
 from utils.errors import UserError
-from utils.model_files import read_model_tensors
+from model_files import read_model_tensors
 
 
 def read(source: Path, _config: BertConfig) -> SourceWeights:

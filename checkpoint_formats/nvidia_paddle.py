@@ -17,7 +17,7 @@ import torch
 from bert_config import BertConfig
 from checkpoint_formats.source_weights import SourceWeights, find_file
 from utils.errors import UserError
-from utils.model_files import forbidden_class
+from model_files import forbidden_class
 
 try:
     from numpy._core.multiarray import _reconstruct

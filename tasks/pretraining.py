@@ -3,6 +3,8 @@
 Legend: n samples, S sequence length, P predictions per sequence, T tokens in the stream, N sequences, M masked tokens.
 """
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +84,16 @@ class PretrainingDataset:
     @property
     def has_next_sentence(self) -> bool:
         return bool(self.attributes.get("next_sentence_prediction", True))
+
+    def digest(self) -> str:
+        """A digest that identifies the data of a run: names, sizes and attributes of the shards, but for how they are
+        stored."""
+        shards = []
+        for shard in self.shards:
+            stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
+            shards.append([shard.path.name, len(shard), stored])
+        content = [self.sequence_length, self.predictions_per_sequence, shards]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def bytes_in_memory(self) -> int:

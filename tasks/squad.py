@@ -4,6 +4,7 @@ Legend: F features (a question over a window of its context), C tokens of a cont
 of a stream.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -159,6 +160,13 @@ class SquadDataset:
     def stream_arrays(self) -> tuple[str, ...]:
         inputs = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")
         return inputs + LABELS if self.training else inputs
+
+    def digest(self) -> str:
+        """A digest of all features, which identifies the training data of a run."""
+        digest = hashlib.sha256()
+        for array in (self.input_ids, self.lengths, self.start_positions, self.end_positions):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
 
     def read(self, indices: np.ndarray) -> "SquadSamples":
         return SquadSamples(self, indices)

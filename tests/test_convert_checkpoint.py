@@ -19,7 +19,7 @@ from transformers import BertModel as HFModel
 from checkpoint_formats import google_tf
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
-from utils.model_files import read_model_tensors
+from model_files import read_model_tensors
 
 EXPECTED = np.load(FIXTURES / "expected.npz")
 INPUTS = {key: torch.from_numpy(EXPECTED[key]) for key in ("input_ids", "token_type_ids", "attention_mask")}

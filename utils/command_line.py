@@ -22,6 +22,10 @@ class Arguments(argparse.Namespace):
             raise AttributeError(f"arguments are frozen: cannot set {name}")
         super().__setattr__(name, value)
 
+    def given(self, name: str) -> bool:
+        """Whether the command line has the argument `name`, so that its value is not just the default."""
+        return name in self._given
+
     def as_dict(self) -> dict[str, Any]:
         """The arguments by name; paths are strings, so that the result can be written as JSON."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -41,6 +45,19 @@ class BooleanFlag(argparse.Action):
         negative = option_string is not None and option_string.startswith("--no-")
         value = True if values is None else parse_bool(values, parser, option_string)
         setattr(namespace, self.dest, value != negative)
+
+
+class RefusedFlag(argparse.Action):
+    """A flag of another program that this one refuses; `hint` says what to use instead."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, hint: str, **_: Any):
+        super().__init__(
+            option_strings, argparse.SUPPRESS, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        self.hint = hint
+
+    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
+        parser.error(f"{option_string} is not a flag of this program: {self.hint}")
 
 
 def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -> bool:
@@ -68,6 +85,8 @@ class ArgumentParser(argparse.ArgumentParser):
                 hint = f": did you mean {close[0]}?" if close else ""
                 self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         parsed = super().parse_args(argv, namespace or Arguments())
+        flags = {flag_name(word) for word in argv if is_flag(word)}
+        parsed._given = frozenset(action.dest for action in self._actions if flags.intersection(action.option_strings))
         parsed._frozen = True
         return parsed
 

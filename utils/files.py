@@ -1,12 +1,15 @@
 """Files: read JSON with clear errors, write atomically, hash."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from utils.errors import UserError
 
@@ -61,6 +64,29 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_folder(folder: Path) -> BinaryIO:
+    """Locks `folder` for this process until the returned file is closed or the process ends, however it ends.
+
+    Raises UserError, naming the host and process that hold the lock, if there is one. A file system without locks is
+    noted on standard error.
+    """
+    file = (folder / ".lock").open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().decode("utf-8", "replace").strip() or "another process"
+        file.close()
+        raise UserError(f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder") from error
+    except OSError as error:
+        print(f"warning: {folder} cannot be locked ({error.strerror}): run only one program there", file=sys.stderr)
+        return file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    file.flush()
+    return file
 
 
 def file_digest(path: str | Path, algorithm: str = "sha256", progress: Callable[[int], Any] | None = None) -> str:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from safetensors_rows import LazyTensor, open_safetensors
 from utils.errors import UserError
 from utils.files import read_json
 
@@ -47,6 +48,19 @@ def read_model_tensors(folder: str | Path) -> dict[str, Tensor]:
             return _read_shards(folder / (name + INDEX_SUFFIX))
     expected = ", ".join(f"{name} or {name}{INDEX_SUFFIX}" for name in WEIGHT_FILES)
     raise UserError(f"model folder {folder} holds no weights: expected {expected}")
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether `folder` holds weights in one of the four layouts."""
+    return any((folder / name).is_file() or (folder / (name + INDEX_SUFFIX)).is_file() for name in WEIGHT_FILES)
+
+
+def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
+    """The weights in a model folder by name. Those of a single safetensors file are read when they are used, by rows;
+    the other layouts are read at once."""
+    if (folder / WEIGHT_FILES[0]).is_file():
+        return open_safetensors(folder / WEIGHT_FILES[0])
+    return {name: LazyTensor.of(tensor) for name, tensor in read_model_tensors(folder).items()}
 
 
 def _read_shards(index_path: Path) -> dict[str, Tensor]:

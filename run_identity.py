@@ -1,0 +1,135 @@
+"""What makes two runs the same: a folder of steps belongs to one run, and holds its record in run.json.
+
+The identity (starting weights, data, vocabulary, architecture, seed) never changes within a folder. Hyperparameters may
+change while a run is unfinished; each change is named. What changes no result is not part of the record.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoint import MANIFEST_FILE, checkpoint_steps, remove_checkpoint
+from model_files import WEIGHT_FILES
+from utils.command_line import Arguments
+from utils.errors import UserError
+from utils.files import file_digest, read_json, write_json
+
+RECORD_FILE = "run.json"
+RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+RANDOM = (
+    "random"  # starting weights of a run without a model folder, also of one that continues from its own checkpoint
+)
+
+# Flags that people change on purpose in the middle of a run; all are flags of every training program.
+HYPERPARAMETERS = (
+    *("optimizer", "learning_rate", "warmup_start_lr", "warmup_proportion", "lr_decay", "lr_decay_power"),
+    *("lr_decay_rate", "lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
+    *("amp", "amp_dtype", "use_pure_fp16", "fp16", "tf32", "scale_loss", "use_dynamic_loss_scaling"),
+)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """`identity` and `hyperparameters` by name, as JSON values. An identity of None is not known."""
+
+    identity: dict[str, Any]
+    hyperparameters: dict[str, Any]
+
+
+def make_record(
+    args: Arguments,
+    *,
+    weights: Path | None,
+    data: str,
+    vocabulary: Path,
+    architecture: dict[str, Any],
+    global_batch_size: int,
+    max_steps: int,
+) -> RunRecord:
+    """The record of a run with these flags. weights: the model folder that the flags name, or None for a random
+    initialization; data: a digest of the training data."""
+    identity = {
+        "starting weights": RANDOM if weights is None else weights_digest(weights),
+        "data": data,
+        "vocabulary": file_digest(vocabulary),
+        "architecture": json.loads(json.dumps(architecture)),
+        "seed": args.seed,
+    }
+    values = args.as_dict()
+    hyperparameters = {f"--{name.replace('_', '-')}": values[name] for name in HYPERPARAMETERS if name in values}
+    return RunRecord(identity, hyperparameters | {"the global batch size": global_batch_size, "--max-steps": max_steps})
+
+
+def weights_digest(folder: Path) -> str | None:
+    """A digest of the weights in a model folder, or in the newest checkpoint of a folder of steps; None if there are
+    none, as when the checkpoints of phase 1 were removed after phase 2 had begun."""
+    for candidate in (folder, *(folder / str(step) for step in reversed(checkpoint_steps(folder)))):
+        manifest = candidate / MANIFEST_FILE
+        if manifest.is_file():
+            files = read_json(manifest, "the manifest of a checkpoint").get("files", {})
+            return digest_of(files.get(WEIGHT_FILES[0]))
+        paths = sorted(path for path in candidate.glob("*") if path.name.startswith(("model", "pytorch_model")))
+        if paths := [path for path in paths if path.suffix in (".safetensors", ".bin")]:
+            return digest_of([file_digest(path) for path in paths])
+    return None
+
+
+def digest_of(value: Any) -> str:
+    """A digest of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) -> None:
+    """Raises UserError if `folder` belongs to another run, or holds the result of other settings; names the settings
+    that change in an unfinished run. Does nothing if there is no record yet."""
+    path = folder / RECORD_FILE
+    if not (path.is_file() and checkpoint_steps(folder)):
+        return
+    stored = read_json(path, "the record of a run")
+    try:
+        identity, hyperparameters = dict(stored["identity"]), dict(stored["hyperparameters"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): choose another --output-dir, or add --overwrite") from error
+    ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
+    for name, now in record.identity.items():
+        then = identity.get(name)
+        is_unknown = None in (then, now) or (name == "starting weights" and now == RANDOM)
+        if not is_unknown and then != now:
+            raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
+    step = checkpoint_steps(folder)[-1]
+    max_steps = record.hyperparameters["--max-steps"]
+    if step > max_steps:
+        raise UserError(f"{folder} already holds step {step}, and --max-steps is {max_steps}: raise it, or {ways_out}")
+    is_finished = step == max_steps
+    for name, now in record.hyperparameters.items():
+        then = hyperparameters.get(name)
+        if then == now:
+            continue
+        if is_finished and name != "--max-steps":
+            raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
+        log(f"note: {name} was {then} and is {now} now")
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    if isinstance(then, dict) and isinstance(now, dict):
+        key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
+        return f"{key} {then.get(key)} (this one has {now.get(key)})"
+    if name in ("data", "vocabulary", "starting weights") and RANDOM not in (then, now):
+        return f"other {name}"
+    return f"{name} {then} (this one has {now})"
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Makes `folder` that of the run."""
+    write_json(folder / RECORD_FILE, {"identity": record.identity, "hyperparameters": record.hyperparameters})
+
+
+def overwrite(folder: Path) -> None:
+    """Removes the checkpoints, the record and the results of a run in a folder of steps, and nothing else."""
+    for step in checkpoint_steps(folder):
+        remove_checkpoint(folder / str(step))
+    for name in (RECORD_FILE, *RESULT_FILES):
+        (folder / name).unlink(missing_ok=True)
