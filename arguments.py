@@ -58,6 +58,11 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         group.add_argument("--max-steps", type=positive_int, required=True, help="updates of the whole run")
     else:
         group.add_argument("--max-steps", type=int, default=-1, help="most updates; -1: as many as the epochs need")
+    group.add_argument(
+        "--pre-layer-norm",
+        action=BooleanFlag,
+        help="LayerNorm before attention and feed-forward, as DeepSpeed's bing_bert",
+    )
     group.add_argument("--log-freq", type=positive_int, default=10, help="updates between log lines")
     group.add_argument("--num-steps-per-checkpoint", type=positive_int, default=100, help="updates between checkpoints")
     group.add_argument(

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 
 # Keys that other libraries write into a BERT config and that change the model: only these values are supported.
@@ -27,6 +28,7 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    pre_layer_norm: bool = False  # LayerNorm before attention and feed-forward, and after the last layer
 
     def __post_init__(self) -> None:
         if self.hidden_act != "gelu":
@@ -35,6 +37,8 @@ class BertConfig:
             value = getattr(self, field.name)
             if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{field.name} is {value!r}: it must be a whole number from 1 up")
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{field.name} is {value!r}: it must be true or false")
             if field.type is float and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
                 raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 up")
         if self.hidden_size % self.num_attention_heads:
@@ -53,13 +57,14 @@ class BertConfig:
             raise ValueError(f"{path}: expected a JSON object")
         known = {field.name for field in dataclasses.fields(cls)}
         # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
-        missing = sorted(known - values.keys() - {"layer_norm_eps"})
+        missing = sorted(known - values.keys() - {"layer_norm_eps", "pre_layer_norm"})
         if missing:
             raise ValueError(f"{path}: missing key {', '.join(map(repr, missing))}")
         unknown = sorted(values.keys() - known - FOREIGN_KEYS.keys() - {"model_type"})
-        if unknown and values.get("model_type") != "bert":
+        if unknown and values.get("model_type") not in ("bert", PRE_LN_MODEL_TYPE):
             raise ValueError(f"{path}: unknown key {', '.join(map(repr, unknown))}")
-        for key, expected in {"model_type": "bert", **FOREIGN_KEYS}.items():
+        model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
+        for key, expected in {"model_type": model_type, **FOREIGN_KEYS}.items():
             if values.get(key, expected) != expected:
                 raise ValueError(f"{path}: {key} is {values[key]!r}, and this model is BERT: {expected!r}")
         try:
@@ -68,7 +73,9 @@ class BertConfig:
             raise ValueError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
+        """The content of `config.json`. transformers has no pre-LN BERT: another model type keeps it from loading one
+        as if it were post-LN."""
+        return {"model_type": PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert", **dataclasses.asdict(self)}
 
     @property
     def padded_vocab_size(self) -> int:

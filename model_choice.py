@@ -4,6 +4,7 @@ Flags come first. Without them, a model folder that the run starts from brings i
 this project.
 """
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ def choose_model(args: Arguments) -> ModelChoice:
     elif config_path is None and name == CUSTOM:
         raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
     config = read_config(config_path or CONFIGS / f"{name}.json")
+    if args.pre_layer_norm:
+        config = dataclasses.replace(config, pre_layer_norm=True)
 
     vocab_file, do_lower_case = args.vocab_file, None
     if vocab_file is None and folder is not None and (folder / VOCAB_FILE).is_file():

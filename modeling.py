@@ -103,16 +103,22 @@ class BertSelfAttention(nn.Module):
 
 
 class BertResidualOutput(nn.Module):
-    """The end of both halves of a layer: dense, dropout, residual, LayerNorm."""
+    """The end of both halves of a layer: dense, dropout, residual, LayerNorm. With pre-LN, LayerNorm is applied to the
+    input of the half instead (Xiong et al., 2020), by `normalize_input`."""
 
     def __init__(self, in_features: int, config: BertConfig):
         super().__init__()
+        self.pre_layer_norm = config.pre_layer_norm
         self.dense = Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
+    def normalize_input(self, hidden_TE: Tensor) -> Tensor:
+        return self.LayerNorm(hidden_TE) if self.pre_layer_norm else hidden_TE
+
     def forward(self, inner: Tensor, residual_TE: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(inner), residual_TE))
+        output_TE = self.dropout(self.dense(inner), residual_TE)
+        return output_TE if self.pre_layer_norm else self.LayerNorm(output_TE)
 
 
 class BertAttention(nn.Module):
@@ -122,7 +128,7 @@ class BertAttention(nn.Module):
         self.output = BertResidualOutput(config.hidden_size, config)
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
-        context_TE = self.self(hidden_TE, attention)
+        context_TE = self.self(self.output.normalize_input(hidden_TE), attention)
         if output_R is not None:
             context_TE, hidden_TE = context_TE.index_select(0, output_R), hidden_TE.index_select(0, output_R)
         return self.output(context_TE, hidden_TE)
@@ -146,20 +152,23 @@ class BertLayer(nn.Module):
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
         attended_TE = self.attention(hidden_TE, attention, output_R)
-        return self.output(self.intermediate(attended_TE), attended_TE)
+        return self.output(self.intermediate(self.output.normalize_input(attended_TE)), attended_TE)
 
 
 class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+        if config.pre_layer_norm:
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
         """The last hidden states [T, E], or [R, E] of the tokens `output_R` only: then the last layer computes nothing
         for the other tokens after its attention."""
         for layer in self.layer[:-1]:
             hidden_TE = layer(hidden_TE, attention)
-        return self.layer[-1](hidden_TE, attention, output_R)
+        hidden = self.layer[-1](hidden_TE, attention, output_R)
+        return self.LayerNorm(hidden) if hasattr(self, "LayerNorm") else hidden
 
 
 class BertPooler(nn.Module):

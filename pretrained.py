@@ -41,7 +41,8 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
     heads, or another vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
         theirs = read_json(folder / CONFIG_FILE, "the config")
-        for key in ("num_attention_heads", "hidden_act", "layer_norm_eps"):
+        theirs = {"pre_layer_norm": False, **theirs}
+        for key in ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm"):
             if theirs.get(key, config[key]) != config[key]:
                 raise UserError(
                     f"{folder / CONFIG_FILE}: {key} is {theirs[key]}, and this run's config has {config[key]}: use "

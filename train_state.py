@@ -101,7 +101,7 @@ class TrainState:
             for key, value in self.optimizer.state.get(p, {}).items():
                 if isinstance(value, Tensor):
                     optimizer.append(self._rows(name, f"{name}.{key}", value))
-        config = {"architectures": [self.model.architecture], "model_type": "bert", **self.model.config.to_dict()}
+        config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
         metadata = self.metadata
         return Checkpoint(
             self.step,
