@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from data.books import clean_book
-from data.documents import MAX_DOCUMENT, read_documents
+from data_preparation.books import clean_book
+from data_preparation.documents import MAX_DOCUMENT, read_documents
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/books"
@@ -148,11 +148,11 @@ def test_records_are_documents(tmp_path):
         (
             "a.txt.gz",
             gzip.compress(b"Good.\n\n" * 50_000)[:-20],
-            r"a\.txt\.gz, after line \d+: the gzip file is cut",
+            r"a\.txt\.gz, after line \d+: the gzip file is truncated",
             None,
         ),
-        ("a.txt.gz", b"not gzip", r"a\.txt\.gz, after line 0: the gzip file is cut off or damaged", []),
-        ("a.parquet", b"PAR1 not parquet", r"a\.parquet, after row 0: the parquet file is cut off or damaged", []),
+        ("a.txt.gz", b"not gzip", r"a\.txt\.gz, after line 0: the gzip file is truncated or damaged", []),
+        ("a.parquet", b"PAR1 not parquet", r"a\.parquet, after row 0: the parquet file is truncated or damaged", []),
     ],
 )
 def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, content, message, left):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data import download
-from data.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
+from data_preparation import download
+from data_preparation.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
 from utils.errors import UserError
 
 CONTENT = random.Random(7).randbytes(300_000)
@@ -232,7 +232,7 @@ def test_a_server_that_promises_more_than_it_has_is_given_up(server, tmp_path):
 
 def test_a_file_of_unknown_length_needs_a_checksum(server, tmp_path):
     server.answers = [lambda handler: handler.send(CONTENT, claim=-1)]
-    with pytest.raises(UserError, match="how long"):
+    with pytest.raises(UserError, match="length of the file"):
         fetch([server.url()], tmp_path / "a.bin", policy=HASTY)
     fetch([server.url()], tmp_path / "b.bin", SHA256, policy=HASTY)
     assert (tmp_path / "b.bin").read_bytes() == CONTENT

@@ -21,7 +21,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from data import formatting, prepare
+from data import prepare
+from data_preparation import formatting, parallel
 from utils import progress
 from utils.errors import run_main
 
@@ -101,8 +102,8 @@ def test_a_second_run_has_nothing_to_do(built, corpus):
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_path):
     done = run("all", "corpus", corpus, "--output-dir", tmp_path / "new", *SMALL, "--dry-run")
     assert not (tmp_path / "new").exists()
-    for word in ("format", "shard", "hdf5 64 training", "estimated"):
-        assert word in done.stdout
+    stages = ["format corpus", "shard", "hdf5 64 training", "hdf5 64 test"]
+    assert re.findall(r"^(.+?) +to do  ", done.stdout, re.M) == stages
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
 
 
@@ -113,9 +114,10 @@ def test_a_dry_run_of_each_stage_does_nothing(built, corpus, capsys, stage):
     before = digests(built)
     paths = [corpus] if stage.startswith("format") else []
     prepare.main([*stage.split(), *map(str, paths), "--output-dir", str(built), "--dry-run"])
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.split() == ["stage", "bytes", "time", "folder"]
-    assert last.startswith("estimated in all")
+    first, *stages, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["stage", "status", "folder"]
+    assert all(line.startswith(stage) and str(built) in line for line in stages)
+    assert last.endswith(f"of {len(stages)} stages to do (dry run: nothing was done)")
     assert digests(built) == before
 
 
@@ -133,7 +135,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, workers, monkeypatch):
     # So little text is not worth a second worker and is one batch; here it is worth many.
-    monkeypatch.setattr(prepare, "BYTES_WORTH_A_WORKER", 1)
+    monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
     monkeypatch.setattr(formatting, "BATCH", 8_000)
     arguments = ["all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", workers, *SMALL]
     prepare.main([str(argument) for argument in arguments])
@@ -176,7 +178,7 @@ def check_against_manifest(path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     program = (
         "import sys, time\n"
-        "from data.parallel import ordered_map\n"
+        "from data_preparation.parallel import ordered_map\n"
         "from tests.test_prepare import write_pid_and_sleep\n"
         "if __name__ == '__main__':\n"
         "    list(ordered_map(write_pid_and_sleep, [sys.argv[1]] * 4, 2))\n"
@@ -227,7 +229,7 @@ def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpu
 BAD_INPUTS = {
     "latin1.txt": ("Ein Haus für alle.\n".encode("latin-1"), "latin1.txt:1: not UTF-8"),
     "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
-    "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode())[:4_000], "cut off"),
+    "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode())[:4_000], "truncated"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
 }
@@ -260,7 +262,7 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
     [
         (["all", "corpus"], "name the text"),
         (["all", "corpus", "/nowhere"], "/nowhere does not exist"),
-        (["all", "corpus", ROOT / "vocab" / "README.md"], "holds no .txt"),
+        (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
         (["shard"], "run the format stage first"),
         (["hdf5"], "run the shard stage first"),
         (["verify", "/nowhere"], "no HDF5 shard"),

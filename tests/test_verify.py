@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from data import prepare
-from data.verify import sample_lines, verify_folder
-from pretraining_dataset import KEYS
+from data_preparation.verify import verify_folder
+from data_preparation.verify_report import sample_lines
+from hdf5_shards import KEYS
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -168,7 +169,7 @@ def other_length(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (set_value("input_ids", (7, 1), 900), "row 7: input_ids holds an id outside"),
+        (set_value("input_ids", (7, 1), 900), "row 7: input_ids contains an id outside"),
         (set_value("input_mask", (7, 1), 0), "row 7: input_mask"),
         (set_value("segment_ids", (7, 1), 2), "row 7: segment_ids"),
         (set_value("masked_lm_positions", (7, 0), 15), "row 7: masked_lm_positions points outside"),
@@ -218,8 +219,8 @@ def test_a_dry_run_says_how_much_there_is_to_read_and_reads_nothing(folder, tmp_
     set_value("input_ids", (3, 2), 999)(folder / "shard-2.hdf5")
     size = sum(path.stat().st_size for path in folder.glob("*.hdf5"))
     prepare.main(["verify", str(tmp_path), "--dry-run"])
-    heading, row, total = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["shards", "bytes", "time", "folder"]
-    assert row.split() == ["3", f"{size / 1000:.1f}", "kB", "0", "s", str(folder)]
-    assert total.split()[:3] == row.split()[:3]
+    heading, row, last = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["shards", "bytes", "folder"]
+    assert row.split() == ["3", f"{size / 1000:.1f}", "kB", str(folder)]
+    assert "dry run" in last
     assert not list(tmp_path.rglob("*.png"))

@@ -1,6 +1,6 @@
-"""What is in a folder of HDF5 shards: every row read and checked, counts and shares, samples to read, and a picture.
+"""Checks every row of HDF5 shards, this project's and NVIDIA's, and counts what is in them.
 
-Reads this project's shards and NVIDIA's. Legend: n rows, S sequence length, P predictions a sequence.
+Legend: n rows, S sequence length, P predictions per sequence, M masked tokens.
 """
 
 from collections.abc import Iterator
@@ -10,40 +10,37 @@ from pathlib import Path
 
 import numpy as np
 
-from data.manifest import file_digest
-from data.parallel import ordered_map
-from pretraining_dataset import KEYS, Shard, find_shards
+from data_preparation.parallel import ordered_map
+from hdf5_shards import KEYS, Shard, find_shards
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.progress import progress_bar
 
-PICTURE = "distributions.png"
-ROWS = 2048  # examined at a time: bounds memory whatever the shard
-# Random weights for hashes of rows. A row's hash is a sum of products modulo 2^64.
-HASH_SEED = 20_181_011
+BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
+HASH_SEED = 20_181_011  # of the random weights: the hash of a row is a weighted sum modulo 2^64
 
 
 @dataclass
 class Findings:
-    """Sums over shards of one sequence length; `+` joins two."""
+    """Sums over shards of one sequence length; `+` adds two."""
 
     shards: int
     samples: int
     tokens: int
     masked: int
-    masked_as_mask: int  # [MASK] stands there
-    masked_as_itself: int
-    masked_as_other: int
-    labels: np.ndarray  # samples whose label is -1 (none), 0 (B follows A), 1 (B is random) [3]
-    lengths: np.ndarray  # samples of each length [S + 1]
-    positions: np.ndarray  # masks at each position [S]
+    masked_as_mask: int  # replaced by [MASK]
+    masked_as_itself: int  # kept
+    masked_as_other: int  # replaced by a random token
+    labels: np.ndarray  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
+    lengths: np.ndarray  # number of samples of each length [S + 1]
+    positions: np.ndarray  # number of masked tokens at each position [S]
     highest_id: int
-    sample_hashes: list[np.ndarray] = field(repr=False)  # of the samples as they are, a [n] a shard
+    sample_hashes: list[np.ndarray] = field(repr=False)  # of the samples as they are, one [n] per shard
     text_hashes: list[np.ndarray] = field(repr=False)  # of the samples without their masks
 
     def __add__(self, other: "Findings") -> "Findings":
-        joined = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return Findings(**joined | {"highest_id": max(self.highest_id, other.highest_id)})
+        total = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Findings(**total | {"highest_id": max(self.highest_id, other.highest_id)})
 
     @property
     def sequence_length(self) -> int:
@@ -75,12 +72,12 @@ def verify_folder(
     tokenizer: BertTokenizer | None,
     workers: int = 1,
 ) -> Findings:
-    """Reads every shard in `folder`. Raises UserError that names the first shard and row that cannot be right."""
+    """Reads every shard in `folder`. Raises UserError that names the first invalid shard and row."""
     paths = find_shards(folder)
     first = Shard(paths[0])
     mask_id = tokenizer.mask_token_id if tokenizer else guess_mask_id(first)
     for path in paths:
-        check_belongs(Shard(path), first, tokenizer)
+        check_consistency(Shard(path), first, tokenizer)
     special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
     examine = partial(examine_shard, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size)
@@ -91,18 +88,18 @@ def verify_folder(
             bar.update()
     total = reduce(Findings.__add__, findings)
     if total.samples == 0:
-        raise UserError(f"the shards in {folder} hold no sample: make them from more text")
+        raise UserError(f"the shards in {folder} contain no sample: make them from more text")
     return total
 
 
-def check_belongs(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -> None:
+def check_consistency(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -> None:
     if (shard.sequence_length, shard.predictions_per_sequence) != (
         first.sequence_length,
         first.predictions_per_sequence,
     ):
         raise UserError(
             f"shards disagree: {first.path} has length {first.sequence_length} and {first.predictions_per_sequence} "
-            f"predictions, {shard.path} {shard.sequence_length} and {shard.predictions_per_sequence}: "
+            f"predictions, {shard.path} has {shard.sequence_length} and {shard.predictions_per_sequence}: "
             "keep shards of different kinds in different folders"
         )
     for key in sorted(first.attributes.keys() | shard.attributes.keys()):
@@ -112,12 +109,12 @@ def check_belongs(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -
     if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
         raise UserError(
             f"shard {shard.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) than "
-            f"{tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): name the one it was made with"
+            f"{tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was made with"
         )
 
 
 def guess_mask_id(shard: Shard) -> int:
-    """The id that stands most often where a token was masked: without a vocabulary that can only be [MASK]'s."""
+    """The most frequent id at masked positions: without a vocabulary, the best guess of the id of [MASK]."""
     for block in read_blocks(shard):
         masked_nP = block["masked_lm_positions"] > 0
         if masked_nP.any():
@@ -127,9 +124,9 @@ def guess_mask_id(shard: Shard) -> int:
 
 
 def read_blocks(shard: Shard) -> Iterator[dict[str, np.ndarray]]:
-    """The six data sets, `ROWS` rows at a time, in int64."""
-    for start in range(0, len(shard), ROWS):
-        yield {key: shard.arrays[key][start : start + ROWS].astype(np.int64) for key in KEYS}
+    """The six data sets, `BLOCK_ROWS` rows at a time, in int64."""
+    for start in range(0, len(shard), BLOCK_ROWS):
+        yield {key: shard.arrays[key][start : start + BLOCK_ROWS].astype(np.int64) for key in KEYS}
 
 
 def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None, vocab_size: int) -> Findings:
@@ -140,15 +137,15 @@ def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None,
         1, 0, 0, 0, 0, 0, 0, np.zeros(3, int), np.zeros(length + 1, int), np.zeros(length, int), 0, [], []
     )  # fmt: skip
     for number, block in enumerate(read_blocks(shard)):
-        refuse_bad_rows(path, number * ROWS, block, special_ids, vocab_size)
+        check_rows(path, number * BLOCK_ROWS, block, special_ids, vocab_size)
         findings += examine_block(block, mask_id, weights)
     return findings
 
 
-def refuse_bad_rows(
+def check_rows(
     path: Path, first_row: int, block: dict[str, np.ndarray], special_ids: tuple[int, int] | None, vocab_size: int
 ) -> None:
-    """Raises UserError for the first row that no data creation could have made."""
+    """Raises UserError for the first row that breaks a rule of the format."""
     ids_nS, mask_nS, segments_nS = block["input_ids"], block["input_mask"], block["segment_ids"]
     positions_nP, labels_n = block["masked_lm_positions"], block["next_sentence_labels"]
     n, length = ids_nS.shape
@@ -157,10 +154,10 @@ def refuse_bad_rows(
     sorted_nP = np.sort(positions_nP, axis=1)
     ids_fit_nP = (block["masked_lm_ids"] >= 0) & (block["masked_lm_ids"] < vocab_size)
     checks = {
-        "input_ids holds an id outside the vocabulary": ((ids_nS < 0) | (ids_nS >= vocab_size)).any(axis=1),
+        "input_ids contains an id outside the vocabulary": ((ids_nS < 0) | (ids_nS >= vocab_size)).any(axis=1),
         "input_mask is not ones and then zeros": (mask_nS != (np.arange(length) < lengths_n[:, None])).any(axis=1),
         "the sample is shorter than [CLS] x [SEP]": lengths_n < 3,
-        "segment_ids holds something other than 0 and 1": ((segments_nS < 0) | (segments_nS > 1)).any(axis=1),
+        "segment_ids contains something other than 0 and 1": ((segments_nS < 0) | (segments_nS > 1)).any(axis=1),
         "masked_lm_positions points outside the sample": (
             (positions_nP < 0) | (positions_nP >= lengths_n[:, None])
         ).any(axis=1),
@@ -168,7 +165,7 @@ def refuse_bad_rows(
             axis=1
         ),
         "nothing is masked": ~masked_nP.any(axis=1),
-        "masked_lm_ids holds an id outside the vocabulary": (masked_nP & ~ids_fit_nP).any(axis=1),
+        "masked_lm_ids contains an id outside the vocabulary": (masked_nP & ~ids_fit_nP).any(axis=1),
         "next_sentence_labels is not 0 or 1": (labels_n < -1) | (labels_n > 1),
     }
     if special_ids:
@@ -182,7 +179,7 @@ def refuse_bad_rows(
     for what, bad_n in checks.items():
         if bad_n.any():
             row = first_row + int(bad_n.argmax())
-            raise UserError(f"shard {path}, row {row}: {what}: the shard is damaged, make or fetch it again")
+            raise UserError(f"shard {path}, row {row}: {what}: the shard is damaged, make or download it again")
 
 
 def examine_block(block: dict[str, np.ndarray], mask_id: int, weights: np.ndarray) -> Findings:
@@ -218,81 +215,3 @@ def examine_block(block: dict[str, np.ndarray], mask_id: int, weights: np.ndarra
 
 def hash_rows(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return values.astype(np.uint64) @ weights[: values.shape[1]]
-
-
-def find_vocabulary(folder: Path, shipped: Path) -> Path | None:
-    """The vocabulary that the shards in `folder` were made with, by its sum: the one beside them, or a shipped one."""
-    wanted = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
-    for path in (folder / "vocab.txt", *sorted(shipped.glob("*.txt"))):
-        if path.is_file() and (wanted is None or file_digest(path) == wanted):
-            return path if wanted or path.parent == folder else None
-    return None
-
-
-def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[str]:
-    """For a person to read. `expected` is BERT's recipe; other recipes have other numbers."""
-    f = findings
-    shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
-    nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
-    vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(vocabulary not known)"
-    lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
-    return [
-        f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
-        f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, 9: "
-        + ", ".join(map(str, lengths)),
-        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
-        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random (expected 80, 10, 10)",
-        f"next sentence     {nsp}",
-        f"ids               up to {f.highest_id} {vocabulary}",
-        f"repeated samples  {f.repeated_samples:,}; without masks {f.distinct_texts:,} distinct",
-    ]
-
-
-def sample_lines(folder: Path, tokenizer: BertTokenizer | None, count: int) -> list[str]:
-    """`count` samples, spread over the shards, with their masks: what a person should look at before training."""
-    lines = ["samples, masked tokens as {was -> stands there}, kept ones as {was}"]
-    paths = find_shards(folder)
-    for number in range(count):
-        shard = Shard(paths[number * len(paths) // count])
-        if not len(shard):
-            continue
-        row = (2 * number + 1) * len(shard) // (2 * count)
-        values = {key: shard.arrays[key][row].astype(np.int64) for key in KEYS}
-        length = int(values["input_mask"].sum())
-        label = {0: "B follows A", 1: "B is random"}.get(int(values["next_sentence_labels"]), "no next sentence")
-        lines.append(f"{shard.path.name}, row {row}, {length} tokens, {label}:")
-        lines.append("  " + decode(values, length, tokenizer))
-    return lines
-
-
-def decode(values: dict[str, np.ndarray], length: int, tokenizer: BertTokenizer | None) -> str:
-    def name(token_id: int) -> str:
-        return tokenizer.convert_ids_to_tokens(int(token_id)) if tokenizer else str(token_id)
-
-    words = [name(token_id) for token_id in values["input_ids"][:length]]
-    for position, original in zip(values["masked_lm_positions"], values["masked_lm_ids"], strict=True):
-        if position > 0:
-            was = name(original)
-            words[position] = f"{{{was}}}" if words[position] == was else f"{{{was} -> {words[position]}}}"
-    return "".join(word[2:] if word.startswith("##") else f" {word}" for word in words).strip()
-
-
-def draw(findings: Findings, path: Path) -> bool:
-    """Lengths and mask positions as a PNG; False where matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    figure.suptitle(f"{findings.samples:,} samples, {findings.masked:,} masked tokens")
-    left, right = figure.subplots(1, 2)
-    left.bar(np.arange(findings.sequence_length + 1), findings.lengths, width=1.0, color="#76b900")
-    left.set(xlabel="tokens in a sample, padding left out", ylabel="samples", yscale="log")
-    right.bar(np.arange(findings.sequence_length), findings.positions, width=1.0, color="#1a73e8")
-    right.set(xlabel="position in the sample", ylabel="masked tokens")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    temporary = path.with_name(path.name + ".tmp-png")
-    figure.savefig(temporary, format="png", dpi=110)
-    temporary.rename(path)
-    return True
