@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_preparation.corpus import find_text
-from data_preparation.options import SampleOptions, add_casing_flag, add_sample_flags, add_seed_flag
+from data_preparation.options import SampleOptions, add_casing_flag, add_sample_flags, add_seed_flag, sample_options
 from data_preparation.parallel import ordered_map
 from data_preparation.sample_shards import ShardReport, create_shard_in_worker, load_tokenizer, output_name
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
@@ -52,17 +52,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
-    options = SampleOptions(
-        sequence_length=args.max_seq_length,
-        predictions_per_sequence=args.max_predictions_per_seq,
-        masked_lm_prob=args.masked_lm_prob,
-        short_seq_prob=args.short_seq_prob,
-        dupe_factor=args.dupe_factor,
-        random_seed=args.random_seed,
-        whole_word_mask=args.whole_word_mask,
-        next_sentence_prediction=args.nsp,
-        compression=args.compression,
-    )
+    options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
     load_tokenizer(args.vocab_file, args.do_lower_case)  # a bad vocabulary is an error before anything is made
     texts = find_text(args.input_path)
     names = Counter(map(output_name, texts))

@@ -29,12 +29,12 @@ from data_preparation.download import names_of
 from data_preparation.options import (
     SPLITTERS,
     FormatOptions,
-    SampleOptions,
     TextShardOptions,
     VocabularyOptions,
     add_casing_flag,
     add_sample_flags,
     add_seed_flag,
+    sample_options,
 )
 from data_preparation.stage_runner import Stage, folder_lock, run, show_plan
 from utils.command_line import (
@@ -111,17 +111,7 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
     vocab_file = args.vocab_file or (trained if train_vocab or trained.exists() else shipped_vocab(args.do_lower_case))
     found = []
     for length, predictions in args.lengths:
-        options = SampleOptions(
-            sequence_length=length,
-            predictions_per_sequence=predictions,
-            masked_lm_prob=args.masked_lm_prob,
-            short_seq_prob=args.short_seq_prob,
-            dupe_factor=args.dupe_factor,
-            random_seed=args.random_seed,
-            whole_word_mask=args.whole_word_mask,
-            next_sentence_prediction=args.nsp,
-            compression=args.compression,
-        )
+        options = sample_options(args, length, predictions)
         # Test samples are only evaluated, so one pass is enough.
         for split, split_options in (("training", options), ("test", replace(options, dupe_factor=1))):
             stage = partial(stages.Hdf5Stage, args.output_dir, sharded, split, vocab_file, args.do_lower_case)

@@ -6,7 +6,7 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.command_line import BooleanFlag, fraction, non_negative_int, positive_int
+from utils.command_line import Arguments, BooleanFlag, fraction, non_negative_int, positive_int
 from utils.errors import UserError
 
 SPLITTERS = ("punkt", "fast", "newline")
@@ -121,4 +121,19 @@ def add_sample_flags(add) -> None:
         choices=COMPRESSIONS,
         default=default.compression,
         help="storage of the shards: none can be memory-mapped, gzip is for archives",
+    )
+
+
+def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
+    """The options that the flags of `add_sample_flags` and `add_seed_flag` give."""
+    return SampleOptions(
+        sequence_length=length,
+        predictions_per_sequence=predictions,
+        masked_lm_prob=args.masked_lm_prob,
+        short_seq_prob=args.short_seq_prob,
+        dupe_factor=args.dupe_factor,
+        random_seed=args.random_seed,
+        whole_word_mask=args.whole_word_mask,
+        next_sentence_prediction=args.nsp,
+        compression=args.compression,
     )
