@@ -73,10 +73,10 @@ def run(stage: Stage, workers: int) -> None:
 
 def make(stage: Stage, folder: Path, inputs: Sequence[Path], workers: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.rglob("*.tmp-*"):  # temporary files of a killed run
-        leftover.unlink()
     try:
         counts = stage.make(folder)
+        for leftover in folder.rglob("*.tmp-*"):  # temporary files of a killed run
+            leftover.unlink()
         outputs = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != manifest.FILE_NAME)
         manifest.write(folder, stage.name, stage.options, inputs, outputs, counts, workers)
     except OSError as error:
