@@ -5,6 +5,7 @@ A document is a connected text; next-sentence prediction takes real pairs from o
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 # Characters. A .txt file does not say where documents end; a longer one is cut after a paragraph, to bound memory.
 MAX_DOCUMENT = 1_000_000
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 OnBad = Callable[[str, str], Any]
 
@@ -113,12 +116,17 @@ def read_jsonl(path: Path, lines: Iterator[tuple[int, str]], text_field: str, on
             continue
         where = f"{path}:{number}"
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+            record = json.loads(line, parse_int=ignore_integer)
+        except (ValueError, RecursionError) as error:
             on_bad(where, f"not valid JSON ({error}): a .jsonl file has one JSON object per line")
             continue
         text = record.get(text_field) if isinstance(record, dict) else None
         yield from one_document(where, text, text_field, on_bad)
+
+
+def ignore_integer(digits: str) -> int:
+    """A replacement for int(), which refuses thousands of digits. No integer in a record is used."""
+    return 0
 
 
 def read_parquet(path: Path, text_field: str, on_bad: OnBad) -> Iterator[Document]:
@@ -137,8 +145,13 @@ def read_parquet(path: Path, text_field: str, on_bad: OnBad) -> Iterator[Documen
                 )
                 return
             for batch in file.iter_batches(batch_size=256, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
+                for value in batch.column(0):
                     row += 1
+                    try:
+                        text = value.as_py()
+                    except UnicodeDecodeError:
+                        on_bad(f"{path}, row {row}", "not UTF-8: convert it")
+                        continue
                     yield from one_document(f"{path}, row {row}", text, text_field, on_bad)
     except (pyarrow.ArrowException, OSError) as error:
         on_bad(f"{path}, after row {row}", f"the parquet file is truncated or damaged ({error}): download it again")
@@ -151,6 +164,8 @@ def one_document(where: str, text: Any, text_field: str, on_bad: OnBad) -> Itera
         on_bad(where, f"the field {text_field!r} {kind}: name the field that contains the text")
     elif "\0" in text:
         on_bad(where, "NUL characters in the text: convert or remove it")
+    elif LONE_SURROGATE.search(text):
+        on_bad(where, "half of a surrogate pair in the text, which is not valid Unicode: remove it")
     elif paragraphs := split_paragraphs(text):
         yield Document(where, paragraphs)
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
+from data_preparation import manifest
 from utils.errors import UserError, one_line
 from utils.files import file_digest, sync, write_json
 from utils.progress import progress_bar
@@ -82,7 +83,7 @@ class Part:
         try:
             origin = json.loads(self.origin_path.read_text())
             self.url, self.validator, self.total = origin["url"], origin["validator"], origin["total"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self.discard()
 
     @property
@@ -347,8 +348,8 @@ def names_of(urls: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for url in urls:
         name = Path(urlsplit(url).path).name
-        if not name:
-            raise UserError(f"{url!r} does not end in a file name: correct it")
+        if name in ("", ".", "..", manifest.FILE_NAME) or not name.isprintable():
+            raise UserError(f"{url!r} does not end in a usable file name: correct it")
         if names.setdefault(name, url) != url:
             raise UserError(f"{names[name]} and {url} end in the same file name: keep one of them")
     return names

@@ -44,7 +44,7 @@ class BadDocuments:
         if not self.skip:
             raise UserError(f"{where}: {why}; or leave out bad documents with --skip-bad")
         self.count += 1
-        with self.log.open("a", encoding="utf-8") as file:
+        with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{where}: {why}\n")
 
     def reset(self) -> None:

@@ -67,7 +67,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     """The manifest of `folder`; None if there is none, or none that this version can read."""
     try:
         content = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION else None
 

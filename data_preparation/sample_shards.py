@@ -4,6 +4,7 @@ A shard depends on its text, its file name, the options and the seed: not on oth
 """
 
 import hashlib
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def create_shard(
     if not overwrite and is_up_to_date(output_path, attributes):
         return report
     # Each file name has its own random numbers, whatever other shards there are.
-    name_seed = int.from_bytes(hashlib.sha256(output_path.name.encode()).digest()[:8])
+    name_seed = int.from_bytes(hashlib.sha256(os.fsencode(output_path.name)).digest()[:8])
     rng = np.random.Generator(np.random.PCG64([options.random_seed, name_seed]))
 
     with report.stage("read and tokenize"):

@@ -101,6 +101,8 @@ def find_sources(dataset: str, paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist: check the path, or run the download stage first")
+        if not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is not a regular file or folder: check the path")
         found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         found = [file for file in found if file.name.lower().endswith(suffixes)]
         if not found:
@@ -147,7 +149,7 @@ def text_files(folder: Path, maker: str) -> list[Path]:
     """The text that the stage `maker`, or the user, left in `folder` and in its folders training and test."""
     made = manifest.read(folder)
     if made is None:
-        files = sorted(path for pattern in ("*.txt", "t*/*.txt") for path in folder.glob(pattern))
+        files = sorted(path for pattern in ("*.txt", "t*/*.txt") for path in folder.glob(pattern) if path.is_file())
         if not files:
             raise UserError(f"no text in {folder}: run the {maker} stage first, or check the path")
         return files

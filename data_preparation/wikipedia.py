@@ -16,7 +16,6 @@ from data_preparation.documents import Document, OnBad, raise_error
 from data_preparation.parallel import ordered_map
 from data_preparation.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
 from data_preparation.wikitext import prose_of
-from utils.errors import UserError
 
 READ_SIZE = 1 << 20
 BATCH = 1 << 22  # bytes of XML sent to a worker at a time, or as many compressed bytes as make about that
@@ -63,10 +62,15 @@ def extract(
     disambiguation pages. The name of a document is the title of the page.
 
     progress: called with the number of compressed bytes since the last call. on_bad: called with (where, why) for
-    malformed and truncated pages; if it returns, they are left out. Raises `UserError` if the file is not a dump.
+    malformed and truncated pages, and for a file that is not a dump; if it returns, they are left out.
     """
     path = Path(path)
     hidden = hidden_prefixes(path)
+    if hidden is None:
+        on_bad(
+            f"{path}", f"does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
+        )
+        return
     if is_multistream(path):
         pieces = ordered_map(partial(read_streams, path, hidden), stream_spans(path), workers)
     else:
@@ -100,9 +104,9 @@ def reported(piece: Piece, on_bad: OnBad) -> list[Document]:
     return piece.documents
 
 
-def hidden_prefixes(path: Path) -> frozenset[str]:
+def hidden_prefixes(path: Path) -> frozenset[str] | None:
     """The prefixes, in lower case, of links that show no text: files and categories, in English and in the language of
-    the wiki."""
+    the wiki. None if the file is not a dump."""
     head = b""
     try:
         with open_dump(path) as file:
@@ -112,9 +116,7 @@ def hidden_prefixes(path: Path) -> frozenset[str]:
         if isinstance(error, OSError) and error.errno:
             raise
     if b"<mediawiki" not in head or b"</siteinfo>" not in head:
-        raise UserError(
-            f"{path} does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
-        )
+        return None
     names = dict(NAMESPACE.findall(head))
     own = {names.get(key, b"").decode("utf-8", "replace").lower() for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)}
     return frozenset({"file", "category"} | FILE_ALIASES | own)

@@ -136,6 +136,17 @@ def test_records_are_documents(tmp_path):
         list(read_documents(tmp_path / "a.parquet", text_field="body"))
 
 
+def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    buffers = pyarrow.array([b"Good.", b"caf\xe9", b"Fine."], pyarrow.binary()).buffers()
+    column = pyarrow.StringArray.from_buffers(3, buffers[1], buffers[2])
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    bad = []
+    documents = read_documents(tmp_path / "a.parquet", on_bad=lambda where, why: bad.append(where))
+    assert [document.paragraphs for document in documents] == [["Good."], ["Fine."]]
+    assert bad == [f"{tmp_path}/a.parquet, row 2"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message", "left"),
     [

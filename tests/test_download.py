@@ -307,3 +307,9 @@ def test_books_come_under_their_own_names_and_may_not_collide(server, tmp_path):
     assert [path.read_bytes() for path in paths] == [b"Call me Ishmael.", b"It was the best of times."]
     with pytest.raises(UserError, match="same file name"):
         fetch_books([server.url("x/one.txt"), server.url("y/one.txt")], tmp_path, HASTY)
+
+
+@pytest.mark.parametrize("name", ["..", "manifest.json", "a\0b"])
+def test_an_address_without_a_usable_file_name_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match="usable file name"):
+        fetch_books([f"http://127.0.0.1:9/x/{name}"], tmp_path, HASTY)

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,6 +233,8 @@ BAD_INPUTS = {
     "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode())[:4_000], "truncated"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
+    "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),
+    "deep.jsonl": (b'{"text": "A good one."}\n{"x": ' + b"[" * 200_000 + b"\n", "deep.jsonl:2: not valid JSON"),
 }
 
 
@@ -251,10 +254,55 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
     for name, (content, _) in BAD_INPUTS.items():
         (folder / name).write_bytes(content)
     done = run("format", "corpus", folder, "--output-dir", tmp_path / "data", "--skip-bad")
-    assert "5 bad skipped" in done.stdout
+    assert f"{len(BAD_INPUTS)} bad skipped" in done.stdout
     log = (tmp_path / "data" / "formatted" / "corpus" / "skipped.log").read_text()
     assert all(name in log for name in BAD_INPUTS)
-    assert (tmp_path / "data" / "formatted" / "corpus" / "part-00000.txt").read_text().count("A good one.") == 2
+    assert (tmp_path / "data" / "formatted" / "corpus" / "part-00000.txt").read_text().count("A good one.") == 4
+
+
+def test_skip_bad_skips_a_file_that_is_not_a_dump(tmp_path):
+    dumps = tmp_path / "dumps"
+    shutil.copytree(SAMPLE.parent / "wiki", dumps)
+    (dumps / "a.xml").write_text("<html>Not found</html>")
+    done = run("format", "wikicorpus", dumps, "--output-dir", tmp_path / "refused", code=2)
+    assert "a.xml: does not start like a Wikipedia dump" in done.stderr
+    done = run("format", "wikicorpus", dumps, "--output-dir", tmp_path, "--sentence-splitter", "fast", "--skip-bad")
+    assert "1 bad skipped" in done.stdout
+
+
+def test_integers_of_thousands_of_digits_in_other_fields_do_not_matter(tmp_path):
+    (tmp_path / "text.jsonl").write_text('{"text": "A good one.", "number": %s}\n' % ("9" * 10_000))
+    done = run("format", "corpus", tmp_path / "text.jsonl", "--output-dir", tmp_path / "data")
+    assert "1 documents" in done.stdout
+
+
+def test_file_names_need_not_be_utf8(corpus, tmp_path):
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    shutil.copytree(corpus, folder)
+    (folder / "a.txt").rename(folder / os.fsdecode(b"\xe9.txt"))
+    (folder / os.fsdecode(b"\xe8.txt")).write_bytes(b"not UTF-8: \xe8")
+    output = folder.with_name(folder.name + " data")
+    command = ["all", "corpus", folder, "--output-dir", output, *SMALL, "--skip-bad"]
+    run(*command)
+    assert run(*command).stdout.count("up to date") == 4
+    assert "udce8.txt:1: not UTF-8" in (output / "formatted" / "corpus" / "skipped.log").read_text()
+    name = os.fsdecode(b"\xe9.txt")
+    text = tmp_path / name
+    text.write_text((output / "formatted" / "corpus" / "part-00000.txt").read_text())
+    vocab_file = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
+    words = ["--input-file", text, "--output-dir", tmp_path, "--vocab-file", vocab_file]
+    subprocess.run([sys.executable, ROOT / "create_pretraining_data.py", *words], check=True, capture_output=True)
+    assert text.with_suffix(".hdf5").exists()
+
+
+def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
+    folder = tmp_path / "text"
+    shutil.copytree(corpus, folder)
+    os.mkfifo(folder / "pipe.txt")
+    run("format", "corpus", folder, "--output-dir", tmp_path / "data", "--sentence-splitter", "fast", timeout=60)
+    done = run("format", "corpus", folder / "pipe.txt", "--output-dir", tmp_path / "data", code=2, timeout=60)
+    assert "pipe.txt is not a regular file" in done.stderr
+    run("shard", folder, "--output-dir", tmp_path / "data", timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +315,7 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
         (["hdf5"], "run the shard stage first"),
         (["verify", "/nowhere"], "no HDF5 shard"),
         (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
+        (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
         (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
         (["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"], "/nowhere.json"),
         (["download", "books"], "--books"),

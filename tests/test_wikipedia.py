@@ -421,5 +421,5 @@ def test_a_malformed_page_is_named(tmp_path):
 def test_a_file_that_is_no_dump_is_refused(tmp_path, content):
     path = tmp_path / "other.xml.bz2"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"other\.xml\.bz2 does not start like a Wikipedia dump"):
+    with pytest.raises(UserError, match=r"other\.xml\.bz2: does not start like a Wikipedia dump"):
         list(extract(path, workers=1))
