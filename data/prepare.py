@@ -53,6 +53,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
+DEFAULT_OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
+
 Add = Callable[..., Any]  # a parser's add_argument
 
 
@@ -140,6 +142,8 @@ def all_stages(args: Arguments) -> list[Stage]:
             if dataset == "books":  # the folder may also have the books of an earlier list
                 paths = [paths[0] / name for name in names_of(downloads[-1].options["urls"])]
         formats.append(format_stage(args, dataset, paths))
+    if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
+        downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network
     shard = shard_stage(args, lambda: [stage.folder for stage in formats])
     vocabulary = [vocabulary_stage(args, shard.folder)] if args.train_vocab else []
     return [*downloads, *formats, shard, *vocabulary, *hdf5_stages(args, shard.folder, args.train_vocab)]
@@ -175,7 +179,12 @@ def length_and_predictions(text: str) -> tuple[int, int]:
 
 
 def add_common(add: Add) -> None:
-    add("--output-dir", type=Path, default=ROOT / "data", help="holds download/, formatted/, sharded/, vocab/, hdf5/")
+    add(
+        "--output-dir",
+        type=Path,
+        default=DEFAULT_OUTPUT_DIR,
+        help="folder for download/, formatted/, sharded/, vocab/, hdf5/; if not given, $BERT_PREP_WORKING_DIR or data/",
+    )
     add_run(add)
 
 

@@ -398,6 +398,30 @@ def test_the_script_passes_everything_on(corpus, tmp_path):
     assert "wiki_only" in wrong.stderr
 
 
+def test_the_working_folder_of_the_environment_is_the_default_output_folder(corpus, tmp_path):
+    script, prepare_py = ROOT / "data" / "create_datasets_from_start.sh", ROOT / "data" / "prepare.py"
+    folder = tmp_path / "work dir"
+    env = os.environ | {"PYTHON": sys.executable, "BERT_PREP_WORKING_DIR": str(folder)}
+    for command in (["bash", script, "corpus"], [sys.executable, prepare_py, "format", "corpus"]):
+        for extra, expected in (([], folder), (["--output-dir", tmp_path / "other"], tmp_path / "other")):
+            words = [*command, corpus, "--dry-run", *extra]
+            done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+            assert f"{expected}/formatted/corpus" in done.stdout
+    env["BERT_PREP_WORKING_DIR"] = ""
+    words = ["bash", script, "corpus", corpus, "--dry-run"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert f"{ROOT}/data/formatted/corpus" in done.stdout
+
+
+@pytest.mark.parametrize("dataset", ["wiki_only", "wiki_books"])
+def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path, capsys):
+    prepare.main(["all", dataset, "--books", str(SAMPLE), "--output-dir", str(tmp_path), "--dry-run"])
+    stages = re.findall(r"^download (.+?) +to do  ", capsys.readouterr().out, re.M)
+    assert stages == ["wikicorpus", "squad 1.1", "squad 2.0"]
+    prepare.main(["all", dataset, str(SAMPLE), "--books", str(SAMPLE), "--output-dir", str(tmp_path), "--dry-run"])
+    assert "\ndownload" not in capsys.readouterr().out  # a dump that is here already: no network is needed
+
+
 def test_books_from_a_list_of_addresses(tmp_path):
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
