@@ -183,7 +183,7 @@ def add_common(add: Add) -> None:
         "--output-dir",
         type=Path,
         default=DEFAULT_OUTPUT_DIR,
-        help="folder for download/, formatted/, sharded/, vocab/, hdf5/; if not given, $BERT_PREP_WORKING_DIR or data/",
+        help="folder for download/, formatted/, sharded/, vocab/, hdf5/; $BERT_PREP_WORKING_DIR sets the default",
     )
     add_run(add)
 

@@ -1,5 +1,5 @@
 """Writes HDF5 shards atomically: NVIDIA's six data sets (see hdf5_shards.py), with everything that decides
-their content as attributes."""
+their content as attributes, and a checksum of each data set."""
 
 import glob
 import io
@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from data_preparation.options import SampleOptions
+from hdf5_shards import CHECKSUM_ATTRIBUTE, checksum
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest
@@ -91,15 +92,22 @@ class ShardWriter:
 
     def __init__(self, path: Path, disk: ShardFile, datasets: list[h5py.Dataset]):
         self.path, self.disk, self.datasets = path, disk, datasets
+        self.checksums = [0] * len(datasets)
         self.rows = 0
 
     def append(self, *blocks: np.ndarray) -> None:
         """Adds the rows of one block per data set, in the order of the layout."""
         stop = self.rows + len(blocks[0])
-        for dataset, block in zip(self.datasets, blocks, strict=True):
-            dataset[self.rows : stop] = block
+        for number, (dataset, block) in enumerate(zip(self.datasets, blocks, strict=True)):
+            values = block.astype(dataset.dtype, copy=False)
+            dataset[self.rows : stop] = values
+            self.checksums[number] = checksum(values, self.checksums[number])
         self.rows = stop
         self.raise_failure()
+
+    def write_checksums(self) -> None:
+        for dataset, value in zip(self.datasets, self.checksums, strict=True):
+            dataset.attrs.create(CHECKSUM_ATTRIBUTE, value, dtype=np.uint32)
 
     def raise_failure(self) -> None:
         if self.disk.error:
@@ -131,6 +139,7 @@ def create_hdf5(path: Path, layout: Layout, attributes: dict, compression: str) 
                 datasets.append(file.create_dataset(name, shape, dtype, **storage))
             writer = ShardWriter(path, disk, datasets)
             yield writer
+            writer.write_checksums()
         writer.raise_failure()
 
 

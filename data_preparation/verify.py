@@ -20,23 +20,24 @@ BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
 HASH_SEED = 20_181_011  # of the random weights: the hash of a row is a weighted sum modulo 2^64
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Findings:
     """Sums over shards of one sequence length; `+` adds two."""
 
-    shards: int
-    samples: int
-    tokens: int
-    masked: int
-    masked_as_mask: int  # replaced by [MASK]
-    masked_as_itself: int  # kept
-    masked_as_other: int  # replaced by a random token
+    shards: int = 0
+    checksummed: int = 0  # shards with a checksum of every data set
+    samples: int = 0
+    tokens: int = 0
+    masked: int = 0
+    masked_as_mask: int = 0  # replaced by [MASK]
+    masked_as_itself: int = 0  # kept
+    masked_as_other: int = 0  # replaced by a random token
     labels: np.ndarray  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
     lengths: np.ndarray  # number of samples of each length [S + 1]
     positions: np.ndarray  # number of masked tokens at each position [S]
-    highest_id: int
-    sample_hashes: list[np.ndarray] = field(repr=False)  # of the samples as they are, one [n] per shard
-    text_hashes: list[np.ndarray] = field(repr=False)  # of the samples without their masks
+    highest_id: int = 0
+    sample_hashes: list[np.ndarray] = field(default_factory=list, repr=False)  # of the samples, one [n] per block
+    text_hashes: list[np.ndarray] = field(default_factory=list, repr=False)  # of the samples without their masks
 
     def __add__(self, other: "Findings") -> "Findings":
         total = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
@@ -133,9 +134,14 @@ def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None,
     shard = Shard(path)
     length, predictions = shard.sequence_length, shard.predictions_per_sequence
     weights = np.random.default_rng(HASH_SEED).integers(1, 2**63, 3 * length + predictions + 1, dtype=np.uint64) | 1
+    shard.verify_checksums()
     findings = Findings(
-        1, 0, 0, 0, 0, 0, 0, np.zeros(3, int), np.zeros(length + 1, int), np.zeros(length, int), 0, [], []
-    )  # fmt: skip
+        shards=1,
+        checksummed=int(shard.has_checksums),
+        labels=np.zeros(3, int),
+        lengths=np.zeros(length + 1, int),
+        positions=np.zeros(length, int),
+    )
     for number, block in enumerate(read_blocks(shard)):
         check_rows(path, number * BLOCK_ROWS, block, special_ids, vocab_size)
         findings += examine_block(block, mask_id, weights)
@@ -197,7 +203,6 @@ def examine_block(block: dict[str, np.ndarray], mask_id: int, weights: np.ndarra
     sample_n = hash_rows(np.column_stack([ids_nS, unmasked_nS, rest, positions_nP]), weights)
     text_n = hash_rows(np.column_stack([unmasked_nS, rest]), weights)
     return Findings(
-        shards=0,
         samples=n,
         tokens=int(lengths_n.sum()),
         masked=len(seen_M),

@@ -71,6 +71,7 @@ def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[st
         f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random (expected 80, 10, 10)",
         f"next sentence     {nsp}",
         f"ids               up to {f.highest_id} {vocabulary}",
+        f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
         f"repeated samples  {f.repeated_samples:,}; without masks {f.distinct_texts:,} distinct",
     ]
 

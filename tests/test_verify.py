@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from data import prepare
+from data_preparation.options import SampleOptions
+from data_preparation.sample_shards import create_shard
 from data_preparation.verify import verify_folder
 from data_preparation.verify_report import sample_lines
 from hdf5_shards import KEYS
@@ -192,6 +195,27 @@ def test_a_bad_shard_is_named(folder, tokenizer, damage, reason):
         verify_folder(folder, tokenizer)
     assert str(folder / "shard-1.hdf5") in str(error.value)
     assert reason in str(error.value)
+
+
+def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(tmp_path, tokenizer):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join("alpha beta gamma\ndelta epsilon zeta" for _ in range(40)))
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name, compression in (("a", "none"), ("b", "gzip")):
+        options = SampleOptions(LENGTH, PREDICTIONS, compression=compression)
+        create_shard(text, folder / f"{name}.hdf5", tokenizer, options)
+    write_shard(folder / "c.hdf5", make_samples(3, 40), vocab_sha256=tokenizer.vocab_sha256, vocab_size=12)
+    findings = verify_folder(folder, tokenizer)
+    assert (findings.shards, findings.checksummed) == (3, 2)
+    with h5py.File(folder / "a.hdf5") as file:
+        for key in KEYS:
+            assert file[key].attrs["crc32"] == zlib.crc32(file[key][:].tobytes())
+    with h5py.File(folder / "b.hdf5", "r+") as file:  # a row that is valid, but not the one that was written
+        row = int(np.argmax(file["next_sentence_labels"][:] == 1))
+        file["next_sentence_labels"][row] = 0
+    with pytest.raises(UserError, match=r"b\.hdf5: next_sentence_labels does not match its checksum"):
+        verify_folder(folder, tokenizer)
 
 
 def test_another_vocabulary_than_the_shards_is_refused(folder, tmp_path):
