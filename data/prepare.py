@@ -6,6 +6,7 @@
   vocabulary  a WordPiece vocabulary trained on the text                         -> vocab/
   hdf5        samples of each sequence length, verified                          -> hdf5/
   verify      checks a folder of HDF5 shards and reports what is in it
+  repack      converts compressed or chunked HDF5 shards to memory-mapped ones
   all         all of these stages for a data set
 
 Each stage writes a manifest: inputs, counts, sizes, SHA-256, options, versions. A stage that is up to date is skipped.
@@ -287,6 +288,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("--vocab-file", type=Path, help="if not given, the one beside the shards or a shipped one, by its SHA-256")
     add("--samples", type=non_negative_int, default=3, help="number of samples to print")
 
+    add = command("repack", "Converts gzip or chunked HDF5 shards to memory-mapped ones.", add_run)
+    add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
+    add("--output-dir", type=Path, help="folder for the converted shards; if not given, the shards are replaced")
+
     groups = (add_common, add_language, add_download, add_format, add_seed_flag, add_shard, add_casing_flag)
     add = command("all", "Runs every stage for a data set.", *groups, add_vocabulary, add_hdf5)
     add("dataset", choices=("wiki_only", "wiki_books", "books", "corpus", "squad"), help="corpus: any text as it is")
@@ -304,6 +309,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             show_folders(args.folder)
         else:
             report_on_folders(args.folder, args.vocab_file, args.samples, args.num_workers)
+        return
+    if args.command == "repack":
+        from data_preparation.repack import repack_folders
+
+        repack_folders(args.folder, args.output_dir, args.num_workers, args.dry_run)
         return
     if args.dry_run:
         show_plan(STAGES[args.command](args))

@@ -54,9 +54,8 @@ def is_up_to_date(path: Path, attributes: dict) -> bool:
     return True
 
 
-def sample_layout(samples: int, options: SampleOptions, id_dtype: np.dtype) -> Layout:
-    """The data sets of a shard in the smallest types, in the order in which they are written."""
-    n, length, predictions = samples, options.sequence_length, options.predictions_per_sequence
+def sample_layout(n: int, length: int, predictions: int, id_dtype: np.dtype) -> Layout:
+    """The data sets of a shard of `n` samples in the smallest types, in the order in which they are written."""
     return {
         "input_ids": ((n, length), id_dtype),
         "input_mask": ((n, length), np.dtype(np.int8)),

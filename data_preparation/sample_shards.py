@@ -102,7 +102,7 @@ def create_shard(
         np.pad(corpus.ids, options.sequence_length), options.sequence_length
     )
     continues_word = np.array([token.startswith("##") for token in tokenizer.tokens])
-    layout = sample_layout(len(samples), options, corpus.ids.dtype)
+    layout = sample_layout(len(samples), options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
     with create_hdf5(output_path, layout, attributes, options.compression) as writer:
         for start in range(0, len(samples), WRITE_BLOCK):
             block = samples[start : start + WRITE_BLOCK]
