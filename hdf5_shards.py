@@ -50,6 +50,8 @@ class Shard:
 
     def __init__(self, path: Path):
         self.path = path
+        if path.is_fifo():  # opening it would wait for a writer
+            raise UserError(f"shard {path} is a FIFO, not a file: remove it")
         try:
             with h5py.File(path, "r") as file:
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
@@ -140,9 +142,7 @@ class Shard:
                 rows = self.arrays[key][start : start + CHECKSUM_ROWS]
                 found = checksum(rows.astype(layout.dtype, copy=False), found)
             if found != layout.checksum:
-                raise UserError(
-                    f"shard {self.path}: {key} does not match its checksum: make or fetch the shard again"
-                )
+                raise UserError(f"shard {self.path}: {key} does not match its checksum: make or fetch the shard again")
 
 
 def checksum(values: np.ndarray, previous: int = 0) -> int:

@@ -1,5 +1,6 @@
 """Verification of HDF5 shards: the numbers against a plain count, and each kind of damage by name."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -159,6 +160,11 @@ def foreign(path: Path) -> None:
     path.write_bytes(b"no HDF5 at all")
 
 
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def other_vocabulary(path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file.attrs["vocab_sha256"] = "0" * 64
@@ -185,6 +191,7 @@ def other_length(path: Path) -> None:
         (remove_key, "segment_ids"),
         (cut_off, "cut off"),
         (foreign, "HDF5"),
+        (fifo, "is a FIFO"),
         (other_vocabulary, "vocab"),
         (other_length, "disagree"),
     ],
