@@ -5,10 +5,13 @@ A shard holds NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [
 only the rows that a step needs are read, and memory does not grow with the data. Compressed or chunked shards, as
 NVIDIA's are, are held in memory in the smallest integer types that fit.
 
+Each data set of a shard made by this project has the attribute `crc32`: zlib's CRC-32 of its little-endian bytes.
+
 Legend: n samples, S sequence length, P predictions per sequence.
 """
 
 import mmap
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,16 +30,19 @@ KEYS = (
     "next_sentence_labels",
 )
 SHARD_SUFFIXES = (".hdf5", ".h5")
+CHECKSUM_ATTRIBUTE = "crc32"
+CHECKSUM_ROWS = 1 << 14  # read at a time
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises, depending on where the damage is
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a data set is in its file: `offset` in bytes, or None if it cannot be mapped."""
+    """Where a data set is in its file: `offset` in bytes, or None if it cannot be mapped; and its checksum, or None."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     offset: int | None
+    checksum: int | None
 
 
 class Shard:
@@ -44,6 +50,8 @@ class Shard:
 
     def __init__(self, path: Path):
         self.path = path
+        if path.is_fifo():  # opening it would wait for a writer
+            raise UserError(f"shard {path} is a FIFO, not a file: remove it")
         try:
             with h5py.File(path, "r") as file:
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
@@ -120,12 +128,34 @@ class Shard:
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
+    @property
+    def has_checksums(self) -> bool:
+        return all(layout.checksum is not None for layout in self.layouts.values())
+
+    def verify_checksums(self) -> None:
+        """Raises UserError if a data set does not match its checksum. One without a checksum passes."""
+        for key, layout in self.layouts.items():
+            if layout.checksum is None:
+                continue
+            found = 0
+            for start in range(0, len(self), CHECKSUM_ROWS):
+                rows = self.arrays[key][start : start + CHECKSUM_ROWS]
+                found = checksum(rows.astype(layout.dtype, copy=False), found)
+            if found != layout.checksum:
+                raise UserError(f"shard {self.path}: {key} does not match its checksum: make or fetch the shard again")
+
+
+def checksum(values: np.ndarray, previous: int = 0) -> int:
+    """CRC-32 of the little-endian bytes of `values`, continued from the CRC-32 of the bytes before them."""
+    return zlib.crc32(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data, previous)
+
 
 def read_layout(dataset: h5py.Dataset) -> Layout:
     is_contiguous = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
     # An empty data set has no offset.
     offset = dataset.id.get_offset() if is_contiguous else None
-    return Layout(dataset.shape or (), dataset.dtype, offset)
+    stored = to_python(dataset.attrs.get(CHECKSUM_ATTRIBUTE))
+    return Layout(dataset.shape or (), dataset.dtype, offset, stored if isinstance(stored, int) else None)
 
 
 def to_python(value):

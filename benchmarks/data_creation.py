@@ -35,7 +35,9 @@ sys.path.insert(0, str(ROOT))
 import tokenizers
 
 from benchmarks import data_creation_reference as reference
-from create_pretraining_data import SampleOptions, create_shard, find_text, output_name
+from data_preparation.corpus import find_text
+from data_preparation.options import SampleOptions
+from data_preparation.sample_shards import create_shard, output_name
 from tokenizer import UNK, BertTokenizer
 from utils.command_line import ArgumentParser, positive_float, positive_int
 from utils.errors import run_main
@@ -160,7 +162,7 @@ def run_program(text: Text, folder: Path, vocab_file: Path, options: SampleOptio
 
 def format_books(folder: Path, path: Path) -> None:
     """The books in `folder` as formatted text in `path`: a sentence a line, an empty line between documents."""
-    from data.sentences import get_splitter  # here: the measured processes shall not carry nltk
+    from data_preparation.sentences import get_splitter  # here: the measured processes shall not carry nltk
 
     splitter = get_splitter("fast")
     with path.open("w", encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from create_pretraining_data import SampleOptions
+from data_preparation.options import SampleOptions
 from tokenizer import CLS, MASK, SEP, UNK
 
 Document = list[list[str]]  # sentences of tokens

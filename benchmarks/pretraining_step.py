@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.contenders import fused_adamw, make_runtime, make_trainer
 from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result
 from benchmarks.sides import OURS, PEER, TUNED_PEER, Side
-from data.books import clean_book
+from data_preparation.books import clean_book
 from modeling import BertConfig, BertForPreTraining, training_flops
 from pretraining_dataset import PretrainingDataset
 from run_pretraining import Pretraining

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Downloads, formats, shards and turns a data set into HDF5 shards, with the defaults of data/prepare.py; run again after
-# any stop, it goes on.
+# Downloads a data set, formats and shards it, and makes HDF5 shards, with the defaults of data/prepare.py. After any stop
+# the same command continues.
 set -euo pipefail
 
 usage() {
@@ -8,14 +8,17 @@ usage() {
 usage: bash data/create_datasets_from_start.sh [DATASET] [PATH ...] [OPTION ...]
 
 DATASET
-  wiki_only      English Wikipedia (--language for another one)             [default]
-  wiki_books     Wikipedia and books: --books FOLDER, or --books FILE with an address on each line
+  wiki_only      English Wikipedia (--language for another one) and SQuAD   [default]
+  wiki_books     Wikipedia, SQuAD, and books: --books FOLDER, or --books FILE with one address per line
   books          books in .txt under PATH, or from the addresses in --books FILE
   squad          SQuAD v1.1 and v2.0
   corpus PATH    any .txt, .txt.gz, .jsonl, .jsonl.gz, .parquet files, or folders of them
 
 Any OPTION of `python3 data/prepare.py all --help` may follow, --dry-run and --output-dir among them.
-PYTHON names the interpreter (python3).
+
+Environment:
+  BERT_PREP_WORKING_DIR   output folder, unless --output-dir is given [data/ of the checkout]
+  PYTHON                  interpreter [python3]
 HELP
 }
 

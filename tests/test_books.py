@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from data.books import clean_book
-from data.documents import MAX_DOCUMENT, read_documents
+from data_preparation.books import clean_book
+from data_preparation.documents import MAX_DOCUMENT, read_documents
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/books"
@@ -136,6 +136,17 @@ def test_records_are_documents(tmp_path):
         list(read_documents(tmp_path / "a.parquet", text_field="body"))
 
 
+def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    buffers = pyarrow.array([b"Good.", b"caf\xe9", b"Fine."], pyarrow.binary()).buffers()
+    column = pyarrow.StringArray.from_buffers(3, buffers[1], buffers[2])
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    bad = []
+    documents = read_documents(tmp_path / "a.parquet", on_bad=lambda where, why: bad.append(where))
+    assert [document.paragraphs for document in documents] == [["Good."], ["Fine."]]
+    assert bad == [f"{tmp_path}/a.parquet, row 2"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message", "left"),
     [
@@ -148,11 +159,11 @@ def test_records_are_documents(tmp_path):
         (
             "a.txt.gz",
             gzip.compress(b"Good.\n\n" * 50_000)[:-20],
-            r"a\.txt\.gz, after line \d+: the gzip file is cut",
+            r"a\.txt\.gz, after line \d+: the gzip file is truncated",
             None,
         ),
-        ("a.txt.gz", b"not gzip", r"a\.txt\.gz, after line 0: the gzip file is cut off or damaged", []),
-        ("a.parquet", b"PAR1 not parquet", r"a\.parquet, after row 0: the parquet file is cut off or damaged", []),
+        ("a.txt.gz", b"not gzip", r"a\.txt\.gz, after line 0: the gzip file is truncated or damaged", []),
+        ("a.parquet", b"PAR1 not parquet", r"a\.parquet, after row 0: the parquet file is truncated or damaged", []),
     ],
 )
 def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, content, message, left):

@@ -29,18 +29,11 @@ from benchmarks.data_creation_reference import (
     read_documents,
     truncate_pair,
 )
-from create_pretraining_data import (
-    SAMPLE,
-    Corpus,
-    SampleOptions,
-    choose_positions,
-    create_shard,
-    find_text,
-    plan_pass,
-    read_blocks,
-    read_corpus,
-    truncate,
-)
+from data_preparation.corpus import Corpus, find_text, read_blocks, read_corpus
+from data_preparation.masking import choose_positions
+from data_preparation.options import SampleOptions
+from data_preparation.sample_shards import create_shard
+from data_preparation.sampling import SAMPLE, draw_samples, truncate
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -140,7 +133,7 @@ def test_making_the_same_choices_the_written_out_algorithm_makes_the_same_sample
     path = write_text(tmp_path / "text.txt", documents, seed)
     options = SampleOptions(64, 10, short_seq_prob=0.0, next_sentence_prediction=next_sentence_prediction)
     corpus = read_corpus(path, tokenizer)
-    samples = plan_pass(corpus, options, np.random.default_rng(seed))
+    samples = draw_samples(corpus, options, np.random.default_rng(seed))
     documents = read_documents(path, PLAIN_TOKENIZER)
     tokens = tokenizer.convert_ids_to_tokens(corpus.ids)
     assert [token for document in documents for sentence in document for token in sentence] == tokens
@@ -336,7 +329,7 @@ def test_one_document_gives_only_real_next_pairs_and_a_warning(tokenizer, tmp_pa
 
 
 def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("create_pretraining_data.READ_BLOCK", 16)
+    monkeypatch.setattr("data_preparation.corpus.READ_BLOCK", 16)
     text = tmp_path / "text.txt"
     long_line = " ".join(WORDS[:200])
     text.write_bytes(f"\n\n  \none two\r\n\u200b\n\n\nthree\n\t\n{long_line}\nfour\n\n{'x' * 90} five".encode())
@@ -353,7 +346,7 @@ def test_blocks_are_the_text_and_end_after_a_line_or_a_space(tmp_path_factory, c
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("create_pretraining_data.READ_BLOCK", size)
+        patch.setattr("data_preparation.corpus.READ_BLOCK", size)
         blocks = list(read_blocks(path))
     assert b"".join(blocks).decode() == content
     assert all(block.endswith((b"\n", b" ")) for block in blocks[:-1])
@@ -459,8 +452,15 @@ def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder
     assert output.stat().st_mtime_ns == before
     assert create_shard(text, output, tokenizer, options, overwrite=True).made
     output.write_bytes(output.read_bytes()[:500])
-    with pytest.raises(UserError, match="no readable HDF5"):
+    with pytest.raises(UserError, match="not a readable HDF5"):
         create_shard(text, output, tokenizer, options)
+
+
+def test_temporary_files_of_killed_runs_are_removed(text_folder, tokenizer, tmp_path):
+    for name in ("part_0.hdf5.tmp-1", "part_1.hdf5.tmp-1"):
+        (tmp_path / name).write_text("part of a shard")
+    create_shard(text_folder / "part_0.txt", tmp_path / "part_0.hdf5", tokenizer, SampleOptions(64, 10))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part_0.hdf5", "part_1.hdf5.tmp-1"]
 
 
 def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_made(made, tokenizer):
@@ -516,10 +516,10 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
     [
         (None, "text.txt", ["does not exist", "--input-file"]),
         (b"", "text.txt", ["text.txt", "is empty"]),
-        (b" \n\n\t\n", "text.txt", ["text.txt", "holds no word"]),
+        (b" \n\n\t\n", "text.txt", ["text.txt", "contains no word"]),
         (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
         (b"Only.\n", "text.txt", ["text.txt", "no sample", "--no-nsp"]),
-        (gzip.compress(b"word " * 9999)[:-20], "text.txt.gz", ["text.txt.gz", "cut off"]),
+        (gzip.compress(b"word " * 9999)[:-20], "text.txt.gz", ["text.txt.gz", "truncated"]),
     ],
 )
 def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(tmp_path, content, name, words):
@@ -532,14 +532,14 @@ def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(tmp_path
 
 def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
     for extra, words in [
-        (("--max-seq-length", 4), ["--max-seq-length 4"]),
-        (("--max-predictions-per-seq", 62), ["--max-predictions-per-seq 62", "1 to 61"]),
+        (("--max-seq-length", 4), ["sequence length 4", "--max-seq-length"]),
+        (("--max-predictions-per-seq", 62), ["62", "--max-predictions-per-seq", "1 to 61"]),
         (("--vocab-file", tmp_path / "none.txt"), ["none.txt", "does not exist"]),
         (("--masked-lm-prob", 1.5), ["--masked-lm-prob"]),
     ]:
         assert_refused(run_program(*command(text_folder, tmp_path / "out", *extra)), *words)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match=r"holds no \*\.txt"):
+    with pytest.raises(UserError, match=r"contains no \*\.txt"):
         find_text(tmp_path)
 
 
@@ -554,9 +554,11 @@ def test_an_output_folder_that_is_a_file_is_refused(text_folder, tmp_path):
 def test_a_full_disk_is_one_line_and_leaves_nothing(text_folder, tmp_path, compression):
     output = tmp_path / "out"
     output.mkdir()
-    (output / "part_3.hdf5.tmp").symlink_to("/dev/full")  # where the shard is written before it gets its name
+    # $$ is also the process id of the program, which writes the shard under this name first.
+    script = f'ln -s /dev/full "{output}/part_3.hdf5.tmp-$$" && exec "$@"'
     extra = ("--num-workers", 1, "--compression", compression)
-    result = run_program(*command(text_folder / "part_3.txt", output, *extra))
+    words = [sys.executable, *command(text_folder / "part_3.txt", output, *extra)]
+    result = run_program("bash", "-c", script, "bash", *words)
     assert_refused(result, str(output / "part_3.hdf5"), "the disk is full")
     assert not list(output.iterdir())
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data import download
-from data.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
+from data_preparation import download
+from data_preparation.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
 from utils.errors import UserError
 
 CONTENT = random.Random(7).randbytes(300_000)
@@ -232,7 +232,7 @@ def test_a_server_that_promises_more_than_it_has_is_given_up(server, tmp_path):
 
 def test_a_file_of_unknown_length_needs_a_checksum(server, tmp_path):
     server.answers = [lambda handler: handler.send(CONTENT, claim=-1)]
-    with pytest.raises(UserError, match="how long"):
+    with pytest.raises(UserError, match="length of the file"):
         fetch([server.url()], tmp_path / "a.bin", policy=HASTY)
     fetch([server.url()], tmp_path / "b.bin", SHA256, policy=HASTY)
     assert (tmp_path / "b.bin").read_bytes() == CONTENT
@@ -307,3 +307,9 @@ def test_books_come_under_their_own_names_and_may_not_collide(server, tmp_path):
     assert [path.read_bytes() for path in paths] == [b"Call me Ishmael.", b"It was the best of times."]
     with pytest.raises(UserError, match="same file name"):
         fetch_books([server.url("x/one.txt"), server.url("y/one.txt")], tmp_path, HASTY)
+
+
+@pytest.mark.parametrize("name", ["..", "manifest.json", "a\0b"])
+def test_an_address_without_a_usable_file_name_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match="usable file name"):
+        fetch_books([f"http://127.0.0.1:9/x/{name}"], tmp_path, HASTY)

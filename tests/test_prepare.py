@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from data import formatting, prepare
+from data import prepare
+from data_preparation import formatting, parallel
 from utils import progress
 from utils.errors import run_main
 
@@ -101,8 +103,8 @@ def test_a_second_run_has_nothing_to_do(built, corpus):
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_path):
     done = run("all", "corpus", corpus, "--output-dir", tmp_path / "new", *SMALL, "--dry-run")
     assert not (tmp_path / "new").exists()
-    for word in ("format", "shard", "hdf5 64 training", "estimated"):
-        assert word in done.stdout
+    stages = ["format corpus", "shard", "hdf5 64 training", "hdf5 64 test"]
+    assert re.findall(r"^(.+?) +to do  ", done.stdout, re.M) == stages
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
 
 
@@ -113,9 +115,10 @@ def test_a_dry_run_of_each_stage_does_nothing(built, corpus, capsys, stage):
     before = digests(built)
     paths = [corpus] if stage.startswith("format") else []
     prepare.main([*stage.split(), *map(str, paths), "--output-dir", str(built), "--dry-run"])
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.split() == ["stage", "bytes", "time", "folder"]
-    assert last.startswith("estimated in all")
+    first, *stages, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["stage", "status", "folder"]
+    assert all(line.startswith(stage) and str(built) in line for line in stages)
+    assert last.endswith(f"of {len(stages)} stages to do (dry run: nothing was done)")
     assert digests(built) == before
 
 
@@ -133,7 +136,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, workers, monkeypatch):
     # So little text is not worth a second worker and is one batch; here it is worth many.
-    monkeypatch.setattr(prepare, "BYTES_WORTH_A_WORKER", 1)
+    monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
     monkeypatch.setattr(formatting, "BATCH", 8_000)
     arguments = ["all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", workers, *SMALL]
     prepare.main([str(argument) for argument in arguments])
@@ -176,7 +179,7 @@ def check_against_manifest(path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     program = (
         "import sys, time\n"
-        "from data.parallel import ordered_map\n"
+        "from data_preparation.parallel import ordered_map\n"
         "from tests.test_prepare import write_pid_and_sleep\n"
         "if __name__ == '__main__':\n"
         "    list(ordered_map(write_pid_and_sleep, [sys.argv[1]] * 4, 2))\n"
@@ -227,9 +230,11 @@ def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpu
 BAD_INPUTS = {
     "latin1.txt": ("Ein Haus für alle.\n".encode("latin-1"), "latin1.txt:1: not UTF-8"),
     "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
-    "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode())[:4_000], "cut off"),
+    "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode())[:4_000], "truncated"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
+    "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),
+    "deep.jsonl": (b'{"text": "A good one."}\n{"x": ' + b"[" * 200_000 + b"\n", "deep.jsonl:2: not valid JSON"),
 }
 
 
@@ -249,10 +254,55 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
     for name, (content, _) in BAD_INPUTS.items():
         (folder / name).write_bytes(content)
     done = run("format", "corpus", folder, "--output-dir", tmp_path / "data", "--skip-bad")
-    assert "5 bad skipped" in done.stdout
+    assert f"{len(BAD_INPUTS)} bad skipped" in done.stdout
     log = (tmp_path / "data" / "formatted" / "corpus" / "skipped.log").read_text()
     assert all(name in log for name in BAD_INPUTS)
-    assert (tmp_path / "data" / "formatted" / "corpus" / "part-00000.txt").read_text().count("A good one.") == 2
+    assert (tmp_path / "data" / "formatted" / "corpus" / "part-00000.txt").read_text().count("A good one.") == 4
+
+
+def test_skip_bad_skips_a_file_that_is_not_a_dump(tmp_path):
+    dumps = tmp_path / "dumps"
+    shutil.copytree(SAMPLE.parent / "wiki", dumps)
+    (dumps / "a.xml").write_text("<html>Not found</html>")
+    done = run("format", "wikicorpus", dumps, "--output-dir", tmp_path / "refused", code=2)
+    assert "a.xml: does not start like a Wikipedia dump" in done.stderr
+    done = run("format", "wikicorpus", dumps, "--output-dir", tmp_path, "--sentence-splitter", "fast", "--skip-bad")
+    assert "1 bad skipped" in done.stdout
+
+
+def test_integers_of_thousands_of_digits_in_other_fields_do_not_matter(tmp_path):
+    (tmp_path / "text.jsonl").write_text('{"text": "A good one.", "number": %s}\n' % ("9" * 10_000))
+    done = run("format", "corpus", tmp_path / "text.jsonl", "--output-dir", tmp_path / "data")
+    assert "1 documents" in done.stdout
+
+
+def test_file_names_need_not_be_utf8(corpus, tmp_path):
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    shutil.copytree(corpus, folder)
+    (folder / "a.txt").rename(folder / os.fsdecode(b"\xe9.txt"))
+    (folder / os.fsdecode(b"\xe8.txt")).write_bytes(b"not UTF-8: \xe8")
+    output = folder.with_name(folder.name + " data")
+    command = ["all", "corpus", folder, "--output-dir", output, *SMALL, "--skip-bad"]
+    run(*command)
+    assert run(*command).stdout.count("up to date") == 4
+    assert "udce8.txt:1: not UTF-8" in (output / "formatted" / "corpus" / "skipped.log").read_text()
+    name = os.fsdecode(b"\xe9.txt")
+    text = tmp_path / name
+    text.write_text((output / "formatted" / "corpus" / "part-00000.txt").read_text())
+    vocab_file = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
+    words = ["--input-file", text, "--output-dir", tmp_path, "--vocab-file", vocab_file]
+    subprocess.run([sys.executable, ROOT / "create_pretraining_data.py", *words], check=True, capture_output=True)
+    assert text.with_suffix(".hdf5").exists()
+
+
+def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
+    folder = tmp_path / "text"
+    shutil.copytree(corpus, folder)
+    os.mkfifo(folder / "pipe.txt")
+    run("format", "corpus", folder, "--output-dir", tmp_path / "data", "--sentence-splitter", "fast", timeout=60)
+    done = run("format", "corpus", folder / "pipe.txt", "--output-dir", tmp_path / "data", code=2, timeout=60)
+    assert "pipe.txt is not a regular file" in done.stderr
+    run("shard", folder, "--output-dir", tmp_path / "data", timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +310,12 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
     [
         (["all", "corpus"], "name the text"),
         (["all", "corpus", "/nowhere"], "/nowhere does not exist"),
-        (["all", "corpus", ROOT / "vocab" / "README.md"], "holds no .txt"),
+        (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
         (["shard"], "run the format stage first"),
         (["hdf5"], "run the shard stage first"),
         (["verify", "/nowhere"], "no HDF5 shard"),
         (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
+        (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
         (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
         (["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"], "/nowhere.json"),
         (["download", "books"], "--books"),
@@ -345,6 +396,30 @@ def test_the_script_passes_everything_on(corpus, tmp_path):
     wrong = subprocess.run([*script, "wikipedia"], env=env, capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "wiki_only" in wrong.stderr
+
+
+def test_the_working_folder_of_the_environment_is_the_default_output_folder(corpus, tmp_path):
+    script, prepare_py = ROOT / "data" / "create_datasets_from_start.sh", ROOT / "data" / "prepare.py"
+    folder = tmp_path / "work dir"
+    env = os.environ | {"PYTHON": sys.executable, "BERT_PREP_WORKING_DIR": str(folder)}
+    for command in (["bash", script, "corpus"], [sys.executable, prepare_py, "format", "corpus"]):
+        for extra, expected in (([], folder), (["--output-dir", tmp_path / "other"], tmp_path / "other")):
+            words = [*command, corpus, "--dry-run", *extra]
+            done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+            assert f"{expected}/formatted/corpus" in done.stdout
+    env["BERT_PREP_WORKING_DIR"] = ""
+    words = ["bash", script, "corpus", corpus, "--dry-run"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert f"{ROOT}/data/formatted/corpus" in done.stdout
+
+
+@pytest.mark.parametrize("dataset", ["wiki_only", "wiki_books"])
+def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path, capsys):
+    prepare.main(["all", dataset, "--books", str(SAMPLE), "--output-dir", str(tmp_path), "--dry-run"])
+    stages = re.findall(r"^download (.+?) +to do  ", capsys.readouterr().out, re.M)
+    assert stages == ["wikicorpus", "squad 1.1", "squad 2.0"]
+    prepare.main(["all", dataset, str(SAMPLE), "--books", str(SAMPLE), "--output-dir", str(tmp_path), "--dry-run"])
+    assert "\ndownload" not in capsys.readouterr().out  # a dump that is here already: no network is needed
 
 
 def test_books_from_a_list_of_addresses(tmp_path):

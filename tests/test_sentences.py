@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.books import clean_book
-from data.sentences import get_splitter, load_punkt, save_punkt, train_punkt
+from data_preparation.books import clean_book
+from data_preparation.sentences import get_splitter, load_punkt, save_punkt, train_punkt
 from utils.errors import UserError
 
 BOOKS = Path(__file__).parent.parent / "data/sample/books"
@@ -89,7 +89,7 @@ def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
     params = train_punkt(prose, max_characters=200_000)
     path = tmp_path / "params.json"
     save_punkt(params, path, "a test")
-    from data.sentences import PunktSplitter
+    from data_preparation.sentences import PunktSplitter
 
     trained, loaded = PunktSplitter(params), PunktSplitter(load_punkt(path))
     for paragraph in prose[:400]:
@@ -104,7 +104,7 @@ def test_missing_or_foreign_parameters_are_an_error(tmp_path):
     path = tmp_path / "params.json"
     for content in ('{"abbreviations": []}', "[]", '{"abbreviations": 5}'):
         path.write_text(content)
-        with pytest.raises(UserError, match=r"params\.json are not in this project's form"):
+        with pytest.raises(UserError, match=r"params\.json do not have this project's format"):
             get_splitter("punkt", params_file=path)
     path.write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
@@ -112,6 +112,6 @@ def test_missing_or_foreign_parameters_are_an_error(tmp_path):
 
 
 def test_the_splitters_need_no_download_and_no_pickle():
-    files = list((Path(__file__).parent.parent / "data/punkt").iterdir())
+    files = list((Path(__file__).parent.parent / "data_preparation/punkt").iterdir())
     assert [file.name for file in files] == ["english.json"]
     assert re.search(r'"abbreviations"', files[0].read_text(encoding="utf-8"))

@@ -4,12 +4,14 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import BertTokenizer as HuggingFaceTokenizer
 
-from data.vocabulary import VocabularyOptions, train_vocabulary
+from data_preparation.options import VocabularyOptions
+from data_preparation.vocabulary import train_vocabulary
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -38,7 +40,7 @@ def test_special_tokens_come_first_and_the_size_is_kept(text):
 
 def test_frequent_words_are_whole_and_every_word_can_be_spelt(text, tmp_path):
     vocab_file = tmp_path / "vocab.txt"
-    vocab_file.write_text("\n".join(train_vocabulary([text], OPTIONS._replace(size=1000))) + "\n", encoding="utf-8")
+    vocab_file.write_text("\n".join(train_vocabulary([text], replace(OPTIONS, size=1000))) + "\n", encoding="utf-8")
     ours = BertTokenizer(vocab_file, do_lower_case=True)
     assert ours.tokenize("Walking helps.") == ["walking", "helps", "."]
     for line in text.read_text(encoding="utf-8").splitlines():
@@ -49,7 +51,7 @@ def test_frequent_words_are_whole_and_every_word_can_be_spelt(text, tmp_path):
 
 
 def test_casing_is_kept_or_folded_as_asked(text):
-    cased = train_vocabulary([text], OPTIONS._replace(do_lower_case=False))
+    cased = train_vocabulary([text], replace(OPTIONS, do_lower_case=False))
     uncased = train_vocabulary([text], OPTIONS)
     assert "Z" in cased and "##ü" in cased
     assert not any(token != token.lower() for token in uncased if not token.startswith("["))
@@ -58,7 +60,7 @@ def test_casing_is_kept_or_folded_as_asked(text):
 
 def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
     program = (
-        "import sys; from pathlib import Path; from data.vocabulary import *;"
+        "import sys; from pathlib import Path; from data_preparation.vocabulary import *;"
         "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
     )
     outputs = {
@@ -76,22 +78,22 @@ def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
 
 
 def test_reserved_words_are_whole(text):
-    tokens = train_vocabulary([text], OPTIONS._replace(reserved=("Pneumonia", "covid")))
+    tokens = train_vocabulary([text], replace(OPTIONS, reserved=("Pneumonia", "covid")))
     assert tokens[14:16] == ["pneumonia", "covid"]
 
 
 def test_a_reserved_word_that_the_tokenizer_would_cut_is_refused(text):
     with pytest.raises(UserError, match="x-ray"):
-        train_vocabulary([text], OPTIONS._replace(reserved=("x-ray",)))
+        train_vocabulary([text], replace(OPTIONS, reserved=("x-ray",)))
 
 
 def test_a_size_without_room_is_refused(text):
     with pytest.raises(UserError, match="--vocab-size"):
-        train_vocabulary([text], OPTIONS._replace(size=20))
+        train_vocabulary([text], replace(OPTIONS, size=20))
 
 
 def test_rare_characters_fall_to_the_limit_of_the_alphabet(text):
-    tokens = train_vocabulary([text], OPTIONS._replace(alphabet=20))
+    tokens = train_vocabulary([text], replace(OPTIONS, alphabet=20))
     assert "漢" not in tokens
     assert "e" in tokens
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.wikipedia import extract
-from data.wikitext import prose_of
-from data.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
+from data_preparation.wikipedia import extract
+from data_preparation.wikitext import prose_of
+from data_preparation.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
@@ -312,8 +312,8 @@ def test_small_batches_change_nothing(tmp_path, monkeypatch):
     multistream = tmp_path / "multistream.xml.bz2"
     xml = sample_xml()
     multistream.write_bytes(b"".join(bz2.compress(xml[at : at + 4_099]) for at in range(0, len(xml), 4_099)))
-    monkeypatch.setattr("data.wikipedia.BATCH", 5_000)
-    monkeypatch.setattr("data.wikipedia.READ_SIZE", 1_009)
+    monkeypatch.setattr("data_preparation.wikipedia.BATCH", 5_000)
+    monkeypatch.setattr("data_preparation.wikipedia.READ_SIZE", 1_009)
     done = []
     assert list(extract(multistream, workers=1, progress=done.append)) == expected
     assert sum(done) == multistream.stat().st_size
@@ -369,7 +369,7 @@ def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, cut):
     compressed = b"".join(bz2.compress(xml[at : at + 20_011]) for at in range(0, len(xml), 20_011))
     path = tmp_path / "dump.xml.bz2"
     path.write_bytes(compressed[: int(len(compressed) * cut)])
-    with pytest.raises(UserError, match=r"dump\.xml\.bz2.*cut off or damaged"):
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2.*truncated or damaged"):
         list(extract(path, workers=1))
     bad = Bad()
     names = [document.name for document in extract(path, workers=1, on_bad=bad)]
@@ -383,7 +383,7 @@ def test_a_plain_dump_that_is_cut_off_is_refused(tmp_path):
     pages = [page(f"Page {number}", f"{PROSE} {random.Random(number).randbytes(9_000).hex()}") for number in range(70)]
     path = write_dump(tmp_path / "dump.xml.bz2", pages)
     path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(UserError, match=r"dump\.xml\.bz2, after byte \d+: the dump is cut off"):
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2, after byte \d+: the dump is truncated"):
         list(extract(path, workers=1))
     bad = Bad()
     names = [document.name for document in extract(path, workers=1, on_bad=bad)]
@@ -393,7 +393,7 @@ def test_a_plain_dump_that_is_cut_off_is_refused(tmp_path):
 
 
 def test_a_damaged_stream_costs_its_own_pages_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.wikipedia.BATCH", 5)  # each stream goes to a worker by itself
+    monkeypatch.setattr("data_preparation.wikipedia.BATCH", 5)  # each stream goes to a worker by itself
     pages = [page(f"Page {number}", f"{PROSE} {number}.") for number in range(20)]
     streams = [bz2.compress(part.encode()) for part in (HEAD, *pages, "</mediawiki>\n")]
     streams[7] = streams[7][:60] + bytes(20) + streams[7][80:]
@@ -421,5 +421,5 @@ def test_a_malformed_page_is_named(tmp_path):
 def test_a_file_that_is_no_dump_is_refused(tmp_path, content):
     path = tmp_path / "other.xml.bz2"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"other\.xml\.bz2 does not begin like a Wikipedia dump"):
+    with pytest.raises(UserError, match=r"other\.xml\.bz2: does not start like a Wikipedia dump"):
         list(extract(path, workers=1))

@@ -1,6 +1,7 @@
 """Errors that the user can fix: one line that says what, where and what to do, and exit code 2."""
 
 import errno
+import io
 import os
 import select
 import signal
@@ -58,6 +59,8 @@ def run_main(main: Callable[[], int | None]) -> None:
     itself, prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
     (`| head`) ends the program as SIGPIPE would. Anything else is a bug and keeps its traceback."""
     rank: int | str | None = os.environ.get("RANK", 0)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     try:
         code = main()
         sys.stdout.flush()

@@ -53,8 +53,12 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def write_json(path: str | Path, value: Any, indent: int = 2) -> None:
-    """Writes `value` as JSON to the file `path`, atomically."""
-    write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    """Writes `value` as JSON to the file `path`, atomically.
+
+    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))
 
 
 def sync(path: Path) -> None:

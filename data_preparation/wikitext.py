@@ -1,10 +1,9 @@
-"""Wikipedia's markup into paragraphs of prose: one pass over the brackets with a stack, one over the lines.
+"""Converts Wikipedia's markup to paragraphs of prose: one pass over the brackets with a stack, one over the lines.
 
-Each step takes time in proportion to the text, whatever the text: brackets that close nothing and tags that nothing
-closes cost no second look.
+The time of each step is proportional to the length of the text, also with unclosed brackets and tags.
 
-Lists, tables and sections of references are no prose, but some pages set their prose in them: a layout table, the
-definitions of a glossary, a discussion of the sources. Where a text is doubtful by its place, `is_passage` decides.
+Lists, tables and reference sections are not prose, but some pages have prose in them: a layout table, the definitions
+of a glossary, a discussion of the sources. For text in such places `is_passage` decides.
 """
 
 import html
@@ -12,16 +11,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from data.wikipedia_names import FILE_ALIASES, REFERENCE_HEADINGS, words
-from data.wikitext_formulas import short_formula
-from data.wikitext_templates import template_text
+from data_preparation.wikipedia_names import FILE_ALIASES, REFERENCE_HEADINGS, words
+from data_preparation.wikitext_formulas import short_formula
+from data_preparation.wikitext_templates import template_text
 
-# Elements that go with all that is in them. Text in other elements stays and only the tags go.
+# Elements that are removed with their content. Of other elements only the tags are removed.
 DROPPED_ELEMENTS = words(
     "ref references gallery imagemap graph timeline score syntaxhighlight source pre hiero math chem ce "
     "mapframe maplink section templatestyles inputbox categorytree indicator ul ol includeonly noinclude"
 )
-# Tables and definitions in HTML become what they are in wikitext.
+# HTML tables and definitions are converted to wikitext.
 WIKITEXT_OF = {
     **{"table": "\n{|\n", "/table": "\n|}\n", "caption": "\n|+ ", "tr": "\n|-\n", "td": "\n| ", "th": "\n| "},
     **{"dt": "\n;", "dd": "\n:", "/dl": "\n"},
@@ -38,7 +37,7 @@ TAG = re.compile(r"<(?:!--|(/?)([a-zA-Z][a-zA-Z0-9]*)\b([^<>]*)>)")
 ELEMENT_END = {name: re.compile(rf"</{name}\s*>", re.I) for name in (*DROPPED_ELEMENTS, "nowiki")}
 ELEMENT_END["!--"] = re.compile("-->")
 
-# Runs of brackets, and bars. A table's brackets count at the start of a line only, as in MediaWiki.
+# Runs of brackets, and bars. The brackets of a table count only at the start of a line, as in MediaWiki.
 MAX_DEPTH = 100  # MediaWiki's own limit for templates is 40
 TOKEN = re.compile(r"^[ \t:]*\{\||^[ \t]*\|\}(?!\})|\{\{+|\}\}+|\[\[+|\]\]+|\|", re.M)
 
@@ -48,7 +47,7 @@ HEADING = re.compile(r"(={1,6})\s*(.*?)\s*\1$")
 
 
 class Frame(NamedTuple):
-    """A bracket that is open: its arguments so far, each a list of pieces of text."""
+    """An open bracket and its arguments so far, each a list of pieces of text."""
 
     kind: str
     arguments: list[list[str]]
@@ -58,9 +57,10 @@ class Frame(NamedTuple):
 
 
 def prose_of(wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "category"}) -> list[str]:
-    """The paragraphs of a page's prose: no headings, lists, tables, templates, references, files or categories, but the
-    passages of prose that stand in tables and sections of references.
-    `hidden` are the prefixes, in lower case, of links that show nothing where they stand."""
+    """The paragraphs of prose of a page: no headings, lists, tables, templates, references, files or categories, but
+    passages of prose in tables and reference sections.
+
+    hidden: prefixes, in lower case, of links that show no text."""
     text = without_brackets(without_tags(wikitext), hidden)
     if "-{" in text:
         text = LANGUAGE_VARIANTS.sub(first_variant, text)
@@ -69,7 +69,7 @@ def prose_of(wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "ca
 
 
 def without_tags(text: str) -> str:
-    """`text` without comments, without the elements in `DROPPED_ELEMENTS`, and without the tags of all others."""
+    """`text` without comments, without the elements in `DROPPED_ELEMENTS`, and without the tags of other elements."""
     pieces: list[str] = []
     position = 0
     unclosed: set[str] = set()  # elements without an end tag from here on
@@ -102,12 +102,12 @@ def without_tags(text: str) -> str:
 
 
 def without_brackets(text: str, hidden: frozenset[str]) -> str:
-    """`text` with each template, table and link replaced by the text that it shows. A bracket that nothing closes goes;
-    what follows it stays."""
+    """`text` with each template, table and link replaced by the text that it shows. Unclosed brackets are removed; the
+    text after them stays."""
     root: list[str] = []
     stack: list[Frame] = []
     open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
-    out = root  # where text goes now: the last argument of the innermost open bracket
+    out = root  # where text is appended: the last argument of the innermost open bracket
     position = 0
 
     def open_bracket(kind: str) -> None:
@@ -118,7 +118,7 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
             open_count[kind] += 1
 
     def close_bracket(kind: str) -> Frame:
-        """The innermost open bracket of `kind`; those inside it that are open still lose their brackets only."""
+        """Closes the innermost open bracket of `kind`. Of unclosed brackets inside it only the brackets are removed."""
         nonlocal out
         while True:
             frame = stack.pop()
@@ -177,7 +177,7 @@ def closes_external(pieces: list[str]) -> bool:
 
 
 def unclosed_text(frame: Frame) -> str:
-    """What stays of a bracket that nothing closes. A template's name and a table's attributes go with their line."""
+    """The text of an unclosed bracket, without the line of a template's name or of a table's attributes."""
     text = "|".join(frame.texts())
     if frame.kind == "[[":
         return text
@@ -186,14 +186,14 @@ def unclosed_text(frame: Frame) -> str:
 
 
 def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:
-    """What [[target|text]] shows: nothing for a file, a category or the page's name in another language."""
+    """The text that [[target|text]] shows: nothing for a file, a category or a link to another language."""
     target = arguments[0].strip()
     prefix, colon, rest = target.partition(":")
     prefix = prefix.strip().lower().replace("_", " ")
     if colon and prefix in hidden:
         return ""
     if "\n\n" in "".join(arguments):
-        return "|".join(arguments)  # two brackets that do not belong together
+        return "|".join(arguments)  # the two brackets do not belong together
     if len(arguments) == 1:
         if colon and LANGUAGE_CODE.fullmatch(prefix):
             return ""
@@ -208,7 +208,7 @@ CELL_START = re.compile(r"\n[ \t]*(?:\|[-+]?|!)|\|\||!!")
 
 
 def table_text(table: str) -> str:
-    """The passages of prose in the cells of a table, which a page has for its layout."""
+    """The passages of prose in the cells of a layout table."""
     passages = []
     for cell in CELL_START.split(table)[1:] if len(table) >= MIN_PASSAGE else ():
         if len(cell.encode()) < MIN_PASSAGE:
@@ -221,7 +221,7 @@ def table_text(table: str) -> str:
 
 
 # -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the same in all, and -{H|...}-
-# only sets a rule for the page.
+# only defines a rule for the page.
 LANGUAGE_VARIANTS = re.compile(r"-\{(?!\{)([^{}]*)\}-")
 VARIANT_NAME = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:")
 
@@ -235,23 +235,24 @@ def first_variant(markup: re.Match[str]) -> str:
 
 
 def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """The paragraphs of `text`, lines joined, each with whether it is doubtful, for being in a section of references.
-    Headings, list items, table rows and rules are left out. An indented line is a paragraph of its own, but goes on in
-    the next where it ends in a comma, as verse does. A definition has its term before it."""
+    """The paragraphs of `text`, with lines joined, each with whether it is in a reference section.
+
+    Headings, list items, table rows and rules are left out. An indented line is a separate paragraph, except that a
+    line that ends in a comma (verse) continues in the next. A definition is preceded by its term."""
     lines: list[str] = []
     is_indented = False  # of the last of them
     term = ""
-    references_level = 0  # of the heading whose section has references
+    references_level = 0  # of the heading of the reference section; 0 outside of one
     for line in text.split("\n"):
         content = line.strip()
         first = content[:1]
         heading = HEADING.fullmatch(content) if first == "=" else None
         is_text = bool(content) and first not in "*#;:|" and not heading and not content.startswith(("----", "! "))
         if lines:
-            goes_on = is_text
+            continues = is_text
             if is_indented:
-                goes_on = first == ":" and lines[-1].rstrip("'").endswith((",", ";"))
-            if not goes_on:
+                continues = first == ":" and lines[-1].rstrip("'").endswith((",", ";"))
+            if not continues:
                 yield " ".join(lines), references_level > 0
                 lines = []
         if is_text:
@@ -280,14 +281,14 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
         yield " ".join(lines), references_level > 0
 
 
-# The character classes leave each other nothing to share, and do not give back: no second look at a character.
+# The character classes do not overlap and the quantifiers are possessive, so there is no backtracking.
 EXTERNAL_LINK = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]*+\s*+([^\[\]]*+)\]")
 MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
 # ''Titanic'''s: italics end, then an apostrophe; L'''Étoile'': an apostrophe, then italics begin.
 APOSTROPHE = re.compile(r"(?<=\w)'''(?=s\b)|(?<![\w'])([LlDdMmNnSs])'''(?=\w)")
 EMPHASIS = re.compile(r"'{2,}")
 INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u2060\ufeff"))
-HOLES = (
+GAPS = (
     (re.compile(r"(?<=[(\[])[ ,;:]+"), ""),
     (re.compile(r"(?<![ ,;:])[ ,;:]+(?=[)\]])"), ""),
     (re.compile(r" ?(?:\([/–—-]*\)|\[\]|“”|«»)"), ""),
@@ -297,7 +298,7 @@ HOLES = (
 
 
 def clean(text: str) -> str:
-    """`text` without what is left of markup, and without the holes that dropped templates leave."""
+    """`text` without the rest of the markup, and without the gaps that removed templates leave."""
     if "[" in text:
         text = EXTERNAL_LINK.sub(r"\1", text)
     text = html.unescape(text)
@@ -310,32 +311,31 @@ def clean(text: str) -> str:
     if not text.isascii():
         text = text.translate(INVISIBLE)
     text = " ".join(text.split())
-    for hole, filling in HOLES:
-        text = hole.sub(filling, text)
+    for gap, replacement in GAPS:
+        text = gap.sub(replacement, text)
     return text.strip()
 
 
 SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$")
 WORD = re.compile(r"[^\W\d_]{3}")
 MIN_FRAGMENT = 60
-MIN_PASSAGE = 100  # bytes: in scripts where a character is a word it takes fewer of them
-MIN_LOWER_CASE = 0.6  # of the words of a passage; names, titles and years make up the most of a reference
+MIN_PASSAGE = 100  # bytes, not characters, because a character is a whole word in some scripts
+MIN_LOWER_CASE = 0.6  # fraction of the words of a passage; references are mostly names, titles and years
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether `paragraph` ends like a sentence or is too long for a caption or a row of a table."""
+    """Whether `paragraph` ends like a sentence, or is too long for a caption or a table row."""
     if "||" in paragraph:
         return False
     if len(paragraph) >= MIN_FRAGMENT:
         return True
     if len(paragraph) < 10 or not SENTENCE_END.search(paragraph):
         return False
-    return WORD.search(paragraph) is not None  # a formula has none
+    return WORD.search(paragraph) is not None  # a formula does not
 
 
 def is_passage(paragraph: str) -> bool:
-    """Whether `paragraph` is prose wherever it stands: long, ends like a sentence, and is no reference or enumeration
-    of names."""
+    """Whether `paragraph` is prose in any place: long, ends like a sentence, and not a reference or a list of names."""
     if len(paragraph.encode()) < MIN_PASSAGE or not SENTENCE_END.search(paragraph):
         return False
     tokens = paragraph.split()

@@ -1,10 +1,11 @@
-"""Documents and the files they are read from: .txt, .jsonl (both also .gz) and .parquet.
+"""Reads documents from .txt, .jsonl (both also .gz) and .parquet files.
 
-A document is what next-sentence prediction draws its pairs from: a text that belongs together.
+A document is a connected text; next-sentence prediction takes real pairs from one document.
 """
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,21 +15,23 @@ from utils.errors import UserError
 
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
-# A plain text has no marks where one document ends; a longer one is cut after a paragraph, so that memory is bounded.
+# Characters. A .txt file does not say where documents end; a longer one is cut after a paragraph, to bound memory.
 MAX_DOCUMENT = 1_000_000
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 OnBad = Callable[[str, str], Any]
 
 
 class Document(NamedTuple):
-    """`name` says where it came from, for logs. A paragraph may have line breaks in it; it has no empty line."""
+    """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty line."""
 
     name: str
     paragraphs: list[str]
 
 
-def refuse(where: str, why: str) -> NoReturn:
-    """What to do about a bad document by default: stop. Other choices count it and return."""
+def raise_error(where: str, why: str) -> NoReturn:
+    """The default `on_bad`."""
     raise UserError(f"{where}: {why}")
 
 
@@ -39,20 +42,20 @@ def is_supported(path: Path) -> bool:
 def read_documents(
     path: str | Path,
     text_field: str = "text",
-    on_bad: OnBad = refuse,
+    on_bad: OnBad = raise_error,
     empty_line: str = "paragraph",
 ) -> Iterator[Document]:
-    """The documents of one file: a .txt is one document (cut into several where it is longer than `MAX_DOCUMENT`), or
-    with `empty_line="document"` as many as there are blocks between empty lines; each line of a .jsonl and each row of
-    a .parquet is one, its text in `text_field`. Memory is bounded by the longest line, row or document.
+    """The documents of one file. A .txt file is one document (several if it is longer than `MAX_DOCUMENT`), or with
+    `empty_line="document"` each block between empty lines is one. In .jsonl files each line is a document, and in
+    .parquet files each row, with the text in `text_field`. Memory is bounded by the longest line, row or document.
 
-    `on_bad(where, why)` is called for what is no UTF-8, has NUL bytes or lacks the field, and for the rest of a file
-    that is cut off; if it returns, the line is left out.
+    on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field, and for the rest of
+    a truncated file; if it returns, the line is left out.
     """
     path = Path(path)
     name = path.name.lower()
     if not is_supported(path):
-        raise UserError(f"{path}: what kind of file this is its name does not say: use one of {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: unknown file extension: use one of {', '.join(SUFFIXES)}")
     if name.endswith(".parquet"):
         yield from read_parquet(path, text_field, on_bad)
         return
@@ -64,7 +67,7 @@ def read_documents(
 
 
 def read_lines(path: Path, on_bad: OnBad) -> Iterator[tuple[int, str]]:
-    """The good lines with their numbers, from 1."""
+    """The valid lines with their numbers, from 1."""
     opener = gzip.open if path.name.lower().endswith(".gz") else open
     number = 0
     try:
@@ -77,15 +80,15 @@ def read_lines(path: Path, on_bad: OnBad) -> Iterator[tuple[int, str]]:
                     on_bad(f"{path}:{number}", f"not UTF-8 (byte 0x{byte:02x} at {error.start}): convert it with iconv")
                     continue
                 if "\0" in line:
-                    on_bad(f"{path}:{number}", "NUL bytes: this is no text in UTF-8; convert or remove it")
+                    on_bad(f"{path}:{number}", "NUL bytes: this is not UTF-8 text; convert or remove it")
                     continue
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        on_bad(f"{path}, after line {number}", f"the gzip file is cut off or damaged ({error}): fetch it again")
+        on_bad(f"{path}, after line {number}", f"the gzip file is truncated or damaged ({error}): download it again")
 
 
 def read_text(path: Path, lines: Iterator[tuple[int, str]], max_document: int) -> Iterator[Document]:
-    """One document of all the paragraphs, or more: each ends with the paragraph that takes it to `max_document`."""
+    """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document` characters long."""
     paragraphs: list[str] = []
     paragraph: list[str] = []
     size = count = 0
@@ -113,12 +116,17 @@ def read_jsonl(path: Path, lines: Iterator[tuple[int, str]], text_field: str, on
             continue
         where = f"{path}:{number}"
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            on_bad(where, f"not valid JSON ({error}): a .jsonl file has one JSON object a line")
+            record = json.loads(line, parse_int=ignore_integer)
+        except (ValueError, RecursionError) as error:
+            on_bad(where, f"not valid JSON ({error}): a .jsonl file has one JSON object per line")
             continue
         text = record.get(text_field) if isinstance(record, dict) else None
         yield from one_document(where, text, text_field, on_bad)
+
+
+def ignore_integer(digits: str) -> int:
+    """A replacement for int(), which refuses thousands of digits. No integer in a record is used."""
+    return 0
 
 
 def read_parquet(path: Path, text_field: str, on_bad: OnBad) -> Iterator[Document]:
@@ -131,29 +139,39 @@ def read_parquet(path: Path, text_field: str, on_bad: OnBad) -> Iterator[Documen
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             if text_field not in file.schema_arrow.names:
-                on_bad(str(path), f"no column {text_field!r} (there are: {', '.join(file.schema_arrow.names)})")
+                on_bad(
+                    str(path),
+                    f"no column {text_field!r} (columns: {', '.join(file.schema_arrow.names)}): use --text-field",
+                )
                 return
             for batch in file.iter_batches(batch_size=256, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
+                for value in batch.column(0):
                     row += 1
+                    try:
+                        text = value.as_py()
+                    except UnicodeDecodeError:
+                        on_bad(f"{path}, row {row}", "not UTF-8: convert it")
+                        continue
                     yield from one_document(f"{path}, row {row}", text, text_field, on_bad)
     except (pyarrow.ArrowException, OSError) as error:
-        on_bad(f"{path}, after row {row}", f"the parquet file is cut off or damaged ({error}): fetch it again")
+        on_bad(f"{path}, after row {row}", f"the parquet file is truncated or damaged ({error}): download it again")
 
 
 def one_document(where: str, text: Any, text_field: str, on_bad: OnBad) -> Iterator[Document]:
-    """The document of one record, or none if it is empty."""
+    """The document of one record; nothing if it is empty."""
     if not isinstance(text, str):
         kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
-        on_bad(where, f"the field {text_field!r} {kind}: name the field that holds the text")
+        on_bad(where, f"the field {text_field!r} {kind}: name the field that contains the text")
     elif "\0" in text:
         on_bad(where, "NUL characters in the text: convert or remove it")
+    elif LONE_SURROGATE.search(text):
+        on_bad(where, "half of a surrogate pair in the text, which is not valid Unicode: remove it")
     elif paragraphs := split_paragraphs(text):
         yield Document(where, paragraphs)
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The blocks between lines without a letter or mark."""
+    """The blocks between blank lines."""
     paragraphs: list[str] = []
     lines: list[str] = []
     for line in [*text.splitlines(), ""]:

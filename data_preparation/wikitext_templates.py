@@ -1,7 +1,7 @@
-"""What Wikipedia's templates show where they stand for words in a sentence or for a quotation. All others show nothing:
-infoboxes, references, notices and navigation are no prose.
+"""The text that Wikipedia's templates show, for templates that stand for words in a sentence or for a quotation. All
+others (infoboxes, references, notices, navigation) are not prose and show nothing.
 
-One table serves all languages, so it has no name that stands for different things in different ones."""
+One table is used for all languages, so it has no name that means different things in different languages."""
 
 import calendar
 import re
@@ -21,7 +21,7 @@ RANGE_WORDS = {
 
 
 def template_text(arguments: Sequence[str]) -> str:
-    """What the template with the name `arguments[0]` shows, for those that are known here."""
+    """The text of the template named `arguments[0]`; empty if it is not in the tables."""
     name = arguments[0].strip().lower().replace("_", " ")
     if name in CONSTANTS:
         return CONSTANTS[name]
@@ -67,7 +67,7 @@ def with_reading(values: list[str]) -> str:
 
 
 def century(values: list[str]) -> str:
-    """The French {{s|XIX}}; other Wikipedias have small text under that name."""
+    """The French {{s|XIX}}; in other Wikipedias this name means small text."""
     return f"{values[0].upper()}e siècle" if ROMAN.fullmatch(values[0]) else values[0]
 
 
@@ -82,7 +82,7 @@ def fraction(values: list[str]) -> str:
 
 
 def date(values: list[str]) -> str:
-    """Year, month and day as July 20, 1969, or what there is of them."""
+    """Year, month and day as July 20, 1969, or as many of them as are given."""
     year, month, day = (*values[:3], "", "")[:3]
     if month.isdigit() and 1 <= int(month) <= 12:
         month = calendar.month_name[int(month)]
@@ -105,7 +105,7 @@ def quantity(values: list[str], named: dict[str, str]) -> str:
 
 
 def summary(values: list[str], named: dict[str, str]) -> str:
-    """What an episode is about, also of each in a table of episodes."""
+    """The summary of an episode, also in tables of episodes."""
     text = named.get("shortsummary") or named.get("summary") or named.get("episodes")
     return quotation([text]) if text else ""
 
@@ -115,7 +115,7 @@ def superscript(values: list[str]) -> str:
 
 
 def measure(values: list[str]) -> str:
-    """{{convert|5|to|10|km|mi}}: the measure as given, 5 to 10 km."""
+    """{{convert|5|to|10|km|mi}}: the measure as written, 5 to 10 km."""
     shown, rest = values[0], values[1:]
     while len(rest) > 1 and rest[0] in RANGE_WORDS:
         shown += RANGE_WORDS[rest[0]] + rest[1]
@@ -223,7 +223,7 @@ SHOW: dict[str, Callable[[list[str]], str]] = {
     **by_names(currency("¥"), "jpy, yen, ¥"),
 }
 
-# Those that named arguments change.
+# Templates whose text depends on named arguments.
 SHOW_NAMED: dict[str, Callable[[list[str], dict[str, str]], str]] = {
     **by_names(as_of, "as of"),
     **by_names(quantity, "val"),

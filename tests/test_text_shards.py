@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import shards
-from data.shards import write_shards
+from data_preparation import text_shards
+from data_preparation.text_shards import write_shards
 from utils.errors import UserError
 
 WORDS = ["the", "of", "and", "to", "in", "was", "he", "that", "his", "it", "with", "as", "for", "had", "you"]
@@ -55,11 +55,11 @@ def flat(shards_: list[list[str]]) -> list[str]:
 def test_every_document_lands_whole_in_exactly_one_shard(tmp_path_factory, documents, shard_bytes, fraction, block):
     folder = tmp_path_factory.mktemp("shards")
     source = write_formatted(folder / "formatted.txt", documents)
-    shards.BLOCK, usual = block, shards.BLOCK
+    text_shards.BLOCK, usual = block, text_shards.BLOCK
     try:
         splits = write_shards([source], folder, shard_bytes, fraction, seed=1)
     finally:
-        shards.BLOCK = usual
+        text_shards.BLOCK = usual
     found = flat(read_folder(folder / "training")) + flat(read_folder(folder / "test"))
     assert sorted(found) == sorted(documents)
     assert splits["training"].documents + splits["test"].documents == len(documents)
@@ -71,22 +71,22 @@ def test_shards_have_one_size_to_within_a_document(tmp_path):
     source = write_formatted(tmp_path / "formatted.txt", documents_of(3, 800))
     write_shards([source], tmp_path, 20_000, 0.1, seed=1)
     longest = max(len(document) for document in documents_of(3, 800)) + 2
-    for side in ("training", "test"):
-        sizes = [path.stat().st_size for path in (tmp_path / side).iterdir()]
+    for split in ("training", "test"):
+        sizes = [path.stat().st_size for path in (tmp_path / split).iterdir()]
         assert max(sizes) - min(sizes) <= longest
     assert len(list((tmp_path / "training").iterdir())) > 5
 
 
-def test_the_side_of_a_document_depends_on_itself_and_the_seed_alone(tmp_path):
+def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
     documents = documents_of(5, 400)
-    sides = []
+    test_documents = []
     for name, order, seed in (("a", documents, 1), ("b", documents[::-1][:300], 1), ("c", documents, 2)):
         source = write_formatted(tmp_path / f"{name}.txt", order)
         write_shards([source], tmp_path / name, 10_000, 0.2, seed)
-        sides.append(set(flat(read_folder(tmp_path / name / "test"))))
-    assert sides[1] == sides[0] & set(documents[100:])
-    assert sides[2] != sides[0]
-    assert 0.13 < len(sides[0]) / 400 < 0.27  # five standard deviations are 0.1; the seed is fixed
+        test_documents.append(set(flat(read_folder(tmp_path / name / "test"))))
+    assert test_documents[1] == test_documents[0] & set(documents[100:])
+    assert test_documents[2] != test_documents[0]
+    assert 0.13 < len(test_documents[0]) / 400 < 0.27  # five standard deviations are 0.1; the seed is fixed
 
 
 @pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])
@@ -135,7 +135,7 @@ def test_a_line_of_100_mb_passes_through_in_bounded_memory(tmp_path):
 
 
 def test_more_shards_than_files_may_be_open_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards.resource, "getrlimit", lambda _: (100, 100))
+    monkeypatch.setattr(text_shards.resource, "getrlimit", lambda _: (100, 100))
     source = write_formatted(tmp_path / "formatted.txt", documents_of(1, 300))
     with pytest.raises(UserError, match="--shard-mb"):
         write_shards([source], tmp_path, 100, 0.1, seed=1)

@@ -1,4 +1,4 @@
-"""What the larger Wikipedias call things that a dump does not name itself, in lower case."""
+"""Names in the larger Wikipedias that a dump does not contain, in lower case."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -9,10 +9,10 @@ def phrases(text: str) -> frozenset[str]:
     return frozenset(text.split(", "))
 
 
-# Old names of the file namespace, which a dump's list of namespaces does not have.
+# Old names of the file namespace, which are not in a dump's list of namespaces.
 FILE_ALIASES = words("image bild imagen imagem immagine afbeelding grafika attēls kuva fil billede obrázok")
 
-# Templates of pages that only list other pages.
+# Templates of disambiguation pages.
 DISAMBIGUATION = phrases(
     "disambiguation, disambig, disamb, dab, hndis, geodis, numberdis, letter-number combination, schooldis, "
     "hospitaldis, disambiguation page, begriffsklärung, homonymie, desambiguación, desambiguação, disambigua, dp, "
@@ -21,7 +21,7 @@ DISAMBIGUATION = phrases(
     "ابهام‌زدایی, توضيح, פירושונים"
 )
 
-# Headings of sections that have references, by language. Some also stand over prose, which `is_passage` tells apart.
+# Headings of reference sections, by language. Some are also used above prose; `is_passage` decides.
 REFERENCE_HEADINGS = frozenset().union(
     phrases(  # English
         "references, external links, see also, further reading, bibliography, notes, sources, footnotes, citations, "

@@ -1,10 +1,10 @@
-"""LaTeX formulas that can be read as text: x_i, sin(n + 1)/2, ∑ a_i. A sentence that loses them reads badly."""
+"""Converts short LaTeX formulas to text: x_i, sin(n + 1)/2, ∑ a_i. Sentences without their formulas read badly."""
 
 import re
 
-from data.wikipedia_names import words
+from data_preparation.wikipedia_names import words
 
-MAX_FORMULA = 60  # characters; a longer one is no part of a sentence
+MAX_FORMULA = 60  # characters; a longer one is not part of a sentence
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -12,7 +12,7 @@ def pairs(text: str) -> dict[str, str]:
     return dict(zip(tokens[::2], tokens[1::2], strict=True))
 
 
-# Commands that change only how a formula looks.
+# Commands that only change the appearance.
 LOOK = re.compile(
     r"\\(?:(?:text|textrm|textit|mbox|mathrm|mathit|mathbf|mathbb|mathcal|mathsf|boldsymbol|operatorname|rm|bf|it|left"
     r"|right|big|Big|displaystyle|textstyle|quad|qquad|limits)\b\s*|[,;:! ])"
@@ -43,18 +43,18 @@ COMMAND = re.compile(r"\\([A-Za-z]+)(\s*)")
 
 
 def short_formula(formula: str) -> str:
-    """`formula` as text, or nothing where it is long or has a command without a text form."""
+    """`formula` as text; empty if it is too long or has a command without a text form."""
     if len(formula) > 4 * MAX_FORMULA:
         return ""
-    plain = LOOK.sub("", formula)
-    plain = DEGREES.sub("°", plain)
-    plain = ACCENT.sub(lambda accent: (accent[2] or accent[3]) + COMBINING[accent[1]], plain)
-    plain = SCRIPT.sub(r"\1\2", EXPONENT.sub(r"^(\1)", plain))
-    plain = ROOT.sub(lambda root: "√" + one_term(root[1]), plain)
-    plain = FRACTION.sub(lambda f: one_term(f[1] or f[3] or "") + "/" + one_term(f[2] or f[4] or ""), plain)
-    plain = COMMAND.sub(command_text, plain)
-    plain = re.sub(r"[{}]", "", plain).strip(" ~")
-    return "" if re.search(r"[\\&|]", plain) or len(plain) > MAX_FORMULA else plain
+    text = LOOK.sub("", formula)
+    text = DEGREES.sub("°", text)
+    text = ACCENT.sub(lambda accent: (accent[2] or accent[3]) + COMBINING[accent[1]], text)
+    text = SCRIPT.sub(r"\1\2", EXPONENT.sub(r"^(\1)", text))
+    text = ROOT.sub(lambda root: "√" + one_term(root[1]), text)
+    text = FRACTION.sub(lambda f: one_term(f[1] or f[3] or "") + "/" + one_term(f[2] or f[4] or ""), text)
+    text = COMMAND.sub(command_text, text)
+    text = re.sub(r"[{}]", "", text).strip(" ~")
+    return "" if re.search(r"[\\&|]", text) or len(text) > MAX_FORMULA else text
 
 
 def one_term(formula: str) -> str:
@@ -62,7 +62,7 @@ def one_term(formula: str) -> str:
 
 
 def command_text(command: re.Match[str]) -> str:
-    """The sign or word for a command, words apart from their neighbours; a backslash for one that has none."""
+    """The sign or word for a command, with spaces around words; a backslash for an unknown command."""
     name = command[1].removeprefix("var")
     if name in SIGNS:
         return SIGNS[name] + command[2]

@@ -1,7 +1,7 @@
-"""Any source into formatted text: a sentence on each line, an empty line between documents.
+"""Formats any source as text with one sentence per line and an empty line between documents.
 
-Documents are read in order by this process and split into sentences by others, a batch at a time; books are also
-cleaned there. What comes back is written in the order of the input, so that the number of workers changes nothing.
+This process reads the documents in order, and workers split batches of them into sentences (and clean books). Results
+are written in the order of the input, so the number of workers does not change the output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,26 +10,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.books import clean_book
-from data.documents import Document, read_documents, read_lines
-from data.parallel import ordered_map
-from data.sentences import PARAMETERS_FOLDER, Splitter, get_splitter, save_punkt, train_punkt
+from data_preparation.books import clean_book
+from data_preparation.documents import Document, read_documents, read_lines
+from data_preparation.options import FormatOptions
+from data_preparation.parallel import ordered_map
+from data_preparation.sentences import PARAMETERS_FOLDER, Splitter, get_splitter, save_punkt, train_punkt
 from utils.errors import UserError
 
-BATCH = 1 << 18  # characters that go to a worker at a time
-PART_BYTES = 256 << 20  # formatted text goes into files of about this size
-
-
-class FormatOptions(NamedTuple):
-    sentence_splitter: str = "punkt"
-    language: str = "english"
-    sentence_parameters: str | None = None  # a file; None: shipped for the language, else trained on the corpus
-    text_field: str = "text"
-    empty_line: str = "paragraph"  # what an empty line in a .txt ends: a "paragraph" or a "document"
+BATCH = 1 << 18  # characters sent to a worker at a time
+PART_BYTES = 256 << 20  # approximate size of the files of formatted text
+# Bytes of formatted text per byte of file, roughly; 1 for other files. Used for progress bars.
+TEXT_PER_BYTE = {".bz2": 0.7, ".gz": 2.7, ".parquet": 1.7}
 
 
 class Formatted(NamedTuple):
-    """Documents ready to be written, with what is wrong with those that are not: (where, why)."""
+    """Formatted documents, and the bad ones as (where, why)."""
 
     text: bytes = b""
     documents: int = 0
@@ -40,19 +35,19 @@ class Formatted(NamedTuple):
 
 
 class BadDocuments:
-    """What happens to a bad document: an error, or with `skip` a line in the log and a place in the count."""
+    """Called for every bad document: raises an error, or with `skip` counts and logs it."""
 
     def __init__(self, log: Path, skip: bool):
         self.log, self.skip, self.count = log, skip, 0
 
     def __call__(self, where: str, why: str) -> None:
         if not self.skip:
-            raise UserError(f"{where}: {why}; or leave out what is bad with --skip-bad")
+            raise UserError(f"{where}: {why}; or leave out bad documents with --skip-bad")
         self.count += 1
-        with self.log.open("a", encoding="utf-8") as file:
+        with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{where}: {why}\n")
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.count = 0
         self.log.unlink(missing_ok=True)
 
@@ -63,22 +58,21 @@ def format_text(
     folder: Path,
     options: FormatOptions,
     workers: int,
-    skip_bad: bool,
     progress: Callable[[int], Any],
 ) -> dict[str, int]:
-    """Formats the documents of `paths` into `part-*.txt` in `folder` and returns what it counted.
+    """Formats the documents of `paths` as `part-*.txt` in `folder` and returns counts.
 
-    `progress` gets the bytes of text written. Also writes `skipped.log` where documents were bad and skipped, and
-    the sentence parameters where it trained some.
+    progress: called with the number of bytes of text written. Also writes `skipped.log` if bad documents were skipped,
+    and the sentence parameters if it trained them.
     """
-    on_bad = BadDocuments(folder / "skipped.log", skip_bad)
+    on_bad = BadDocuments(folder / "skipped.log", options.skip_bad)
     parameters = options.sentence_parameters or find_parameters(dataset, paths, folder, options, workers, on_bad)
-    set_up = (options.sentence_splitter, options.language, parameters)
+    splitter_arguments = (options.sentence_splitter, options.language, parameters)
     if dataset == "books":
-        results = ordered_map(partial(format_book, options=options), paths, workers, set_splitter, set_up)
+        results = ordered_map(partial(format_book, options=options), paths, workers, set_splitter, splitter_arguments)
     else:
         documents = read_source(dataset, paths, options, workers, on_bad)
-        results = ordered_map(format_documents, batches(documents), workers, set_splitter, set_up)
+        results = ordered_map(format_documents, batches(documents), workers, set_splitter, splitter_arguments)
     counts = dict.fromkeys(("documents", "sentences", "words", "without_text"), 0)
     with PartWriter(folder) as writer:
         for result in results:
@@ -93,11 +87,16 @@ def format_text(
     return counts | {"bad_skipped": on_bad.count}
 
 
+def expected_text_bytes(paths: Sequence[Path]) -> float:
+    """Approximate size of the formatted text of these files."""
+    return sum(path.stat().st_size * TEXT_PER_BYTE.get(path.suffix.lower(), 1.0) for path in paths)
+
+
 def read_source(
     dataset: str, paths: Sequence[Path], options: FormatOptions, workers: int, on_bad: Callable[[str, str], Any]
 ) -> Iterator[Document]:
     if dataset == "wikicorpus":
-        from data.wikipedia import extract
+        from data_preparation.wikipedia import extract
 
         return chain.from_iterable(extract(path, workers, on_bad=on_bad) for path in paths)
     return chain.from_iterable(read_documents(path, options.text_field, on_bad, options.empty_line) for path in paths)
@@ -111,15 +110,15 @@ def find_parameters(
     workers: int,
     on_bad: BadDocuments,
 ) -> Path | None:
-    """Trains the splitter's parameters on the corpus itself where none ship for its language."""
+    """Trains the parameters of the splitter on the corpus if none ship for its language."""
     if options.sentence_splitter == "newline" or (PARAMETERS_FOLDER / f"{options.language}.json").is_file():
         return None
     path = folder / f"sentences-{options.language}.json"
-    print(f"format: no sentence parameters ship for {options.language}: learning them from the corpus", flush=True)
+    print(f"format: no sentence parameters ship for {options.language}: training them on the corpus", flush=True)
     documents = read_source("corpus" if dataset == "books" else dataset, paths, options, workers, on_bad)
     params = train_punkt(chain.from_iterable(document.paragraphs for document in documents))
-    on_bad.forget()  # the formatting itself meets and names the same documents
-    save_punkt(params, path, f"learnt from the corpus for {options.language}")
+    on_bad.reset()  # formatting will find the same documents again
+    save_punkt(params, path, f"trained on the corpus for {options.language}")
     return path
 
 
@@ -135,7 +134,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-_splitter: Splitter  # of this process
+_splitter: Splitter  # of this worker process
 
 
 def set_splitter(name: str, language: str, parameters: Path | None) -> None:
@@ -159,7 +158,7 @@ def format_documents(documents: Iterable[Document]) -> Formatted:
 
 
 def format_book(path: Path, options: FormatOptions) -> Formatted:
-    """A .txt is one book; other files have one a record."""
+    """A .txt file is one book; other files have one book per record."""
     bad: list[tuple[str, str]] = []
 
     def on_bad(where: str, why: str) -> None:
@@ -175,13 +174,13 @@ def format_book(path: Path, options: FormatOptions) -> Formatted:
 
 
 class PartWriter:
-    """Formatted text into files of about `PART_BYTES`; documents whole, an empty line between them, none at an end."""
+    """Writes formatted text to files of about `PART_BYTES`: whole documents with an empty line between them."""
 
     def __init__(self, folder: Path):
         self.folder, self.file, self.count = folder, None, 0
 
     def write(self, text: bytes) -> None:
-        """`text`: documents with an empty line after each."""
+        """text: documents, each followed by an empty line."""
         if not text:
             return
         if self.file is None:

@@ -1,14 +1,13 @@
-"""Files from the network, whole or not at all: resumed with ranges, taken from mirrors, retried, verified against a
-checksum, and given their final name only when nothing is missing.
+"""Downloads files: resumes with range requests, tries mirrors, retries, verifies checksums, and gives a file its final
+name only when it is complete.
 
-While a file is on its way it lies beside its final place as `<name>.part`, and `<name>.part.json` says where it came
-from, so that the next run, or the next try, goes on where this one stopped.
+An unfinished download is `<name>.part` beside the final path, and `<name>.part.json` says where it came from, so that
+the next attempt or the next run continues it.
 """
 
 import contextlib
 import http.client
 import json
-import os
 import re
 import sys
 import time
@@ -21,8 +20,9 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from data.manifest import file_digest, write_atomically
+from data_preparation import manifest
 from utils.errors import UserError, one_line
+from utils.files import file_digest, sync, write_json
 from utils.progress import progress_bar
 
 CHUNK = 1 << 20
@@ -53,29 +53,29 @@ class Checksum(NamedTuple):
 
 
 class RetryPolicy(NamedTuple):
-    """How patient `fetch` is. A try that brings the file further than any before it starts the count again."""
+    """When `fetch` gives up. An attempt that receives more of the file than all before it restarts the count."""
 
-    attempts: int = 10  # tries in a row that may fail
-    first_wait: float = 1.0  # seconds; doubles with each failure
+    attempts: int = 10  # failed attempts in a row
+    first_wait: float = 1.0  # seconds; doubled after each failure
     longest_wait: float = 120.0
-    timeout: float = 60.0  # seconds without a byte
+    timeout: float = 60.0  # seconds without data
 
 
-PATIENT = RetryPolicy()
+DEFAULT_POLICY = RetryPolicy()
 
 
-class FailedTry(Exception):
-    """One try at one address did not give the file."""
+class FailedAttempt(Exception):
+    """One attempt at one address failed."""
 
     def __init__(self, reason: str, wait: float = 0.0, final: bool = False, status: int | None = None):
         super().__init__(reason)
-        self.status = status  # HTTP status, where there was one
-        self.wait = wait  # seconds that the server asked for
-        self.final = final  # this address will not have the file later either
+        self.status = status  # HTTP status, if there was one
+        self.wait = wait  # seconds that the server asked to wait
+        self.final = final  # trying this address again is useless
 
 
 class Part:
-    """The piece of a file that is here already, and what is known about the whole it belongs to."""
+    """An unfinished download: the bytes so far, and where they came from."""
 
     def __init__(self, path: Path):
         self.path = path.with_name(path.name + ".part")
@@ -83,7 +83,7 @@ class Part:
         try:
             origin = json.loads(self.origin_path.read_text())
             self.url, self.validator, self.total = origin["url"], origin["validator"], origin["total"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self.discard()
 
     @property
@@ -96,11 +96,10 @@ class Part:
         self.url, self.validator, self.total = "", None, None
 
     def start(self, url: str, validator: str | None, total: int | None) -> None:
-        """Forgets the old bytes first, then records the new origin: a kill in between costs bytes, never mixes them."""
+        """Removes the old bytes, then records the new origin: in this order a kill in between cannot mix them."""
         self.discard()
         self.url, self.validator, self.total = url, validator, total
-        origin = {"url": url, "validator": validator, "total": total}
-        write_atomically(self.origin_path, json.dumps(origin).encode())
+        write_json(self.origin_path, {"url": url, "validator": validator, "total": total})
 
 
 def fetch(
@@ -109,19 +108,19 @@ def fetch(
     checksum: Checksum | None = None,
     size: int | None = None,
     check: Callable[[Path], None] | None = None,
-    policy: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_POLICY,
 ) -> None:
-    """Brings the file that each of `urls` has to `path`, unless it is there already.
+    """Downloads one file to `path`, unless it is there already. `urls`: addresses of the same file.
 
-    size: in bytes, where it is known beforehand. check: raises `UserError` for a file that cannot be right.
-    Raises `UserError` when no address gives the file within the policy's patience; what came stays for the next run.
+    size: in bytes, if known. check: raises `UserError` for an invalid file.
+    Raises `UserError` if `policy` gives up; the bytes so far stay for the next run.
     """
     for url in urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise UserError(f"{url!r} is not an http or https address: correct it")
     if path.exists():
         if reason := mismatch(path, checksum, size):
-            raise UserError(f"{path} is there, but {reason}: remove it to download it again")
+            raise UserError(f"{path} exists, but {reason}: remove it to download it again")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = Part(path)
@@ -132,7 +131,7 @@ def fetch(
             transfer(url, part, size, checksum, policy.timeout)
             accept(part, checksum, size, check)
             break
-        except FailedTry as failure:
+        except FailedAttempt as failure:
             progressed, furthest = part.size > furthest, max(furthest, part.size)
             failures = 1 if progressed else failures + 1
             if failure.final:
@@ -141,37 +140,36 @@ def fetch(
                 turn += 1
             if not sources or failures >= policy.attempts:
                 raise UserError(
-                    f"cannot download {url}: {failure}; gave up after {failures} tries in a row: "
-                    "check the network and the address, then run the same command to go on"
+                    f"cannot download {url}: {failure}; gave up after {failures} attempts in a row: "
+                    "check the network and the address, then run the same command to continue"
                 ) from failure
             if not failure.final:
                 wait = max(failure.wait, policy.first_wait * 2 ** (failures - 1))
                 wait = min(wait, policy.longest_wait)
-                tqdm.write(f"{path.name}: {failure}; next try in {wait:.0f} s", file=sys.stderr)
+                tqdm.write(f"{path.name}: {failure}; next attempt in {wait:.0f} s", file=sys.stderr)
                 time.sleep(wait)
-    with part.path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(part.path)
     part.path.rename(path)
     part.origin_path.unlink(missing_ok=True)
 
 
 def transfer(url: str, part: Part, size: int | None, checksum: Checksum | None, timeout: float) -> None:
-    """One try: adds to `part` until it is as long as the server says the file is, or raises `FailedTry`."""
+    """One attempt: appends to `part` until it has the length that the server announced, or raises `FailedAttempt`."""
     start = part.size
     if start and part.total == start:
         return
     headers = {"User-Agent": "bert-recipe (data preparation)", "Accept-Encoding": "identity"}
     same_file = part.url == url and part.validator is not None
-    # Bytes of another server, or of a file that may have changed meanwhile, are joined only where a checksum tells.
+    # Bytes of another server, or of a file that may have changed, are joined only if a checksum will verify them.
     if start and (same_file or checksum):
         headers["Range"] = f"bytes={start}-"
         if same_file:
             headers["If-Range"] = part.validator
     try:
         response = open_url(url, headers, timeout)
-    except FailedTry as failure:
+    except FailedAttempt as failure:
         if failure.status == 416:
-            part.discard()  # there is no such range: the file is shorter than the part
+            part.discard()  # no such range: the file is shorter than the part
         raise
     with response:
         if response.status == 206:
@@ -180,22 +178,23 @@ def transfer(url: str, part: Part, size: int | None, checksum: Checksum | None, 
             start = 0
             length = response.headers.get("Content-Length")
             if length is None and not response.chunked and checksum is None and size is None:
-                raise FailedTry(
-                    "the server does not say how long the file is, so a part would pass for a whole", final=True
+                raise FailedAttempt(
+                    "the server does not announce the length of the file, so a truncated file could not be noticed",
+                    final=True,
                 )
             refuse_web_page(response)
             part.start(url, validator_of(response), int(length) if length and length.isdigit() else None)
         else:
-            raise FailedTry(f"unexpected HTTP status {response.status}")
+            raise FailedAttempt(f"unexpected HTTP status {response.status}")
         copy_body(response, part, start)
     if part.total is not None and part.size != part.total:
         if part.size > part.total:
             part.discard()
-        raise FailedTry(f"the connection ended after {part.size:,} of {part.total:,} bytes")
+        raise FailedAttempt(f"the connection ended after {part.size:,} of {part.total:,} bytes")
 
 
 def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
-    """The open answer to a GET. Only http and https, also after a redirect; no file:, ftp: or data: addresses."""
+    """The response to a GET request. Only http and https, also after a redirect; no file:, ftp: or data: addresses."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -215,9 +214,9 @@ def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.H
             retry_after = error.headers.get("Retry-After", "")
             wait = float(retry_after) if retry_after.isdigit() else 0.0
             final = error.code not in RETRIED_STATUSES
-            raise FailedTry(f"HTTP status {error.code} {error.reason}", wait, final, error.code) from error
+            raise FailedAttempt(f"HTTP status {error.code} {error.reason}", wait, final, error.code) from error
     except NETWORK_ERRORS as error:
-        raise FailedTry(f"no answer ({reason_of(error)})") from error
+        raise FailedAttempt(f"no response ({reason_of(error)})") from error
 
 
 def reason_of(error: Exception) -> str:
@@ -225,17 +224,17 @@ def reason_of(error: Exception) -> str:
 
 
 def join_range(response: http.client.HTTPResponse, part: Part, start: int) -> None:
-    """Makes sure that the bytes that follow continue `part`, else forgets it."""
+    """Checks that the response continues `part`; otherwise discards the part."""
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
     total = int(match[3]) if match and match[3] != "*" else None
     if not match or int(match[1]) != start or (part.total is not None and total not in (None, part.total)):
         part.discard()
-        raise FailedTry("the server sent another range than was asked for, or the file has changed")
+        raise FailedAttempt("the server sent a range that was not requested, or the file has changed")
     part.total = part.total or total
 
 
 def validator_of(response: http.client.HTTPResponse) -> str | None:
-    """What If-Range may hold (RFC 9110, 13.1.5): a strong ETag, else the date of the last change."""
+    """The value for If-Range (RFC 9110, 13.1.5): a strong ETag, else the date of the last change."""
     etag = response.headers.get("ETag")
     if etag and not etag.startswith("W/"):
         return etag
@@ -243,14 +242,14 @@ def validator_of(response: http.client.HTTPResponse) -> str | None:
 
 
 def refuse_web_page(response: http.client.HTTPResponse) -> None:
-    """Error pages and log-in pages come with status 200 too; no data set here is HTML."""
+    """Some servers send error and log-in pages with status 200; no data set here is HTML."""
     try:
         beginning = response.peek(512).lstrip().lower()
     except NETWORK_ERRORS as error:
-        raise FailedTry(f"the connection broke at the first byte ({reason_of(error)})") from error
+        raise FailedAttempt(f"the connection broke at the first byte ({reason_of(error)})") from error
     is_html = response.headers.get_content_type() in ("text/html", "application/xhtml+xml")
     if is_html or beginning.startswith((b"<!doctype html", b"<html")):
-        raise FailedTry("the answer is a web page in place of the file")
+        raise FailedAttempt("the response is a web page instead of the file")
 
 
 def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> None:
@@ -261,7 +260,7 @@ def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> Non
             try:
                 chunk = response.read1(CHUNK)
             except NETWORK_ERRORS as error:
-                raise FailedTry(f"the connection broke after {start:,} bytes ({reason_of(error)})") from error
+                raise FailedAttempt(f"the connection broke after {start:,} bytes ({reason_of(error)})") from error
             if not chunk:
                 return
             file.write(chunk)
@@ -270,7 +269,7 @@ def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> Non
 
 
 def accept(part: Part, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
-    """Raises `FailedTry`, the part gone, unless the part is what was asked for."""
+    """Discards the part and raises `FailedAttempt` if it is not the requested file."""
     reason = mismatch(part.path, checksum, size)
     if reason is None and check is not None:
         try:
@@ -279,11 +278,11 @@ def accept(part: Part, checksum: Checksum | None, size: int | None, check: Calla
             reason = str(error)
     if reason:
         part.discard()
-        raise FailedTry(f"what came is not the file: {reason}")
+        raise FailedAttempt(f"the downloaded file is wrong: {reason}")
 
 
 def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | None:
-    """In what the file differs from what is known of it; None if in nothing."""
+    """How the file differs from what is expected; None if it does not."""
     actual_size = path.stat().st_size
     if size is not None and actual_size != size:
         return f"it has {actual_size:,} bytes, not {size:,}"
@@ -296,8 +295,8 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
     return None
 
 
-def fetch_squad(version: str, folder: Path, policy: RetryPolicy = PATIENT) -> list[Path]:
-    """SQuAD's training and development file of `version` ("v1.1" or "v2.0")."""
+def fetch_squad(version: str, folder: Path, policy: RetryPolicy = DEFAULT_POLICY) -> list[Path]:
+    """The training and development file of SQuAD `version` ("v1.1" or "v2.0")."""
     paths = []
     for name in (f"train-{version}.json", f"dev-{version}.json"):
         size, digest = SQUAD_FILES[name]
@@ -312,12 +311,12 @@ def fetch_wikipedia(
     folder: Path,
     date: str = "latest",
     mirrors: Sequence[str] = WIKIMEDIA_MIRRORS,
-    policy: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_POLICY,
 ) -> Path:
-    """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan") as of the dump of `date` (YYYYMMDD).
+    """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan"), from the dump of `date` (YYYYMMDD).
 
-    The published list of SHA-1 sums names the dated file and its sum, so that `latest` cannot change half way. Once
-    the list lies in `folder`, later runs go on with the dump that it names.
+    The published list of SHA-1 checksums names the dated file, so that `latest` cannot change in the middle. Once the
+    list is in `folder`, later runs continue with the dump that it names.
     """
     wiki = language.replace("-", "_") + "wiki"
     sums = folder / f"{wiki}-{date}-sha1sums.txt"
@@ -326,7 +325,7 @@ def fetch_wikipedia(
     match = re.search(pattern, sums.read_text(encoding="utf-8"))
     if not match:
         raise UserError(
-            f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not finished; "
+            f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not finished: "
             "remove the list and choose an earlier one with --dump-date YYYYMMDD"
         )
     digest, name, run = match.groups()
@@ -341,23 +340,23 @@ def refuse_unless_sums(path: Path) -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         if lines and all(re.fullmatch(r"[0-9a-f]{40}  \S+", line) for line in lines):
             return
-    raise UserError("it is no list of SHA-1 sums")
+    raise UserError("it is not a list of SHA-1 checksums")
 
 
 def names_of(urls: Sequence[str]) -> dict[str, str]:
-    """The name that each address's file gets, the last part of its path -> the address."""
+    """File name, which is the last part of the path -> address."""
     names: dict[str, str] = {}
     for url in urls:
         name = Path(urlsplit(url).path).name
-        if not name:
-            raise UserError(f"{url!r} does not end in a file's name: correct it")
+        if name in ("", ".", "..", manifest.FILE_NAME) or not name.isprintable():
+            raise UserError(f"{url!r} does not end in a usable file name: correct it")
         if names.setdefault(name, url) != url:
             raise UserError(f"{names[name]} and {url} end in the same file name: keep one of them")
     return names
 
 
-def fetch_books(urls: Sequence[str], folder: Path, policy: RetryPolicy = PATIENT) -> list[Path]:
-    """Each address's file. Books have no published sums: their length is checked."""
+def fetch_books(urls: Sequence[str], folder: Path, policy: RetryPolicy = DEFAULT_POLICY) -> list[Path]:
+    """The file of each address. There are no published checksums of books, so only their length is checked."""
     names = names_of(urls)
     for name, url in tqdm(names.items(), desc="books", unit="file", disable=None, leave=False):
         fetch([url], folder / name, policy=policy)

@@ -1,4 +1,4 @@
-"""Work spread over processes, results in the order of the input."""
+"""A pool of worker processes that returns results in the order of the input."""
 
 import multiprocessing
 import os
@@ -15,11 +15,12 @@ from utils.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AHEAD = 4  # items read ahead for each worker: enough that none waits, few enough for bounded memory
+ITEMS_AHEAD = 4  # items submitted per worker: enough that none waits, few enough to bound memory
+BYTES_PER_WORKER = 4_000_000  # starting a worker takes as long as processing this much text
 
 
 def end_with_parent() -> None:
-    """Ends this worker when its parent is gone: one killed outright cannot tell its workers to stop."""
+    """Ends this worker process when its parent ends: a parent that was killed cannot stop its workers."""
 
     def watch() -> None:
         multiprocessing.parent_process().join()
@@ -34,6 +35,11 @@ def set_up_worker(initializer: Callable[..., None] | None, arguments: tuple[Any,
         initializer(*arguments)
 
 
+def useful_workers(workers: int, text_bytes: float) -> int:
+    """How many of `workers` are worth starting for so much text."""
+    return min(workers, 1 + int(text_bytes / BYTES_PER_WORKER))
+
+
 def ordered_map(
     function: Callable[[Item], Result],
     items: Iterable[Item],
@@ -41,26 +47,26 @@ def ordered_map(
     initializer: Callable[..., None] | None = None,
     arguments: tuple[Any, ...] = (),
 ) -> Iterator[Result]:
-    """`map(function, items)` on `workers` processes, each set up by `initializer(*arguments)`. At most `AHEAD` items a
-    worker are under way. With one worker everything runs in this process."""
+    """`map(function, items)` on `workers` processes, each initialized by `initializer(*arguments)`. At most
+    `ITEMS_AHEAD` items per worker are pending. With one worker everything runs in this process."""
     if workers == 1:
         if initializer:
             initializer(*arguments)
         yield from map(function, items)
         return
     items = iter(items)
-    # Started anew rather than forked: progress bars and tokenizers run threads, whose locks a fork would copy.
+    # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would copy.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, set_up_worker, (initializer, arguments))
     try:
-        pending = deque(pool.submit(function, item) for item in islice(items, AHEAD * workers))
+        pending = deque(pool.submit(function, item) for item in islice(items, ITEMS_AHEAD * workers))
         while pending:
             result = pending.popleft().result()
             pending.extend(pool.submit(function, item) for item in islice(items, 1))
             yield result
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was ended from outside, most likely for lack of memory: use fewer workers (--num-workers)"
+            "a worker process was killed, most likely because memory ran out: use fewer workers (--num-workers)"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

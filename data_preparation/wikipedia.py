@@ -1,7 +1,7 @@
-"""A Wikipedia dump, `pages-articles.xml.bz2` plain or multistream, into documents of prose.
+"""Extracts documents of prose from a Wikipedia dump, `pages-articles.xml.bz2`, plain or multistream.
 
-The file is read as a stream and never whole. Of a multistream dump, and of what parallel compressors write, each
-process decompresses streams of its own; a plain one is decompressed by this process and cleaned by the others.
+The file is read as a stream. The streams of a multistream dump (or of a file from a parallel compressor) are
+decompressed by the workers; a plain dump is decompressed by this process and cleaned by the workers.
 """
 
 import bz2
@@ -12,24 +12,23 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from xml.etree import ElementTree
 
-from data.documents import Document, OnBad, refuse
-from data.parallel import ordered_map
-from data.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
-from data.wikitext import prose_of
-from utils.errors import UserError
+from data_preparation.documents import Document, OnBad, raise_error
+from data_preparation.parallel import ordered_map
+from data_preparation.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
+from data_preparation.wikitext import prose_of
 
 READ_SIZE = 1 << 20
-BATCH = 1 << 22  # bytes of XML, or a fifth as many compressed ones, that go to a worker at a time
-COMPRESSION = 5
-# The head of a bzip2 stream and of its first block: by chance once in 10^24 bytes.
+BATCH = 1 << 22  # bytes of XML sent to a worker at a time, or as many compressed bytes as make about that
+COMPRESSION_RATIO = 5
+# The header of a bzip2 stream and of its first block: occurs by chance once in 10^24 bytes.
 STREAM_START = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
 STREAM_HEAD = 10
-MULTISTREAM_WITHIN = 16 << 20  # where a second stream must begin if a dump is to count as multistream
+MULTISTREAM_WITHIN = 16 << 20  # bytes; a multistream dump has a second stream within them
 HEAD_READ_SIZE = 1 << 14
-MAX_HEAD = 4 << 20  # bytes of XML within which the dump must describe its wiki
+MAX_HEAD = 4 << 20  # bytes of XML that must contain the description of the wiki
 MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
 PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
-CUT_OFF = "the dump is cut off or damaged: download it again"
+TRUNCATED = "the dump is truncated or damaged: download it again"
 
 NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
@@ -39,39 +38,44 @@ TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
 
 class Batch(NamedTuple):
     xml: bytes
-    size: int  # compressed bytes that it came from
+    size: int  # of the compressed bytes
 
 
 class Piece(NamedTuple):
-    """What came of a run of XML: the documents of its whole pages; what lies before the first of them, and after the
-    last (None if there is no whole page: then `head` is everything); what was bad, as (where, why)."""
+    """The result for a piece of XML: the documents of its complete pages; the bytes before the first and after the last
+    of them (`tail` is None and `head` is everything if there is no complete page); bad pages as (where, why)."""
 
     head: bytes
     documents: list[Document]
     tail: bytes | None
     bad: list[tuple[str, str]]
-    size: int = 0  # compressed bytes that it came from
+    size: int = 0  # of the compressed bytes
 
 
 def extract(
     path: str | Path,
     workers: int,
     progress: Callable[[int], Any] | None = None,
-    on_bad: OnBad = refuse,
+    on_bad: OnBad = raise_error,
 ) -> Iterator[Document]:
-    """The articles of the dump at `path` in its order, prose only, on `workers` processes: no redirects, no other
-    namespaces, no disambiguation pages. A document's name is the page's title.
+    """The prose of the articles of the dump at `path` in its order: no redirects, no other namespaces, no
+    disambiguation pages. The name of a document is the title of the page.
 
-    `progress` gets the number of compressed bytes done since its last call. `on_bad(where, why)` is called for what is
-    malformed or cut off; if it returns, that is left out. Raises `UserError` if the file is no dump at all.
+    progress: called with the number of compressed bytes since the last call. on_bad: called with (where, why) for
+    malformed and truncated pages, and for a file that is not a dump; if it returns, they are left out.
     """
     path = Path(path)
     hidden = hidden_prefixes(path)
+    if hidden is None:
+        on_bad(
+            f"{path}", f"does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
+        )
+        return
     if is_multistream(path):
         pieces = ordered_map(partial(read_streams, path, hidden), stream_spans(path), workers)
     else:
         pieces = ordered_map(partial(read_batch, path, hidden), xml_batches(path, on_bad), workers)
-    rest = b""  # what follows the last whole page: the beginning of one, at most
+    rest = b""  # the bytes after the last complete page: at most the beginning of one
     for piece in pieces:
         rest += piece.head
         if PAGE_END in rest:
@@ -84,12 +88,14 @@ def extract(
         if PAGE_START not in rest:
             rest = rest[-64:]
         elif len(rest) > MAX_PAGE:
-            on_bad(f"{path}", f"a page of more than {MAX_PAGE >> 20} MB: this is no Wikipedia dump, or a damaged one")
+            on_bad(
+                f"{path}", f"a page of more than {MAX_PAGE >> 20} MB: this is not a Wikipedia dump, or it is damaged"
+            )
             rest = b""
         if progress:
             progress(piece.size)
     if DUMP_END not in rest:
-        on_bad(f"{path}, at its end", CUT_OFF)
+        on_bad(f"{path}, at the end", TRUNCATED)
 
 
 def reported(piece: Piece, on_bad: OnBad) -> list[Document]:
@@ -98,9 +104,9 @@ def reported(piece: Piece, on_bad: OnBad) -> list[Document]:
     return piece.documents
 
 
-def hidden_prefixes(path: Path) -> frozenset[str]:
-    """The prefixes, in lower case, of links that show nothing where they stand: files and categories, in English and
-    as this wiki calls them."""
+def hidden_prefixes(path: Path) -> frozenset[str] | None:
+    """The prefixes, in lower case, of links that show no text: files and categories, in English and in the language of
+    the wiki. None if the file is not a dump."""
     head = b""
     try:
         with open_dump(path) as file:
@@ -110,9 +116,7 @@ def hidden_prefixes(path: Path) -> frozenset[str]:
         if isinstance(error, OSError) and error.errno:
             raise
     if b"<mediawiki" not in head or b"</siteinfo>" not in head:
-        raise UserError(
-            f"{path} does not begin like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {CUT_OFF}"
-        )
+        return None
     names = dict(NAMESPACE.findall(head))
     own = {names.get(key, b"").decode("utf-8", "replace").lower() for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)}
     return frozenset({"file", "category"} | FILE_ALIASES | own)
@@ -130,7 +134,7 @@ def is_multistream(path: Path) -> bool:
 
 
 def stream_spans(path: Path) -> Iterator[tuple[int, int]]:
-    """(start, end) of runs of whole bzip2 streams in the file, each of at least `BATCH` / 5 bytes but for the last."""
+    """(start, end) of runs of complete bzip2 streams in the file, each but the last of `BATCH` / 5 bytes or more."""
     start = position = 0
     overlap = b""
     with path.open("rb") as file:
@@ -138,7 +142,7 @@ def stream_spans(path: Path) -> Iterator[tuple[int, int]]:
             window = overlap + chunk
             for found in STREAM_START.finditer(window):
                 at = position - len(overlap) + found.start()
-                if at - start >= BATCH // COMPRESSION:
+                if at - start >= BATCH // COMPRESSION_RATIO:
                     yield start, at
                     start = at
             position += len(chunk)
@@ -158,10 +162,10 @@ def read_streams(path: Path, hidden: frozenset[str], span: tuple[int, int]) -> P
         try:
             xml.append(decompressor.decompress(compressed))
         except OSError:
-            bad.append((f"{path}, bytes {start} to {end}", CUT_OFF))
+            bad.append((f"{path}, bytes {start} to {end}", TRUNCATED))
             break
         if not decompressor.eof:
-            bad.append((f"{path}, byte {end}", CUT_OFF))
+            bad.append((f"{path}, byte {end}", TRUNCATED))
             break
         compressed = decompressor.unused_data
     piece = read_xml(path, hidden, b"".join(xml))
@@ -169,7 +173,7 @@ def read_streams(path: Path, hidden: frozenset[str], span: tuple[int, int]) -> P
 
 
 def xml_batches(path: Path, on_bad: OnBad) -> Iterator[Batch]:
-    """The XML in batches, not cut at pages."""
+    """The XML in batches, which need not end with a page."""
     done = 0
     with path.open("rb") as raw, bz2.open(raw) if STREAM_START.match(raw.peek(STREAM_HEAD)) else raw as file:
         while True:
@@ -181,7 +185,7 @@ def xml_batches(path: Path, on_bad: OnBad) -> Iterator[Batch]:
             except (EOFError, OSError) as error:
                 if isinstance(error, OSError) and error.errno:
                     raise
-                on_bad(f"{path}, after byte {done}", CUT_OFF)
+                on_bad(f"{path}, after byte {done}", TRUNCATED)
             if not chunks:
                 return
             position = raw.tell()
@@ -194,7 +198,7 @@ def read_batch(path: Path, hidden: frozenset[str], batch: Batch) -> Piece:
 
 
 def read_xml(path: Path, hidden: frozenset[str], xml: bytes) -> Piece:
-    """The documents of the whole pages in `xml`, which may begin and end inside others."""
+    """The documents of the complete pages in `xml`, which may begin and end inside a page."""
     first, last = xml.find(PAGE_START), xml.rfind(PAGE_END)
     if first < 0 or last < first:
         return Piece(xml, [], None, [])
@@ -215,11 +219,11 @@ def read_xml(path: Path, hidden: frozenset[str], xml: bytes) -> Piece:
 
 
 def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:
-    """The document of one page, or None if it is no article, or one without prose."""
-    page = ElementTree.fromstring(xml)  # noqa: S314 - what begins with <page> can declare no entities
+    """The document of one page; None if it is not an article or has no prose."""
+    page = ElementTree.fromstring(xml)  # noqa: S314 - XML that starts with <page> cannot declare entities
     title, text = page.findtext("title"), page.findtext("revision/text")
     if title is None or page.findtext("ns") is None or page.find("revision/text") is None:
-        raise ElementTree.ParseError("no title, namespace or text in it")
+        raise ElementTree.ParseError("no title, namespace or text")
     is_article = page.findtext("ns") == "0" and page.find("redirect") is None
     if not is_article or not text or page.findtext("revision/model", "wikitext") != "wikitext":
         return None

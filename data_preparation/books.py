@@ -1,15 +1,15 @@
-"""Plain-text books, as Project Gutenberg and others type them, into chapters of running text.
+"""Cleans plain-text books, in the format of Project Gutenberg and others: chapters of prose.
 
-What is not running text goes: title page, dedication, contents, headings, rules of stars, illustrations, footnotes.
-A preface stays: it is prose.
+Removes title pages, dedications, tables of contents, headings, ornamental lines, illustrations and footnotes. Prefaces
+stay, because they are prose.
 """
 
 import re
 from collections.abc import Iterator
 
-from data.documents import Document, split_paragraphs
+from data_preparation.documents import Document, split_paragraphs
 
-# A shorter section is no document of its own: before the first chapter it is front matter, later it joins the next.
+# Characters. A shorter section is front matter before the first chapter; later it is joined to the next section.
 MIN_CHARACTERS = 500
 
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG[^*]*\*\*\*")
@@ -35,20 +35,20 @@ FOOTNOTE = re.compile(r"\[(?:\*+|\d+)\]|\*+\s|\[Footnote\b", re.I)
 EDITORIAL = re.compile(r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I)
 PROSE_END = re.compile(r"(?:[.?!:;,…—。！？]|--)[\"'”’»)\]_]*$")
 WORD = re.compile(r"[^\W\d_]{2,}|[aI]")
-# A line break that stands for no space: after a hyphen or a dash, before a dash.
-GLUED = re.compile(r"(?<=\w-)\n(?=\w)|(?<=--)\n|(?<=—)\n|\n(?=--|—)")
+# A line break that is not a space: after a hyphen or a dash, before a dash.
+JOINING_BREAK = re.compile(r"(?<=\w-)\n(?=\w)|(?<=--)\n|(?<=—)\n|\n(?=--|—)")
 
 MAX_HEADING_LINES = 6
 MAX_HEADING_WORDS = 30
 
 
 def clean_book(text: str, name: str = "book") -> Iterator[Document]:
-    """The chapters of `text` as documents, called `name`#1 and on; paragraphs without line breaks in them."""
+    """The chapters of `text` as documents named `name`#1, #2 and so on, with one line per paragraph."""
     start, end = GUTENBERG_START.search(text), GUTENBERG_END.search(text)
     text = text[start.end() if start else 0 : end.start() if end else len(text)]
     count = 0
     section: list[str] = []
-    for paragraph in running_text(text):
+    for paragraph in prose_paragraphs(text):
         if paragraph is not None:
             section.append(paragraph)
         elif sum(map(len, section)) >= MIN_CHARACTERS:
@@ -59,8 +59,8 @@ def clean_book(text: str, name: str = "book") -> Iterator[Document]:
             section = []
 
 
-def running_text(text: str) -> Iterator[str | None]:
-    """The paragraphs of prose; None where a section begins, and at the end."""
+def prose_paragraphs(text: str) -> Iterator[str | None]:
+    """The paragraphs of prose; None at the start of each section and at the end."""
     apparatus = False
     for block in split_paragraphs(text):
         if is_division(block):
@@ -72,7 +72,7 @@ def running_text(text: str) -> Iterator[str | None]:
 
 
 def is_division(block: str) -> bool:
-    """Whether `block` is a heading that a section starts with. Its title may follow as a block of its own."""
+    """Whether `block` is the heading of a new section. The title may follow as a separate block."""
     is_long = len(WORD.findall(block)) > MAX_HEADING_WORDS and PROSE_END.search(block)
     if is_long or block.count("\n") >= MAX_HEADING_LINES:
         return False
@@ -86,7 +86,7 @@ def is_division(block: str) -> bool:
 
 
 def is_prose(block: str) -> bool:
-    """Whether `block` is running text: it ends like a sentence, or has lines as full as a paragraph's."""
+    """Whether `block` is prose: it ends like a sentence, or its lines are as long as those of a paragraph."""
     if RULE.fullmatch(block) or is_in_capitals(block):
         return False
     words, lines = len(WORD.findall(block)), block.count("\n") + 1
@@ -99,11 +99,11 @@ def is_in_capitals(block: str) -> bool:
 
 
 def clean_paragraph(block: str) -> str:
-    """`block` as one line without markup, or nothing where it is no running text: a title, a list, a footnote."""
+    """`block` as one line without markup; empty if it is not prose: a title, a list, a footnote."""
     if FOOTNOTE.match(block):
         return ""
     text = "\n".join(line.strip() for line in EDITORIAL.sub("", block).split("\n")).strip()
     if not is_prose(text):
         return ""
-    # _so_ is how these books write italics; a longer run is a name left blank.
-    return " ".join(re.sub(r"_{2,}", "—", GLUED.sub("", text)).replace("_", "").split())
+    # These books write _italics_; a longer run of underscores is an omitted name.
+    return " ".join(re.sub(r"_{2,}", "—", JOINING_BREAK.sub("", text)).replace("_", "").split())

@@ -1,10 +1,9 @@
-"""Paragraphs into sentences: nltk's Punkt with its parameters in a text file; a faster splitter that decides by the
-same parameters and rules; and `newline`, for text that has one sentence a line already.
+"""Splits paragraphs into sentences: nltk's Punkt with its parameters in a JSON file; a faster splitter with the same
+parameters and rules; and `newline`, for text that has one sentence per line already.
 
 Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational Linguistics 32, 2006.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -14,16 +13,15 @@ from typing import Protocol
 from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer, PunktTrainer
 
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json, write_json
 
-SPLITTERS = ("punkt", "fast", "newline")
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
 
-# nltk's matcher takes time with the square of a run without white space, and gives up after some seconds: a longer
-# paragraph goes to it in pieces.
+# Characters. The time of nltk's matcher grows with the square of a run without white space, so longer paragraphs are
+# split into pieces.
 MAX_PIECE = 20_000
 
-# Punkt's notes on a word, as bits: which case its first letter had, and where in a sentence (section 4.1.1).
+# Punkt's orthographic context of a word, as bits: the case of its first letter and where in a sentence (section 4.1.1).
 UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
 UPPER, LOWER = 2 | 4 | 8, 16 | 32 | 64
 NUMBER = "##number##"
@@ -33,14 +31,14 @@ QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
 CLOSERS = re.escape(QUOTES + ")]}")
 OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
 
-# Full stops that are nothing else and need no space after them.
+# Full stops that are not used for anything else and have no space after them.
 CJK_CLOSERS = "\u300d\u300f\u201d\u2019\uff09"
 CJK_END = re.compile(
     f"(?<=[\u3002\uff01\uff1f])(?![\u3002\uff01\uff1f{CJK_CLOSERS}])|"
     f"(?<=[\u3002\uff01\uff1f][{CJK_CLOSERS}])(?![{CJK_CLOSERS}])"
 )
-# “What?” said he: the sentence goes on.
-GOES_ON = re.compile(rf"[^\W\d_]*[?!\u2026][{CLOSERS}]+$")
+# “What?” said he: the sentence continues.
+CONTINUES = re.compile(rf"[^\W\d_]*[?!\u2026][{CLOSERS}]+$")
 
 END_OF_NEXT_WORD = re.compile(rf"(\s\S*[{re.escape(ENDS)}])[{CLOSERS}]+$")
 
@@ -52,26 +50,26 @@ NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
 class Splitter(Protocol):
     def split(self, paragraph: str) -> list[str]:
-        """The sentences of `paragraph`, in order: none empty, no line break or doubled space in them."""
+        """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
 
 
 def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
-    """The splitter called `name`, one of `SPLITTERS`. Its parameters are those in `params_file`, else those that this
-    project ships for `language`."""
+    """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
+    that ship for `language`."""
     if name == "newline":
         return NewlineSplitter()
     path = Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
     if not params_file and not path.is_file():
         shipped = ", ".join(sorted(file.stem for file in PARAMETERS_FOLDER.glob("*.json")))
         raise UserError(
-            f"no sentence parameters for {language} (there are: {shipped}): train them on the corpus, or name a file"
+            f"no sentence parameters for {language} (shipped: {shipped}): train them on the corpus, or name a file"
         )
     params = load_punkt(path)
     return {"punkt": PunktSplitter, "fast": FastSplitter}[name](params)
 
 
 class NewlineSplitter:
-    """One sentence a line."""
+    """One sentence per line."""
 
     def split(self, paragraph: str) -> list[str]:
         lines = (" ".join(line.split()) for line in paragraph.splitlines())
@@ -79,15 +77,15 @@ class NewlineSplitter:
 
 
 class Punkt(PunktSentenceTokenizer):
-    """nltk's tokenizer, but that in `Mr. Brown.”` it does not take the end after Brown for one after Mr."""
+    """nltk's tokenizer, except that in `Mr. Brown.”` the sentence end after Brown does not count as one after Mr."""
 
     def text_contains_sentbreak(self, text: str) -> bool:
         return super().text_contains_sentbreak(END_OF_NEXT_WORD.sub(r"\1", text))
 
 
 class PunktSplitter:
-    """nltk's Punkt, but that a sentence whose quotation ends in a question or an exclamation goes on if the next word
-    is in lower case."""
+    """nltk's Punkt, except that a sentence continues after a quotation that ends in a question or exclamation mark if
+    the next word is in lower case."""
 
     def __init__(self, params: PunktParameters):
         self.punkt = Punkt(params, lang_vars=LanguageVars())
@@ -95,7 +93,7 @@ class PunktSplitter:
     def split(self, paragraph: str) -> list[str]:
         sentences: list[str] = []
         for sentence in chain.from_iterable(map(self.punkt.tokenize, pieces(paragraph))):
-            if sentence[0].islower() and sentences and GOES_ON.search(sentences[-1][-40:]):
+            if sentence[0].islower() and sentences and CONTINUES.search(sentences[-1][-40:]):
                 sentences[-1] += " " + sentence
             else:
                 sentences.append(sentence)
@@ -103,8 +101,7 @@ class PunktSplitter:
 
 
 class FastSplitter:
-    """Punkt's decisions (its sections 3 and 4) at the places where a sentence may end, without Punkt's tokenization of
-    what lies around them."""
+    """Punkt's decisions (sections 3 and 4 of the paper) where a sentence may end, without tokenizing the rest."""
 
     def __init__(self, params: PunktParameters):
         self.abbreviations = params.abbrev_types
@@ -127,8 +124,7 @@ class FastSplitter:
             yield piece[start:]
 
     def is_end(self, word: str, mark: str, following: str) -> bool:
-        """Whether a sentence ends at `mark` (full stop or the like with the quotes that close after it), between the
-        words `word` and `following`."""
+        """Whether a sentence ends at `mark` (a full stop or similar, with closing quotes) between two words."""
         stop = mark.rstrip(QUOTES + ")]}")
         if stop.strip("."):
             return not (following[0].islower() and stop != mark)
@@ -148,7 +144,7 @@ class FastSplitter:
         return not (kind == NUMBER and starts is False)
 
     def starts_sentence(self, word: str) -> bool | None:
-        """Punkt's orthographic heuristic (section 4.1.1): None when it cannot tell."""
+        """Punkt's orthographic heuristic (section 4.1.1): None if it is undecided."""
         if not word[0].isalnum():
             return False
         context = self.contexts.get(word_type(word), 0)
@@ -164,8 +160,8 @@ def word_type(word: str) -> str:
 
 
 def pieces(paragraph: str) -> Iterator[str]:
-    """`paragraph` with single spaces, cut where a sentence certainly ends, and where it is too long for nltk: there at
-    a space if there is one."""
+    """`paragraph` with single spaces, split at certain sentence ends, and at a space (if there is one) where it is too
+    long for nltk."""
     text = " ".join(paragraph.split())
     for piece in CJK_END.split(text):
         piece, start = piece.strip(), 0
@@ -179,7 +175,7 @@ def pieces(paragraph: str) -> Iterator[str]:
 
 
 class LanguageVars(PunktLanguageVars):
-    """Punkt's character classes with the same typographic marks in every version of nltk, and the full stops of more
+    """Punkt's character classes, with the same typographic marks in every version of nltk and the full stops of more
     scripts."""
 
     sent_end_chars = tuple(ENDS)
@@ -189,8 +185,10 @@ class LanguageVars(PunktLanguageVars):
 
 
 def train_punkt(paragraphs: Iterable[str], max_characters: int = 10_000_000) -> PunktParameters:
-    """Punkt's parameters, learnt with nltk's trainer from the first `max_characters` of `paragraphs`. Ten million take
-    half a minute and 1 GB of memory, and are enough; better paragraphs from all over a corpus than its first ones."""
+    """Trains Punkt's parameters with nltk on the first `max_characters` of `paragraphs`.
+
+    Ten million are enough and take half a minute and 1 GB of memory. Paragraphs from all parts of a corpus are better
+    than its first ones."""
     texts: list[str] = []
     size = 0
     for paragraph in paragraphs:
@@ -199,10 +197,10 @@ def train_punkt(paragraphs: Iterable[str], max_characters: int = 10_000_000) -> 
         if size >= max_characters:
             break
     trainer = PunktTrainer(lang_vars=LanguageVars())
-    # With nltk's penalty a handful of "Mr" without a full stop would outweigh thousands with one.
+    # With nltk's penalty a few "Mr" without a full stop would outweigh thousands with one.
     trainer.IGNORE_ABBREV_PENALTY = True
     trainer.train("\n\n".join(texts))
-    # The trainer also takes up words seen once before a comma or the like, most of them noise: count again without.
+    # The trainer also accepts words seen once before a comma or similar, most of them noise: count again without them.
     trainer.find_abbrev_types()
     params = trainer.get_params()
     params.abbrev_types = {word for word in params.abbrev_types if ABBREVIATION.fullmatch(word)}
@@ -211,8 +209,8 @@ def train_punkt(paragraphs: Iterable[str], max_characters: int = 10_000_000) -> 
 
 
 def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
-    """Writes `params` as JSON, sorted, so that two trainings can be compared; `note` says what they were learnt from.
-    Of the words' contexts it keeps what can change a decision."""
+    """Writes `params` as sorted JSON, so that results can be compared. `note` says what they were trained on. Only
+    contexts that can change a decision are kept."""
     contexts: dict[int, list[str]] = {}
     for word, bits in sorted(params.ortho_context.items()):
         if bits & LOWER:
@@ -224,18 +222,18 @@ def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
         "sentence_starters": sorted(params.sent_starters),
         "contexts": {str(bits): " ".join(words) for bits, words in sorted(contexts.items())},
     }
-    Path(path).write_text(json.dumps(values, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_json(path, values, indent=1)
 
 
 def needed_bits(bits: int) -> int:
-    """`bits` reduced to the questions that the splitters ask."""
+    """`bits` without those that no splitter looks at."""
     upper = UPPER_INSIDE if bits & UPPER_INSIDE else UPPER_SOMEWHERE if bits & UPPER else 0
     lower = LOWER_FIRST if bits & LOWER_FIRST else LOWER_SOMEWHERE
     return upper | lower
 
 
 def load_punkt(path: str | Path) -> PunktParameters:
-    """What `save_punkt` wrote. Raises `UserError` for anything else."""
+    """Reads what `save_punkt` wrote. Raises `UserError` for anything else."""
     values = read_json(path, "sentence parameters")
     params = PunktParameters()
     try:
@@ -245,5 +243,7 @@ def load_punkt(path: str | Path) -> PunktParameters:
         for bits, words in values["contexts"].items():
             params.ortho_context.update(dict.fromkeys(words.split(" "), int(bits)))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"sentence parameters {path} are not in this project's form ({error}): train them") from error
+        raise UserError(
+            f"sentence parameters {path} do not have this project's format ({error}): train them"
+        ) from error
     return params

@@ -1,0 +1,139 @@
+"""The options of each stage with their defaults. A shard's or a stage's content depends on its inputs and these alone.
+
+This module imports nothing heavy, so that `--help` and worker processes start quickly.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.command_line import Arguments, BooleanFlag, fraction, non_negative_int, positive_int
+from utils.errors import UserError
+
+SPLITTERS = ("punkt", "fast", "newline")
+COMPRESSIONS = ("none", "gzip")
+MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """How documents are read and split into sentences."""
+
+    sentence_splitter: str = "punkt"
+    language: str = "english"
+    sentence_parameters: Path | None = None  # None: the shipped file of the language, else trained on the corpus
+    text_field: str = "text"
+    empty_line: str = "paragraph"  # what an empty line in a .txt file ends: a "paragraph" or a "document"
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class TextShardOptions:
+    """How formatted text is divided into shards and into training and test documents."""
+
+    shard_mb: float = 100.0
+    test_fraction: float = 0.05
+    random_seed: int = 12345
+
+
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """What a WordPiece vocabulary consists of."""
+
+    size: int = 30_522
+    do_lower_case: bool = True
+    alphabet: int = 1_000  # number of characters to keep, most frequent first; words with any other become [UNK]
+    unused: int = 99  # [unused0]... for words added in fine-tuning; with 99, [UNK] has id 100 as in Google's files
+    reserved: tuple[str, ...] = ()  # words that must be tokens
+    sample_mb: int = 1_000  # MB of text to train on, spread evenly over the files
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What decides the samples, besides text and vocabulary. Every field becomes an attribute of the HDF5 shards."""
+
+    sequence_length: int = 128
+    predictions_per_sequence: int = 20
+    masked_lm_prob: float = 0.15
+    short_seq_prob: float = 0.1
+    dupe_factor: int = 5
+    random_seed: int = 12345
+    whole_word_mask: bool = False
+    next_sentence_prediction: bool = True
+    compression: str = "none"
+
+    def __post_init__(self):
+        shortest = self.special_tokens + 2  # two tokens of text
+        if not shortest <= self.sequence_length <= MAX_SEQUENCE_LENGTH:
+            raise UserError(
+                f"sequence length {self.sequence_length} (--max-seq-length, --lengths): "
+                f"use {shortest} to {MAX_SEQUENCE_LENGTH}"
+            )
+        if not 1 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
+            raise UserError(
+                f"{self.predictions_per_sequence} predictions per sequence (--max-predictions-per-seq, --lengths) do "
+                f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
+            )
+
+    @property
+    def special_tokens(self) -> int:
+        """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] without next-sentence prediction."""
+        return 3 if self.next_sentence_prediction else 2
+
+
+def add_seed_flag(add) -> None:
+    add("--random-seed", type=non_negative_int, default=SampleOptions.random_seed, help="seed of all random choices")
+
+
+def add_casing_flag(add) -> None:
+    add(
+        "--do-lower-case",
+        action=BooleanFlag,
+        default=VocabularyOptions.do_lower_case,
+        help="lower-case the text and strip accents (for uncased vocabularies)",
+    )
+
+
+def add_sample_flags(add) -> None:
+    """The flags of `SampleOptions` that `create_pretraining_data.py` and `data/prepare.py` share."""
+    default = SampleOptions
+    add("--masked-lm-prob", type=fraction, default=default.masked_lm_prob, help="fraction of tokens to mask")
+    add(
+        "--short-seq-prob",
+        type=fraction,
+        default=default.short_seq_prob,
+        help="fraction of documents whose samples get a random shorter target length",
+    )
+    add(
+        "--dupe-factor",
+        type=positive_int,
+        default=default.dupe_factor,
+        help="passes over the training text, each with different samples and masks",
+    )
+    add("--whole-word-mask", action=BooleanFlag, default=default.whole_word_mask, help="mask whole words")
+    add(
+        "--nsp",
+        action=BooleanFlag,
+        default=default.next_sentence_prediction,
+        help="next-sentence prediction; with --no-nsp a sample is one segment and its label is -1",
+    )
+    add(
+        "--compression",
+        choices=COMPRESSIONS,
+        default=default.compression,
+        help="storage of the shards: none can be memory-mapped, gzip is for archives",
+    )
+
+
+def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
+    """The options that the flags of `add_sample_flags` and `add_seed_flag` give."""
+    return SampleOptions(
+        sequence_length=length,
+        predictions_per_sequence=predictions,
+        masked_lm_prob=args.masked_lm_prob,
+        short_seq_prob=args.short_seq_prob,
+        dupe_factor=args.dupe_factor,
+        random_seed=args.random_seed,
+        whole_word_mask=args.whole_word_mask,
+        next_sentence_prediction=args.nsp,
+        compression=args.compression,
+    )

@@ -1,0 +1,101 @@
+"""Converts compressed or chunked HDF5 shards, such as NVIDIA's, to contiguous ones, which training memory-maps.
+
+Each shard is written beside its final path, compared with the original row for row, and then renamed. A run that was
+stopped continues with the shards that are left.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from data_preparation import manifest
+from data_preparation.hdf5_writer import create_hdf5, remove_leftovers, sample_layout
+from data_preparation.parallel import ordered_map
+from data_preparation.stage_runner import folder_lock, format_bytes
+from data_preparation.verify_report import shard_folders
+from hdf5_shards import Shard, find_shards
+from utils.errors import UserError
+from utils.files import atomic_path, write_json
+from utils.progress import progress_bar
+
+BLOCK_ROWS = 1 << 14  # rows written and compared at a time
+MAX_16_BIT_ID = np.iinfo(np.uint16).max
+
+
+def repack_folders(root: Path, output_dir: Path | None, workers: int, dry_run: bool) -> None:
+    """Repacks the shards in `root` and its folders: in place, or to the same relative paths in `output_dir`."""
+    pairs = [
+        (path, path if output_dir is None else output_dir / path.relative_to(root))
+        for folder in shard_folders(root)
+        for path in find_shards(folder)
+    ]
+    to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]
+    size = sum(source.stat().st_size for source, _ in to_do)
+    print(f"{len(to_do)} of {len(pairs)} shards to repack, {format_bytes(size)}", flush=True)
+    if dry_run:
+        print("(dry run: nothing was done)")
+        return
+    written = 0
+    with folder_lock(output_dir or root), progress_bar(size, "repack") as bar:
+        for source_bytes, target_bytes in ordered_map(repack_shard, to_do, max(1, min(workers, len(to_do)))):
+            bar.update(source_bytes)
+            written += target_bytes
+        if output_dir is None:
+            for folder in {source.parent for source, _ in pairs}:
+                update_manifest(folder, workers)
+    print(f"{len(to_do)} shards repacked and verified, {format_bytes(written)} in {output_dir or root}")
+
+
+def is_repacked(source: Path, target: Path) -> bool:
+    """Whether `target` is contiguous and was made from `source`. An empty shard has nothing to map."""
+    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+        return False
+    shard = Shard(target)
+    return (shard.is_mapped or not len(shard)) and len(shard) == len(Shard(source))
+
+
+def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
+    """Repacks one shard and returns the sizes of both files. Raises UserError if the shard is damaged."""
+    source, target = paths
+    source_bytes = source.stat().st_size
+    shard = Shard(source)
+    shard.verify_checksums()
+    highest_id = max(int(shard.arrays[key].max(initial=0)) for key in ("input_ids", "masked_lm_ids"))
+    id_dtype = np.dtype(np.uint16 if highest_id <= MAX_16_BIT_ID else np.uint32)
+    layout = sample_layout(len(shard), shard.sequence_length, shard.predictions_per_sequence, id_dtype)
+    attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target)
+    with atomic_path(target) as unverified:
+        with create_hdf5(unverified, layout, attributes, compression="none") as writer:
+            for start in range(0, len(shard), BLOCK_ROWS):
+                writer.append(*(shard.arrays[key][start : start + BLOCK_ROWS] for key in layout))
+        compare(shard, Shard(unverified))
+    return source_bytes, target.stat().st_size
+
+
+def compare(original: Shard, copy: Shard) -> None:
+    """Raises UserError for the first row that differs. Invalid values, such as negative ids, do not fit the types of
+    the copy and differ too."""
+    copy.verify_checksums()
+    for key in original.layouts:
+        for start in range(0, len(original), BLOCK_ROWS):
+            ours, theirs = (shard.arrays[key][start : start + BLOCK_ROWS] for shard in (copy, original))
+            differs = (ours != theirs).reshape(len(ours), -1).any(axis=1)
+            if differs.any():
+                row = start + int(differs.argmax())
+                raise UserError(
+                    f"shard {original.path}, row {row}: {key} has a value that no shard can have: "
+                    "the shard is damaged, make or download it again"
+                )
+
+
+def update_manifest(folder: Path, threads: int) -> None:
+    """If the hdf5 stage made `folder`, records in its manifest that the shards are not compressed any more."""
+    content = manifest.read(folder)
+    if content is None or content["options"].get("compression", "none") == "none":
+        return
+    paths = [folder / entry["path"] for entry in content["outputs"]]
+    content["options"]["compression"] = "none"
+    content["outputs"] = manifest.describe(paths, folder, threads)
+    write_json(folder / manifest.FILE_NAME, content, indent=1)

@@ -1,0 +1,125 @@
+"""Reports on HDF5 shards: numbers, a few samples to read, and a figure."""
+
+from pathlib import Path
+
+import numpy as np
+
+from data_preparation.stage_runner import format_bytes
+from data_preparation.verify import Findings, verify_folder
+from hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+from utils.files import atomic_path, file_digest
+
+FIGURE = "distributions.png"
+SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[1] / "vocab"
+
+
+def report_on_folders(root: Path, vocab_file: Path | None, samples: int, workers: int) -> None:
+    """Verifies every folder of HDF5 shards below `root`, prints a report with some samples, and draws the figure."""
+    for folder in shard_folders(root):
+        found = vocab_file or find_vocabulary(folder)
+        tokenizer = BertTokenizer(found) if found else None
+        findings = verify_folder(folder, tokenizer, workers)
+        print(f"{folder}: every row is valid")
+        print("\n".join(report_lines(findings, tokenizer)))
+        is_drawn = draw(findings, folder / FIGURE)
+        print(f"figure            {folder / FIGURE if is_drawn else 'none: matplotlib is not installed'}")
+        if samples:
+            print("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
+        print(flush=True)
+
+
+def show_folders(root: Path) -> None:
+    """Prints how much there is to verify."""
+    print(f"{'shards':>8} {'bytes':>9}  folder")
+    for folder in shard_folders(root):
+        sizes = [path.stat().st_size for path in find_shards(folder)]
+        print(f"{len(sizes):>8} {format_bytes(sum(sizes)):>9}  {folder}")
+    print("(dry run: nothing was read)")
+
+
+def shard_folders(root: Path) -> list[Path]:
+    folders = sorted({path.parent for path in root.rglob("*") if path.suffix in SHARD_SUFFIXES})
+    if not folders:
+        raise UserError(f"{root} contains no HDF5 shard: check the path")
+    return folders
+
+
+def find_vocabulary(folder: Path) -> Path | None:
+    """The vocabulary that the shards in `folder` were made with: the file beside them, or a shipped one with the
+    SHA-256 in the attributes of the shards."""
+    expected = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
+    for path in (folder / "vocab.txt", *sorted(SHIPPED_VOCABULARIES.glob("*.txt"))):
+        if path.is_file() and (expected is None or file_digest(path) == expected):
+            return path if expected or path.parent == folder else None
+    return None
+
+
+def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[str]:
+    """The numbers. "expected" refers to BERT's recipe; other recipes have other numbers."""
+    f = findings
+    shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
+    nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
+    vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(unknown vocabulary)"
+    lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
+    return [
+        f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
+        f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, 9: "
+        + ", ".join(map(str, lengths)),
+        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
+        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random (expected 80, 10, 10)",
+        f"next sentence     {nsp}",
+        f"ids               up to {f.highest_id} {vocabulary}",
+        f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
+        f"repeated samples  {f.repeated_samples:,}; without masks {f.distinct_texts:,} distinct",
+    ]
+
+
+def sample_lines(folder: Path, tokenizer: BertTokenizer | None, count: int) -> list[str]:
+    """`count` samples with their masks, from different shards and rows."""
+    lines = ["samples, with masked tokens as {original -> replacement} and kept ones as {original}"]
+    paths = find_shards(folder)
+    for number in range(count):
+        shard = Shard(paths[number * len(paths) // count])
+        if not len(shard):
+            continue
+        row = (2 * number + 1) * len(shard) // (2 * count)
+        values = {key: shard.arrays[key][row].astype(np.int64) for key in KEYS}
+        length = int(values["input_mask"].sum())
+        label = {0: "B follows A", 1: "B is random"}.get(int(values["next_sentence_labels"]), "no next sentence")
+        lines.append(f"{shard.path.name}, row {row}, {length} tokens, {label}:")
+        lines.append("  " + decode(values, length, tokenizer))
+    return lines
+
+
+def decode(values: dict[str, np.ndarray], length: int, tokenizer: BertTokenizer | None) -> str:
+    def name(token_id: int) -> str:
+        return tokenizer.convert_ids_to_tokens(int(token_id)) if tokenizer else str(token_id)
+
+    words = [name(token_id) for token_id in values["input_ids"][:length]]
+    for position, original in zip(values["masked_lm_positions"], values["masked_lm_ids"], strict=True):
+        if position > 0:
+            was, now = name(original), words[position]
+            words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"
+    return "".join(word[2:] if word.startswith("##") else f" {word}" for word in words).strip()
+
+
+def draw(findings: Findings, path: Path) -> bool:
+    """Draws lengths and mask positions to a PNG file; False if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure.suptitle(f"{findings.samples:,} samples, {findings.masked:,} masked tokens")
+    left, right = figure.subplots(1, 2)
+    left.bar(np.arange(findings.sequence_length + 1), findings.lengths, width=1.0, color="#76b900")
+    left.set(xlabel="tokens per sample, without padding", ylabel="samples", yscale="log")
+    right.bar(np.arange(findings.sequence_length), findings.positions, width=1.0, color="#1a73e8")
+    right.set(xlabel="position in the sample", ylabel="masked tokens")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+    return True

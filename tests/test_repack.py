@@ -1,0 +1,146 @@
+"""Repacking: compressed and chunked shards become memory-mapped ones with the same rows."""
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import ROOT, assert_refused, run_program, sample_rows
+
+from hdf5_shards import KEYS, Shard
+
+VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
+
+
+def repack(*arguments, code: int = 0) -> subprocess.CompletedProcess:
+    done = run_program("data/prepare.py", "repack", *arguments)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def write_nvidia_shard(path: Path, n: int, seed: int) -> None:
+    """As NVIDIA's create_pretraining_data.py writes them: wide types, gzip, chunks of h5py's choice."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for key, values in sample_rows(n, 32, 5, seed).items():
+            dtype = "i4" if key in ("input_ids", "masked_lm_positions", "masked_lm_ids") else "i1"
+            file.create_dataset(key, data=values, dtype=dtype, compression="gzip")
+
+
+@pytest.fixture
+def nvidia(tmp_path) -> Path:
+    folder = tmp_path / "nvidia"
+    for number in range(4):
+        write_nvidia_shard(folder / f"part {number % 2}" / f"train_{number}.h5", 50 + number, seed=number)
+    return folder
+
+
+def rows_of(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Read with h5py alone, as int64."""
+    found = {}
+    for path in sorted([*folder.rglob("*.h5"), *folder.rglob("*.hdf5")]):
+        with h5py.File(path) as file:
+            found[str(path.relative_to(folder))] = {key: file[key][:].astype(np.int64) for key in KEYS}
+    return found
+
+
+def assert_same_rows(found, expected) -> None:
+    assert found.keys() == expected.keys() and len(found) > 0
+    for name, rows in expected.items():
+        assert all(np.array_equal(found[name][key], rows[key]) for key in KEYS), name
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".prepare.lock")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nvidias_shards_become_mapped_in_place(nvidia, workers):
+    before = rows_of(nvidia)
+    done = repack(nvidia, "--num-workers", workers)
+    assert "4 of 4 shards to repack" in done.stdout and "4 shards repacked" in done.stdout
+    assert_same_rows(rows_of(nvidia), before)
+    for path in nvidia.rglob("*.h5"):
+        shard = Shard(path)
+        assert shard.is_mapped and shard.has_checksums
+        assert shard.layouts["input_ids"].dtype == np.uint16
+    assert {path.suffix for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
+    assert "0 of 4 shards to repack" in repack(nvidia).stdout
+
+
+def test_an_output_folder_leaves_the_originals(nvidia, tmp_path):
+    before, rows = digests(nvidia), rows_of(nvidia)
+    repack(nvidia, "--output-dir", tmp_path / "out")
+    assert digests(nvidia) == before
+    assert_same_rows(rows_of(tmp_path / "out"), rows)
+    assert all(Shard(path).is_mapped for path in (tmp_path / "out").rglob("*.h5"))
+
+
+def test_a_dry_run_changes_nothing(nvidia):
+    before = digests(nvidia)
+    assert "4 of 4 shards to repack" in repack(nvidia, "--dry-run").stdout
+    assert digests(nvidia) == before
+    assert not (nvidia / ".prepare.lock").exists()
+
+
+def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nvidia):
+    rng, before = random.Random(4), rows_of(nvidia)
+    words = [sys.executable, ROOT / "data" / "prepare.py", "repack", nvidia, "--num-workers", "2"]
+    for _ in range(3):
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.3, 1.2))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(0.2)  # the workers end too
+        assert_same_rows(rows_of(nvidia), before)
+    write_nvidia_shard(nvidia / "part 0" / "train_9.h5", 50, seed=9)  # one that is left in any case
+    before = rows_of(nvidia)
+    (nvidia / "part 0" / "train_9.h5.tmp-1").write_text("half a shard")
+    repack(nvidia)
+    assert_same_rows(rows_of(nvidia), before)
+    assert all(Shard(path).is_mapped for path in nvidia.rglob("*.h5"))
+    assert {path.suffix for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
+
+
+def test_a_value_that_no_shard_can_have_is_named_and_the_original_stays(nvidia):
+    path = nvidia / "part 1" / "train_3.h5"
+    with h5py.File(path, "r+") as file:
+        file["input_ids"][7, 3] = -1
+    before = path.read_bytes()
+    done = repack(nvidia, "--num-workers", 1, code=2)
+    assert_refused(done, "train_3.h5, row 7", "input_ids")
+    assert path.read_bytes() == before
+    assert not list(nvidia.rglob("*.tmp-*"))
+
+
+def test_a_folder_without_shards_is_refused_and_not_made(tmp_path):
+    assert_refused(repack(tmp_path / "none", code=2), "contains no HDF5 shard")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_date(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000])
+    command = ["data/prepare.py", "all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
+    command += ["--sentence-splitter", "fast", "--shard-mb", 0.02, "--test-fraction", 0, "--vocab-file", VOCAB_FILE]
+    for name, compression in (("plain", "none"), ("archive", "gzip")):
+        done = run_program(*command, "--output-dir", tmp_path / name, "--compression", compression)
+        assert done.returncode == 0, done.stderr
+    repack(tmp_path / "archive")
+    shards = "hdf5/seq_64_pred_10/training"
+    assert_same_rows(rows_of(tmp_path / "archive" / shards), rows_of(tmp_path / "plain" / shards))
+    for path in (tmp_path / "archive" / shards).glob("*.hdf5"):
+        with h5py.File(path) as ours, h5py.File(tmp_path / "plain" / shards / path.name) as plain:
+            assert dict(ours.attrs) == dict(plain.attrs)
+            assert all(ours[key].dtype == plain[key].dtype for key in KEYS)
+    manifest = json.loads((tmp_path / "archive" / shards / "manifest.json").read_text())
+    assert manifest["options"]["compression"] == "none"
+    assert "made again" not in run_program(*command, "--output-dir", tmp_path / "archive").stdout
