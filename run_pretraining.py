@@ -121,7 +121,8 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
-            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory a process"
+            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 data/prepare.py repack {folder} "
+            f"makes mapped ones of them, which take none"
         )
     return dataset
 
