@@ -166,6 +166,14 @@ def tiny_config(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    """The input files of small runs, a RunInputs."""
+    from small_runs import RunInputs
+
+    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
+
+
 def run_program(
     *command, env: dict | None = None, timeout: float = 240, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess:
