@@ -12,7 +12,9 @@ from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shar
 from safetensors.torch import load_file
 
 import run_pretraining
+from checkpoint import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from utils.errors import run_main
+from utils.files import file_digest
 
 AUTO = ("--last-step-of-checkpoint", "auto")
 
@@ -95,3 +97,16 @@ def steps_in(output: Path, phase: str = "phase1") -> list[str]:
     return (
         sorted((path.name for path in folder.iterdir()), key=lambda name: (len(name), name)) if folder.is_dir() else []
     )
+
+
+def rewrite_manifest(folder: Path, format_version: int = 2) -> None:
+    """Makes the manifest of a checkpoint fit the files in it, after a test has changed them."""
+    paths = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE]
+    sizes = {path.name: path.stat().st_size for path in paths}
+    if format_version == 1:
+        files = {path.name: {"size": sizes[path.name], "sha256": file_digest(path)} for path in paths}
+        manifest = {"format_version": 1, "files": files}
+    else:
+        blocks = [(path, block) for path in paths for block in range(num_blocks(sizes[path.name]))]
+        manifest = manifest_of(sizes, block_digests(blocks))
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
