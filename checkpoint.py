@@ -90,6 +90,8 @@ def verify_checkpoint(folder: str | Path) -> None:
         if manifest["format_version"] == FORMAT_VERSION and manifest["block_size"] != HASH_BLOCK:
             raise ValueError(f"block_size is {manifest['block_size']}, not {HASH_BLOCK}")
         expected = manifest["files"]
+        if unlisted := [name for name in (MODEL_FILE, CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE) if name not in expected]:
+            raise ValueError(f"it does not list {unlisted[0]}")
         for name, file in expected.items():
             path = folder / name
             if Path(name).name != name:

@@ -1,4 +1,4 @@
-"""What several test files need: small shards made on the spot, a small config, and programs run as users run them."""
+"""What several test files need: small data sets, a tiny config, and programs run as users run them."""
 
 import json
 import os
@@ -70,6 +70,57 @@ def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: in
     return rows
 
 
+class InMemoryDataset:
+    """Random sequences of the given lengths. Sample i starts with the token i, so that a stream shows its samples."""
+
+    stream_arrays = (
+        *("input_ids", "token_type_ids", "position_ids", "cu_seqlens"),
+        *("mlm_positions", "mlm_labels", "nsp_labels"),
+    )
+
+    def __init__(self, lengths, vocab_size: int = 1000):
+        random = np.random.default_rng(0)
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.num_targets = np.maximum(1, self.lengths // 7)
+        self.samples = [
+            np.concatenate([[i], random.integers(0, vocab_size, length - 1)]) for i, length in enumerate(self.lengths)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, indices: np.ndarray) -> "InMemorySamples":
+        return InMemorySamples(self, indices)
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        lengths = self.lengths[indices]
+        cu_seqlens = np.append(0, np.cumsum(lengths))
+        masked = [
+            start + 1 + np.arange(count) for start, count in zip(cu_seqlens, self.num_targets[indices], strict=False)
+        ]
+        mlm_positions = np.concatenate(masked)
+        return {
+            "input_ids": np.concatenate([self.samples[i] for i in indices]),
+            "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
+            "position_ids": np.concatenate([np.arange(n) for n in lengths]),
+            "cu_seqlens": cu_seqlens.astype(np.int32),
+            "mlm_positions": mlm_positions,
+            "mlm_labels": mlm_positions % 97,
+            "nsp_labels": np.asarray(indices) % 2,
+        }
+
+
+class InMemorySamples:
+    """Samples of an InMemoryDataset; the interface is data_loader.Samples."""
+
+    def __init__(self, dataset: InMemoryDataset, indices: np.ndarray):
+        self.dataset, self.indices = dataset, indices
+        self.lengths, self.num_targets = dataset.lengths[indices], dataset.num_targets[indices]
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return self.dataset.stream(self.indices[rows])
+
+
 def write_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None, **storage) -> Path:
     """Writes `rows` as they are, contiguous unless `storage` (h5py's options) says otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +129,19 @@ def write_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None
             file.create_dataset(key, data=values, **storage)
         file.attrs.update(attributes or {})
     return path
+
+
+def pretraining_types(rows, wide=np.uint16, narrow=np.uint8) -> dict[str, np.ndarray]:
+    """`rows` in the given types: `wide` for tokens and positions, `narrow` for the rest."""
+    return {
+        key: values.astype(wide if key in ("input_ids", "masked_lm_positions", "masked_lm_ids") else narrow)
+        for key, values in rows.items()
+    }
+
+
+def write_nvidia_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None) -> Path:
+    """A shard as NVIDIA's recipe writes it: int32 and int8, gzip, in chunks that HDF5 chose."""
+    return write_shard(path, pretraining_types(rows, np.int32, np.int8), attributes, compression="gzip", chunks=True)
 
 
 def write_shards(folder: Path, sizes=(40, 24), length: int = 32, predictions: int = 5, seed: int = 0) -> Path:
@@ -100,6 +164,14 @@ def tiny_config(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("config") / "tiny.json"
     path.write_text(json.dumps(TINY))
     return path
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    """The input files of small runs, a RunInputs."""
+    from small_runs import RunInputs
+
+    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
 
 
 def run_program(

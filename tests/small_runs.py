@@ -1,33 +1,27 @@
-"""Pre-training runs that take a second: in this process, in one that can be killed, or in several that talk."""
+"""Pre-training runs that take a second, in this process, and what they wrote."""
 
 import contextlib
-import functools
 import io
 import json
-import multiprocessing
-import os
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 
-import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE, pretraining_command, reported, write_shards
+from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shards
 from safetensors.torch import load_file
 
 import run_pretraining
+from checkpoint import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from utils.errors import run_main
+from utils.files import file_digest
 
 AUTO = ("--last-step-of-checkpoint", "auto")
 
 
 @dataclass(frozen=True)
-class Ground:
-    """The files that small runs start from."""
+class RunInputs:
+    """The input files of small runs."""
 
     shards: Path
     held_out: Path
@@ -36,24 +30,24 @@ class Ground:
     vocab_file: Path
 
     @classmethod
-    def make(cls, folder: Path) -> "Ground":
+    def make(cls, folder: Path) -> "RunInputs":
         words = VOCAB_FILE.read_text(encoding="utf-8").splitlines()[:1210]  # not a multiple of 64
-        ground = cls(
+        inputs = cls(
             write_shards(folder / "shards"),
             write_shards(folder / "held_out", sizes=(20,), seed=7),
             folder / "config.json",
             folder / "config_without_dropout.json",
             folder / "vocab.txt",
         )
-        ground.vocab_file.write_text("\n".join(words) + "\n", encoding="utf-8")
+        inputs.vocab_file.write_text("\n".join(words) + "\n", encoding="utf-8")
         small = {**TINY, "vocab_size": len(words)}
         no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        ground.config.write_text(json.dumps(small))
-        ground.config_without_dropout.write_text(json.dumps({**small, **no_dropout}))
-        return ground
+        inputs.config.write_text(json.dumps(small))
+        inputs.config_without_dropout.write_text(json.dumps({**small, **no_dropout}))
+        return inputs
 
     def command(self, output: Path, *extra, dropout: bool = True) -> list[str]:
-        """run_pretraining.py's arguments; a flag in `extra` replaces the one before it."""
+        """run_pretraining.py's arguments; a flag in `extra` replaces an earlier one."""
         config = self.config if dropout else self.config_without_dropout
         command = pretraining_command(self.shards, config, output, "--vocab-file", self.vocab_file, *extra)
         return [str(word) for word in command[1:]]
@@ -64,12 +58,12 @@ def steps_folder(output: Path, phase: str = "phase1") -> Path:
 
 
 def resuming(output: Path, phase: str = "phase1") -> tuple:
-    """The flags that make a command go on from where it was stopped."""
+    """The flags with which a command continues from its newest checkpoint."""
     return ("--from-checkpoint", steps_folder(output, phase), *AUTO)
 
 
 def run_here(argv: list[str]) -> subprocess.CompletedProcess:
-    """The program in this process, as if it had been run as one."""
+    """Runs the program in this process; returns the exit code and the output as for a process of its own."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -79,7 +73,7 @@ def run_here(argv: list[str]) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
-def trained(argv: list[str]) -> subprocess.CompletedProcess:
+def train(argv: list[str]) -> subprocess.CompletedProcess:
     result = run_here(argv)
     assert result.returncode == 0, (result.stdout, result.stderr)
     return result
@@ -105,76 +99,14 @@ def steps_in(output: Path, phase: str = "phase1") -> list[str]:
     )
 
 
-# --- processes of their own -------------------------------------------------------------------------------------------
-
-
-def _child(argv: list[str], environment: dict[str, str], output_file: Path) -> None:
-    os.environ.update(environment)
-    with output_file.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    run_main(lambda: run_pretraining.main(argv))
-
-
-@functools.cache
-def _server():
-    """A process that has imported the program and is forked for each run, so that a run starts at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["small_runs"])
-    with pytest.MonkeyPatch.context() as patch:  # before Python 3.13 the server knows sys.path by this alone
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        forkserver.ensure_running()
-    return context
-
-
-def start(argv: list[str], output_file: Path, environment: dict[str, str] | None = None):
-    """The program in a process of its own."""
-    process = _server().Process(target=_child, args=(argv, environment or {}, output_file))
-    process.start()
-    return process
-
-
-def start_several(argv: list[str], output_file: Path, count: int = 2) -> list:
-    """`count` processes that know of each other, as torchrun would start them."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        start(
-            argv,
-            output_file.with_suffix(f".{rank}"),
-            {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()},
-        )
-        for rank in range(count)
-    ]
-
-
-def ended(processes: list, timeout: float = 60) -> list[int]:
-    """The exit codes, once all have ended."""
-    for process in processes:
-        process.join(timeout)
-        if process.is_alive():
-            process.kill()
-            raise AssertionError("a process hangs")
-    return [process.exitcode for process in processes]
-
-
-@contextlib.contextmanager
-def torchrun(argv: list[str], output_file: Path, count: int = 2) -> Iterator[subprocess.Popen]:
-    """The program under a real torchrun, ended at the end at the latest."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    with output_file.open("w") as file:
-        process = subprocess.Popen(
-            [*command, "run_pretraining.py", *argv],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(60)
+def rewrite_manifest(folder: Path, format_version: int = 2) -> None:
+    """Makes the manifest of a checkpoint fit the files in it, after a test has changed them."""
+    paths = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE]
+    sizes = {path.name: path.stat().st_size for path in paths}
+    if format_version == 1:
+        files = {path.name: {"size": sizes[path.name], "sha256": file_digest(path)} for path in paths}
+        manifest = {"format_version": 1, "files": files}
+    else:
+        blocks = [(path, block) for path in paths for block in range(num_blocks(sizes[path.name]))]
+        manifest = manifest_of(sizes, block_digests(blocks))
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))

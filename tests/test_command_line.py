@@ -1,4 +1,4 @@
-"""Command lines: the forms of a flag, and one line for what is wrong with it."""
+"""Command lines: the forms of a flag, and the errors."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from utils.files import read_json
 def parser() -> ArgumentParser:
     parser = ArgumentParser(prog="train.py")
     add_global_arguments(parser, steps_required=True)
-    add_training_arguments(parser, ("Lamb", "AdamW"), ("poly", "noam"), "Lamb", 1e-4, 0.01)
+    add_training_arguments(parser, "Lamb", 1e-4, 0.01)
     add_precision_arguments(parser)
     return parser
 
@@ -30,8 +30,8 @@ def parser() -> ArgumentParser:
 REQUIRED = ["--output-dir", "out", "--max-steps", "5"]
 
 
-def refusal(words: list[str], capsys, which=None) -> str:
-    """The one line with which `words` are refused."""
+def parse_error(words: list[str], capsys, which=None) -> str:
+    """The line that the parser prints for the wrong command line `words`."""
     with pytest.raises(SystemExit) as caught:
         (which or parser()).parse_args(words)
     captured = capsys.readouterr()
@@ -62,28 +62,28 @@ def refusal(words: list[str], capsys, which=None) -> str:
     ],
     ids=str,
 )
-def test_a_boolean_flag_takes_every_form(default, words, expected):
+def test_boolean_flag_accepts_every_form(default, words, expected):
     boolean = ArgumentParser()
     boolean.add_argument("--use-it", action=BooleanFlag, default=default)
     assert boolean.parse_args([]).use_it is default
     assert boolean.parse_args(words).use_it is expected
 
 
-def test_a_boolean_flag_refuses_other_words(capsys):
+def test_boolean_flag_rejects_other_words(capsys):
     boolean = ArgumentParser()
     boolean.add_argument("--use-it", action=BooleanFlag)
-    assert "--use-it: expected true or false, not 'maybe'" in refusal(["--use-it", "maybe"], capsys, boolean)
+    assert "--use-it: expected true or false, not 'maybe'" in parse_error(["--use-it", "maybe"], capsys, boolean)
 
 
-def test_underscores_are_hyphens_in_names_and_stay_in_values():
+def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
     args = parser().parse_args(["--output_dir", "my_out", "--max_steps=7", "--model_prefix=my_model", "--beta1", "0.5"])
     assert (args.output_dir, args.max_steps, args.model_prefix, args.beta1) == (Path("my_out"), 7, "my_model", 0.5)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["--max-step", "9"], "--max-step"),  # no guessing at beginnings of flags
+        (["--max-step", "9"], "--max-step"),  # prefixes of flags are not accepted
         (["--frobnicate"], "--frobnicate"),
         (["stray"], "stray"),
         (["--max-steps", "0"], "--max-steps: expected a whole number from 1 up, not 0"),
@@ -100,23 +100,23 @@ def test_underscores_are_hyphens_in_names_and_stay_in_values():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_command_line_is_refused_in_one_line(words, said, capsys):
-    line = refusal([*REQUIRED, *words], capsys)
-    assert said in line and "train.py --help" in line
+def test_wrong_command_line_is_an_error_of_one_line(words, message, capsys):
+    line = parse_error([*REQUIRED, *words], capsys)
+    assert message in line and "train.py --help" in line
 
 
-def test_a_missing_flag_is_named(capsys):
-    assert "--max-steps" in refusal(["--output-dir", "out"], capsys)
+def test_missing_flag_is_named(capsys):
+    assert "--max-steps" in parse_error(["--output-dir", "out"], capsys)
 
 
-def test_parsed_arguments_cannot_change():
+def test_parsed_arguments_are_frozen():
     args = parser().parse_args(REQUIRED)
     with pytest.raises(AttributeError, match="frozen"):
         args.seed = 1
     assert args.seed == 42
 
 
-def test_help_shows_every_default(capsys):
+def test_help_shows_the_defaults(capsys):
     with pytest.raises(SystemExit) as caught:
         parser().parse_args(["--help"])
     text = " ".join(capsys.readouterr().out.split())
@@ -124,7 +124,7 @@ def test_help_shows_every_default(capsys):
     assert "(default: 42)" in text and "(default: 1e-06)" in text and "--no-amp" in text
 
 
-def test_arguments_are_shown_one_a_line_and_saved_as_json():
+def test_arguments_are_printed_one_per_line_and_convert_to_json():
     args = parser().parse_args([*REQUIRED, "--from-checkpoint", "None"])
     lines = format_arguments(args, "title:").splitlines()
     assert lines[0] == "title:" and len(lines) == len(args.as_dict()) + 1
@@ -145,17 +145,17 @@ def test_arguments_are_shown_one_a_line_and_saved_as_json():
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_number_types_keep_to_their_range(kind, good, bad, capsys):
+def test_number_types_check_their_range(kind, good, bad, capsys):
     single = ArgumentParser()
     single.add_argument("--value", type=kind)
     for text in good:
         value = single.parse_args(["--value", text]).value
         assert value is None if text.lower() == "none" else str(value) == text or float(text) == value
     for text in bad:
-        assert "--value" in refusal([f"--value={text}"], capsys, single)
+        assert "--value" in parse_error([f"--value={text}"], capsys, single)
 
 
-def test_a_json_file_is_read_or_refused_by_name(tmp_path):
+def test_read_json_returns_the_value_or_names_the_file(tmp_path):
     path = tmp_path / "c.json"
     with pytest.raises(UserError, match=r"the config .*c\.json does not exist"):
         read_json(path, "the config")
@@ -167,7 +167,7 @@ def test_a_json_file_is_read_or_refused_by_name(tmp_path):
     assert read_json(path, "the config") == {"a": "\u00e9"}
 
 
-def test_a_misspelt_flag_is_named_though_it_leaves_a_required_one_missing(capsys):
+def test_misspelt_flag_is_named_when_a_required_one_is_missing(capsys):
     parser = ArgumentParser(prog="program.py")
     parser.add_argument("--output-dir", required=True)
     with pytest.raises(SystemExit) as caught:

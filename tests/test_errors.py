@@ -1,4 +1,4 @@
-"""The one line that a person gets when something outside the program is wrong."""
+"""Errors that the user can fix: one line on standard error, and exit code 2."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from utils.errors import UserError, run_main
+from utils.errors import PeerError, UserError, run_main
 
 
 def outcome(main, capsys) -> tuple[int, list[str]]:
@@ -25,15 +25,21 @@ def raising(error):
     return main
 
 
-def test_a_user_error_is_one_line_and_exit_code_2(capsys):
+def test_user_error_prints_one_line_and_exits_with_2(capsys):
     assert outcome(raising(UserError("the folder x\n  is   empty:\tfill it")), capsys) == (
         2,
         ["error: the folder x is empty: fill it"],
     )
 
 
+@pytest.mark.parametrize("rank", ["0", "3"])
+def test_peer_error_prints_nothing_and_exits_with_2(rank, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", rank)
+    assert outcome(raising(PeerError("another process reports it")), capsys) == (2, [])
+
+
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
-def test_a_program_that_ends_exits_with_what_it_returned(returned, code, capsys):
+def test_exit_code_is_what_main_returned(returned, code, capsys):
     assert outcome(lambda: returned, capsys) == (code, [])
 
 
@@ -50,44 +56,44 @@ def test_a_program_that_ends_exits_with_what_it_returned(returned, code, capsys)
         (errno.EIO, "input/output error"),
     ],
 )
-def test_a_failure_of_the_machine_names_the_path_and_what_to_do(number, words, capsys):
+def test_error_of_the_machine_names_the_path_and_what_to_do(number, words, capsys):
     code, (line,) = outcome(raising(OSError(number, os.strerror(number), "/data/shard.hdf5")), capsys)
     assert code == 2
     assert line.startswith("error: /data/shard.hdf5: ") and words in line
 
 
-def test_of_a_rename_the_new_name_is_told(capsys):
-    error = OSError(errno.EACCES, "denied", "/data/.part", None, "/data/whole")
-    assert outcome(raising(error), capsys)[1][0].startswith("error: /data/whole: permission denied")
+def test_failed_rename_names_the_new_path(capsys):
+    error = OSError(errno.EACCES, "denied", "/data/.part", None, "/data/complete")
+    assert outcome(raising(error), capsys)[1][0].startswith("error: /data/complete: permission denied")
 
 
-def test_a_real_missing_file_and_a_failure_without_a_path(capsys, tmp_path):
+def test_missing_file_and_error_without_a_path(capsys, tmp_path):
     code, (line,) = outcome(lambda: (tmp_path / "none").read_text(), capsys)
     assert code == 2 and line == f"error: {tmp_path / 'none'}: no such file or folder: check the path"
     assert outcome(raising(OSError(errno.ENOSPC, "full")), capsys)[1] == ["error: the disk is full: free some space"]
 
 
-def test_too_little_memory_is_one_line(capsys):
+def test_out_of_memory_is_an_error_of_one_line(capsys):
     code, (line,) = outcome(raising(MemoryError()), capsys)
     assert code == 2 and line.startswith("error: out of memory")
 
 
-def test_an_interrupt_is_no_error(capsys):
+def test_interrupt_exits_with_130_and_no_error(capsys):
     assert outcome(raising(KeyboardInterrupt()), capsys) == (130, ["interrupted"])
 
 
-def test_of_several_processes_the_line_names_the_rank(monkeypatch, capsys):
+def test_error_of_another_rank_names_the_rank(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "3")
     assert outcome(raising(UserError("no GPU")), capsys)[1] == ["error: rank 3: no GPU"]
 
 
 @pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a bug"), KeyError("bug")])
-def test_a_bug_keeps_its_traceback(bug):
+def test_other_exceptions_keep_their_traceback(bug):
     with pytest.raises(type(bug)):
         run_main(raising(bug))
 
 
-def test_a_reader_that_has_gone_ends_the_program_without_a_traceback(tmp_path):
+def test_closed_standard_output_ends_the_program_without_a_traceback(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom utils.errors import run_main\n"
@@ -100,6 +106,6 @@ def test_a_reader_that_has_gone_ends_the_program_without_a_traceback(tmp_path):
     assert process.wait(timeout=60) == 141
 
 
-def test_a_broken_pipe_elsewhere_is_not_hidden(capfd):
+def test_broken_pipe_of_another_file_is_not_hidden(capfd):
     with pytest.raises(BrokenPipeError), capfd.disabled():
         run_main(raising(BrokenPipeError()))

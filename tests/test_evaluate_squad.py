@@ -1,4 +1,4 @@
-"""The official scores, through the command line, and their rules on cases worked out by hand."""
+"""evaluate_squad.py against published scores, and its rules on cases computed by hand."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evaluate_squad import evaluate
-from squad_dataset import Answer, Question, Squad
+from tasks.squad_file import Answer, Question, Squad
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data/sample/squad"
@@ -46,9 +46,9 @@ def run(*arguments):
         ),
     ],
 )
-def test_published_predictions_get_their_official_scores(dataset, predictions, scores):
+def test_published_predictions_get_the_official_scores(dataset, predictions, scores):
     if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is not there")
+        pytest.skip(f"needs {SHARED}")
     done = run(SHARED / dataset, SHARED / predictions)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -85,19 +85,19 @@ def test_normalization_and_f1(answers, prediction, exact, f1):
     assert (scores["exact"], scores["f1"]) == (100 * exact, pytest.approx(100 * f1))
 
 
-def test_v11_gives_an_unanswered_question_nothing_and_empty_sides_no_f1():
+def test_v11_scores_missing_and_empty_answers_as_zero():
     squad = squad_of(["Anna"], ["the"], version_2=False)
     assert evaluate(squad, {"q1": "a"}) == {"exact_match": 50.0, "f1": 0.0}
 
 
-def test_v20_scores_no_answer_and_answers_without_words():
+def test_v20_scores_questions_without_an_answer():
     squad = squad_of([], [], ["the"], ["Anna"], version_2=True)
     scores = evaluate(squad, {"q0": "", "q1": "Anna", "q2": "", "q3": ""})
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_f1"]) == (50.0, 50.0, 50.0)
     assert (scores["total"], scores["HasAns_total"], scores["NoAns_total"]) == (4, 2, 2)
 
 
-def test_best_thresholds_are_the_best_of_all_thresholds():
+def test_best_threshold_has_the_highest_score_of_all_thresholds():
     squad = squad_of(["Anna"], [], ["big dog"], [], ["cat"], version_2=True)
     predictions = {"q0": "Anna", "q1": "x", "q2": "dog", "q3": "y", "q4": "z"}
     odds = {"q0": -3.0, "q1": -1.0, "q2": -2.0, "q3": 4.0, "q4": 0.5}
@@ -111,7 +111,7 @@ def test_best_thresholds_are_the_best_of_all_thresholds():
         assert by_threshold[scores[f"best_{name}_thresh"]] == pytest.approx(scores[f"best_{name}"])
     assert scores["best_exact_thresh"] == -3.0
     assert scores["best_f1_thresh"] == -2.0
-    # By the official default of 1.0: q3 alone is taken back, rightly.
+    # With the official default threshold of 1.0, only q3 becomes no answer, which is right.
     assert scores["exact"] == 40.0
 
 
@@ -127,7 +127,7 @@ def test_best_thresholds_are_the_best_of_all_thresholds():
         (["{v1}"], "PREDICTIONS"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, says):
+def test_bad_input_prints_one_line_and_exits_with_2(tmp_path, arguments, says):
     for name, content in (("empty", "{}"), ("list", "[]"), ("number", '{"q1": 1}')):
         (tmp_path / name).write_text(content, encoding="utf-8")
     paths = {name: tmp_path / name for name in ("empty", "list", "number")}

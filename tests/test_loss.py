@@ -9,20 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loss import pretraining_sums, span_sum
-from token_stream import IGNORED_LABEL
+from loss import pretraining_sums, span_sum, summed_cross_entropy
+from packing import IGNORED_LABEL
 
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # of a gradient in that type
-
-
-def mlm_sums(logits_MV, labels_M):
-    """Loss and right answers of the masked tokens alone."""
-    sums = pretraining_sums(logits_MV, logits_MV.new_zeros(0, 2), labels_M, labels_M[:0])
-    return sums.mlm_loss, sums.mlm_correct
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # absolute, of a gradient of that type
 
 
 def in_float64(logits, labels):
-    """Sum, gradient and right answers, by torch's cross-entropy in float64."""
+    """Sum, gradient and number of correct rows, from torch's cross-entropy in float64."""
     logits = logits.detach().double().requires_grad_()
     kept = labels >= 0
     total = torch.nn.functional.cross_entropy(logits[kept], labels[kept], reduction="sum")
@@ -42,16 +36,16 @@ def random_rows(rows, vocabulary, spread, dtype, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 16, 17, 700])
 @pytest.mark.parametrize("spread", [0.02, 3.0, 40.0])
-def test_sum_gradient_and_right_answers_are_those_of_float64(dtype, rows, spread):
+def test_sum_gradient_and_accuracy_match_float64(dtype, rows, spread):
     logits, labels = random_rows(rows, 130, spread, dtype)
-    loss, correct = mlm_sums(logits, labels)
+    loss, correct = summed_cross_entropy(logits, labels)
     (loss / 7).backward()
     expected, gradient, expected_correct = in_float64(logits, labels)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-5)
     assert logits.grad.dtype == dtype
     assert (logits.grad.double() - gradient / 7).abs().max() <= TOLERANCE[dtype] / 7
-    # In 16 bits two logits of a row may tie; then being one of the largest is being right.
+    # In 16 bits two logits of a row may be equal; a tie counts as correct.
     assert expected_correct <= correct <= expected_correct + (rows // 20 if dtype != torch.float32 else 0)
 
 
@@ -61,7 +55,7 @@ def test_sum_gradient_and_right_answers_are_those_of_float64(dtype, rows, spread
         max_size=20,
     )
 )
-def test_the_sum_is_minus_log_softmax_written_out(rows):
+def test_sum_matches_minus_log_softmax_computed_in_python(rows):
     logits = torch.tensor([values for values, _ in rows]).reshape(-1, 6)
     labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
     expected = 0.0
@@ -69,10 +63,10 @@ def test_the_sum_is_minus_log_softmax_written_out(rows):
         if label != IGNORED_LABEL:
             largest = max(values)
             expected += largest + math.log(sum(math.exp(v - largest) for v in values)) - values[label]
-    assert mlm_sums(logits, labels)[0].item() == pytest.approx(expected, rel=1e-6, abs=1e-5)
+    assert summed_cross_entropy(logits, labels)[0].item() == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
-def test_where_all_labels_are_ignored_loss_gradient_and_right_answers_are_zero():
+def test_ignored_labels_give_zero_loss_gradient_and_accuracy():
     logits, labels = random_rows(40, 50, 3.0, torch.float32)
     labels[:] = IGNORED_LABEL
     nsp_logits = torch.randn(6, 2, requires_grad=True)
@@ -82,33 +76,33 @@ def test_where_all_labels_are_ignored_loss_gradient_and_right_answers_are_zero()
     assert logits.grad.eq(0).all() and nsp_logits.grad.eq(0).all()
 
 
-def test_a_batch_without_masked_tokens_has_no_loss():
+def test_batch_without_masked_tokens_has_zero_loss():
     logits = torch.randn(0, 50, requires_grad=True)
-    loss, correct = mlm_sums(logits, torch.zeros(0, dtype=torch.int64))
+    loss, correct = summed_cross_entropy(logits, torch.zeros(0, dtype=torch.int64))
     loss.backward()
     assert loss == 0 and correct == 0 and logits.grad.shape == (0, 50)
 
 
-def test_words_that_do_not_exist_take_no_probability():
+def test_padding_of_the_vocabulary_takes_no_probability():
     logits, labels = random_rows(20, 50, 3.0, torch.float32)
-    with_filler = torch.nn.functional.pad(logits.detach(), (0, 14), value=-math.inf).requires_grad_()
-    loss, correct = mlm_sums(with_filler, labels)
+    padded = torch.nn.functional.pad(logits.detach(), (0, 14), value=-math.inf).requires_grad_()
+    loss, correct = summed_cross_entropy(padded, labels)
     loss.backward()
     expected, gradient, expected_correct = in_float64(logits, labels)
     assert loss.item() == pytest.approx(expected, rel=1e-6) and correct == expected_correct
-    assert with_filler.grad[:, 50:].eq(0).all()
-    assert (with_filler.grad[:, :50] - gradient).abs().max() < 1e-6
+    assert padded.grad[:, 50:].eq(0).all()
+    assert (padded.grad[:, :50] - gradient).abs().max() < 1e-6
 
 
-def test_sums_over_micro_batches_add_up_to_the_sums_over_the_batch():
+def test_sums_of_micro_batches_add_up_to_the_sum_of_the_batch():
     logits, labels = random_rows(90, 60, 2.0, torch.float32)
-    whole = mlm_sums(logits, labels)
-    parts = [mlm_sums(logits[rows], labels[rows]) for rows in (slice(0, 1), slice(1, 50), slice(50, 90))]
-    assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole[0].item(), rel=1e-6)
-    assert sum(int(correct) for _, correct in parts) == int(whole[1])
+    batch = summed_cross_entropy(logits, labels)
+    parts = [summed_cross_entropy(logits[rows], labels[rows]) for rows in (slice(0, 1), slice(1, 50), slice(50, 90))]
+    assert sum(loss.item() for loss, _ in parts) == pytest.approx(batch[0].item(), rel=1e-6)
+    assert sum(int(correct) for _, correct in parts) == int(batch[1])
 
 
-def test_sequence_pairs_labelled_minus_one_or_filler_count_nothing():
+def test_sequences_labelled_minus_one_or_as_filler_do_not_count():
     logits = torch.tensor([[2.0, -1.0], [0.5, 0.25], [-3.0, 4.0], [9.0, 1.0]], requires_grad=True)
     labels = torch.tensor([0, -1, 1, IGNORED_LABEL])
     sums = pretraining_sums(torch.zeros(0, 8), logits, labels[:0], labels)
@@ -121,8 +115,8 @@ def test_sequence_pairs_labelled_minus_one_or_filler_count_nothing():
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def span_sum_written_out(start_logits, end_logits, starts, ends, cu_seqlens):
-    """One sequence after another, in float64."""
+def span_sum_in_float64(start_logits, end_logits, starts, ends, cu_seqlens):
+    """One sequence at a time, in float64."""
     total = 0.0
     for number, (begin, end) in enumerate(itertools.pairwise(cu_seqlens)):
         for logits, positions in ((start_logits, starts), (end_logits, ends)):
@@ -133,7 +127,7 @@ def span_sum_written_out(start_logits, end_logits, starts, ends, cu_seqlens):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_span_sum_and_gradient_are_those_of_a_loop_over_sequences(dtype):
+def test_span_sum_and_gradient_match_a_loop_over_sequences(dtype):
     generator = torch.Generator().manual_seed(1)
     lengths = [7, 7, 1, 30, 12]
     cu_seqlens = np.append(0, np.cumsum(lengths)).tolist()
@@ -141,7 +135,7 @@ def test_span_sum_and_gradient_are_those_of_a_loop_over_sequences(dtype):
     ours = [(torch.randn(57, generator=generator) * 4).to(dtype).requires_grad_() for _ in range(2)]
     theirs = [logits.detach().double().requires_grad_() for logits in ours]
     total = span_sum(*ours, torch.tensor(starts), torch.tensor(ends), torch.tensor(cu_seqlens, dtype=torch.int32), 32)
-    expected = span_sum_written_out(*theirs, starts, ends, cu_seqlens)
+    expected = span_sum_in_float64(*theirs, starts, ends, cu_seqlens)
     assert total.dtype == torch.float32 and total.item() == pytest.approx(expected.item(), rel=1e-6)
     (total / 5).backward()
     (expected / 5).backward()
@@ -149,7 +143,7 @@ def test_span_sum_and_gradient_are_those_of_a_loop_over_sequences(dtype):
         assert (mine.grad.double() - reference.grad).abs().max() < TOLERANCE[dtype] / 5
 
 
-def test_filler_sequences_add_nothing_to_a_span_sum():
+def test_filler_sequences_do_not_change_the_span_sum():
     logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(2))
     starts, ends = torch.tensor([1, 2]), torch.tensor([4, 2])
     plain = [row[:12].clone().requires_grad_() for row in logits]

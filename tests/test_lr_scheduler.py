@@ -1,4 +1,4 @@
-"""Learning-rate schedules against published values and their formulas written out."""
+"""Learning-rate schedules against published values and their formulas."""
 
 import math
 
@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lr_scheduler import DECAYS, make_schedule
+from lr_scheduler import DECAYS, ScheduleConfig, make_schedule
 
 TOTALS = st.integers(1, 20_000)
 PROPORTIONS = st.floats(0, 1)
+
+
+def schedule_of(decay, lr, total, warmup_proportion=0.0, **options):
+    return make_schedule(ScheduleConfig(total, lr, decay, warmup_proportion, **options))
 
 
 @pytest.mark.parametrize(
@@ -19,22 +23,22 @@ PROPORTIONS = st.floats(0, 1)
         *((0.02, 150, 0.012), (0.02, 450, 0.010694)),
     ],
 )
-def test_warmup_exp_decay_exp_gives_the_values_that_deepspeed_publishes(proportion, step, expected):
-    schedule = make_schedule("warmup_exp_decay_exp", 11e-3, 7500, proportion, rate=0.90, decay_steps=250, offset=1e-3)
+def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(proportion, step, expected):
+    schedule = schedule_of("warmup_exp_decay_exp", 11e-3, 7500, proportion, rate=0.90, decay_steps=250, offset=1e-3)
     assert schedule(step) == pytest.approx(expected, abs=5e-7)
 
 
-def test_warmup_exp_decay_exp_without_warm_up_starts_at_its_peak():
-    assert make_schedule("warmup_exp_decay_exp", 2e-3, 7500, 0.0, rate=0.9, decay_steps=150)(0) == 2e-3
+def test_warmup_exp_decay_exp_without_warmup_starts_at_its_peak():
+    assert schedule_of("warmup_exp_decay_exp", 2e-3, 7500, rate=0.9, decay_steps=150)(0) == 2e-3
 
 
 # --- poly -------------------------------------------------------------------------------------------------------------
 
 
 @given(total=TOTALS, proportion=PROPORTIONS, start_lr=st.floats(0, 1), power=st.sampled_from([0.5, 1.0, 2.0]))
-def test_poly_rises_to_its_peak_and_falls_to_nothing(total, proportion, start_lr, power):
+def test_poly_rises_linearly_to_its_peak_and_falls_to_zero(total, proportion, start_lr, power):
     lr, warmup = 1.5, math.floor(proportion * total)
-    schedule = make_schedule("poly", lr, total, proportion, start_lr, power)
+    schedule = schedule_of("poly", lr, total, proportion, warmup_start_lr=start_lr, power=power)
     assert schedule(0) == pytest.approx(start_lr if warmup else lr)
     if warmup < total:
         assert schedule(warmup) == pytest.approx(lr)
@@ -47,10 +51,10 @@ def test_poly_rises_to_its_peak_and_falls_to_nothing(total, proportion, start_lr
             assert schedule(k + 1) < schedule(k) <= lr
 
 
-def test_poly_is_continuous_where_the_warm_up_ends():
+def test_poly_is_continuous_at_the_end_of_the_warmup():
     """NVIDIA's phase 1 and 2, of W = floor(.2843 * 7038) = 2000 and floor(.128 * 1563) = 200 updates."""
     for lr, total, proportion, warmup in ((6e-3, 7038, 0.2843, 2000), (4e-3, 1563, 0.128, 200)):
-        schedule = make_schedule("poly", lr, total, proportion)
+        schedule = schedule_of("poly", lr, total, proportion)
         rates = [schedule(k) for k in range(total + 1)]
         assert rates.index(max(rates)) == warmup and rates[warmup] == lr
         assert rates[warmup - 1] == pytest.approx(lr * (warmup - 1) / warmup)
@@ -58,8 +62,8 @@ def test_poly_is_continuous_where_the_warm_up_ends():
         assert max(abs(a - b) for a, b in zip(rates[1:], rates[:-1], strict=True)) <= lr / warmup * 1.0001
 
 
-def test_a_power_of_a_half_is_a_square_root():
-    schedule = make_schedule("poly", 1.0, 100, 0.0, power=0.5)
+def test_poly_of_power_one_half_is_a_square_root():
+    schedule = schedule_of("poly", 1.0, 100, power=0.5)
     assert schedule(75) == 0.5 and schedule(0) == 1.0 and schedule(100) == 0.0
 
 
@@ -67,7 +71,7 @@ def test_a_power_of_a_half_is_a_square_root():
 
 
 @given(total=st.integers(2, 500), proportion=st.floats(0, 0.99), place=st.floats(0, 1))
-def test_bmtrains_schedules_are_their_formulas(total, proportion, place):
+def test_schedules_of_bmtrain_match_their_formulas(total, proportion, place):
     s, w, e = 3e-4, math.floor(proportion * total), total
     n = round(place * total)
     warm = n < w
@@ -79,11 +83,11 @@ def test_bmtrains_schedules_are_their_formulas(total, proportion, place):
         "constant": s * n / w if warm else s,
     }
     for name, value in expected.items():
-        assert make_schedule(name, s, total, proportion)(n) == pytest.approx(value, abs=1e-18), name
+        assert schedule_of(name, s, total, proportion)(n) == pytest.approx(value, abs=1e-18), name
 
 
-def test_noam_is_continuous_where_the_warm_up_ends():
-    schedule = make_schedule("noam", 1.0, 1000, 0.1)
+def test_noam_is_continuous_at_the_end_of_the_warmup():
+    schedule = schedule_of("noam", 1.0, 1000, 0.1)
     assert schedule(99.999999) == pytest.approx(schedule(100), rel=1e-6)
 
 
@@ -92,17 +96,17 @@ def test_noam_is_continuous_where_the_warm_up_ends():
 
 @pytest.mark.parametrize("decay", DECAYS)
 @given(total=TOTALS, proportion=PROPORTIONS, place=st.floats(0, 1.2))
-def test_every_schedule_is_finite_and_never_negative(decay, total, proportion, place):
-    rate = make_schedule(decay, 1e-3, total, proportion)(round(place * total))
+def test_schedules_are_finite_and_not_negative(decay, total, proportion, place):
+    rate = schedule_of(decay, 1e-3, total, proportion)(round(place * total))
     assert math.isfinite(rate) and 0 <= rate <= 1e-3 * 1.0001
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-def test_without_warm_up_every_schedule_starts_at_its_peak(decay):
-    assert make_schedule(decay, 1e-3, 1000, 0.0)(0) == pytest.approx(1e-3)
+def test_schedules_without_warmup_start_at_their_peak(decay):
+    assert schedule_of(decay, 1e-3, 1000, 0.0)(0) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-def test_a_run_that_is_all_warm_up_has_a_rate_at_every_update(decay):
-    rates = [make_schedule(decay, 1.0, 10, 1.0)(k) for k in range(10)]
+def test_warmup_of_the_whole_run_rises_at_every_update(decay):
+    rates = [schedule_of(decay, 1.0, 10, 1.0)(k) for k in range(10)]
     assert rates == sorted(rates) and rates[0] == 0

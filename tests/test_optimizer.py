@@ -1,4 +1,4 @@
-"""LAMB against the algorithm written out in float64, and what surrounds every optimizer's step."""
+"""LAMB against its algorithm in float64, and the step of every optimizer."""
 
 import copy
 import json
@@ -13,8 +13,8 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 import optimizer as optimizers
-from optimizer import Lamb, LossScale, MasterWeights, apply_step, make_optimizer, parameter_groups, total_norm
-from token_stream import sample_order
+from optimizer import Lamb, OptimizerConfig, apply_step, make_optimizer, parameter_groups, total_norm
+from sample_order import sample_order
 from utils.errors import UserError
 
 SHAPES = {
@@ -32,7 +32,7 @@ STEPS = 20
 def initial_weights() -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     weights = {name: random.normal(0, 0.5, shape) for name, shape in SHAPES.items()}
-    weights["LayerNorm.bias"][:] = 0  # as at a model's start, where ||w|| is zero
+    weights["LayerNorm.bias"][:] = 0  # as in a new model: ||w|| is zero
     weights["empty.weight"][:] = 0
     return {name: values.astype(np.float32) for name, values in weights.items()}
 
@@ -49,7 +49,7 @@ def gradients_of_steps(steps: int = STEPS) -> list[dict[str, np.ndarray]]:
     return all_steps
 
 
-def lamb_written_out(
+def lamb_in_float64(
     weights,
     gradients,
     lrs,
@@ -61,7 +61,7 @@ def lamb_written_out(
     trust_bounds=None,
     adapt_undecayed=False,
 ) -> dict[str, np.ndarray]:
-    """Recipe and paper line by line, in float64."""
+    """The weights after all steps: the paper and NVIDIA's recipe, line by line."""
     beta1, beta2 = betas
     weights = {name: w.astype(np.float64) for name, w in weights.items()}
     m = {name: np.zeros_like(w) for name, w in weights.items()}
@@ -119,7 +119,7 @@ def snapshot(optimizer, parameters) -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """So that tensors consist of several, the last of them cut off."""
+    """Makes tensors consist of several chunks, the last one shorter."""
     monkeypatch.setattr(optimizers, "CHUNK", 1000)
 
 
@@ -138,7 +138,7 @@ def small_chunks(monkeypatch):
     ],
     ids=str,
 )
-def test_lamb_is_the_algorithm_written_out_in_float64(options, foreach):
+def test_lamb_matches_the_algorithm_in_float64(options, foreach):
     parameters = as_parameters(initial_weights())
     optimizer = lamb(parameters, **options, foreach=foreach)
     lrs = [0.02 * (k + 1) / STEPS for k in range(STEPS)]
@@ -147,13 +147,13 @@ def test_lamb_is_the_algorithm_written_out_in_float64(options, foreach):
             group["lr"] = lr
         set_gradients(parameters, grads)
         optimizer.step()
-    assert_close(parameters, lamb_written_out(initial_weights(), gradients_of_steps(), lrs, **options))
+    assert_close(parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs, **options))
 
 
-def test_the_reference_tells_the_variants_apart():
-    """Else the test above could not fail."""
-    plain, *others = [
-        lamb_written_out(initial_weights(), gradients_of_steps(), [0.01] * STEPS, **options)
+def test_variants_of_the_reference_differ():
+    """Otherwise the test above could not fail."""
+    default, *others = [
+        lamb_in_float64(initial_weights(), gradients_of_steps(), [0.01] * STEPS, **options)
         for options in (
             {},
             {"max_grad_norm": 0.3},
@@ -164,11 +164,11 @@ def test_the_reference_tells_the_variants_apart():
         )
     ]
     for other in others:
-        assert max(np.linalg.norm(other[n] - plain[n]) / max(np.linalg.norm(plain[n]), 1e-9) for n in SHAPES) > 1e-4
+        assert max(np.linalg.norm(other[n] - default[n]) / max(np.linalg.norm(default[n]), 1e-9) for n in SHAPES) > 1e-4
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_tensors_of_zeros_without_gradient_stay_zero(foreach):
+def test_zero_weights_with_zero_gradient_stay_zero(foreach):
     parameters = as_parameters(initial_weights())
     optimizer = lamb(parameters, foreach=foreach)
     set_gradients(parameters, gradients_of_steps(1)[0])
@@ -177,7 +177,7 @@ def test_tensors_of_zeros_without_gradient_stay_zero(foreach):
     assert parameters["LayerNorm.bias"].ne(0).all()  # zero weights, but a gradient: r is 1
 
 
-def test_a_parameter_without_gradient_is_left_alone():
+def test_parameter_without_gradient_does_not_change():
     parameters = as_parameters(initial_weights())
     optimizer = lamb(parameters)
     set_gradients(parameters, gradients_of_steps(1)[0])
@@ -188,7 +188,7 @@ def test_a_parameter_without_gradient_is_left_alone():
     assert not torch.equal(parameters["dense.weight"], torch.tensor(initial_weights()["dense.weight"]))
 
 
-def test_a_learning_rate_in_a_tensor_is_read_at_every_step():
+def test_learning_rate_in_a_tensor_is_read_at_every_step():
     lr = torch.tensor(0.0)
     parameters = as_parameters(initial_weights())
     optimizer = lamb(parameters, lr=lr)
@@ -197,10 +197,10 @@ def test_a_learning_rate_in_a_tensor_is_read_at_every_step():
         lr.fill_(value)
         set_gradients(parameters, grads)
         optimizer.step()
-    assert_close(parameters, lamb_written_out(initial_weights(), gradients_of_steps(), lrs))
+    assert_close(parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs))
 
 
-def test_lamb_goes_on_from_its_state_dict_bit_for_bit():
+def test_lamb_continues_from_its_state_dict_bit_identically():
     parameters = as_parameters(initial_weights())
     optimizer = lamb(parameters)
     steps = gradients_of_steps()
@@ -221,13 +221,13 @@ def test_lamb_goes_on_from_its_state_dict_bit_for_bit():
 @pytest.mark.parametrize(
     "wrong", [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}, {"lr": -1.0}, {"weight_decay": -0.1}]
 )
-def test_settings_out_of_range_are_refused(wrong):
+def test_options_out_of_range_are_an_error(wrong):
     with pytest.raises(ValueError, match="must"):
         Lamb([torch.nn.Parameter(torch.zeros(2))], **wrong)
 
 
-def test_the_norm_of_millions_of_numbers_is_exact(monkeypatch):
-    """torch's own is 3e-5 off here."""
+def test_norm_of_millions_of_numbers_is_accurate(monkeypatch):
+    """torch's own norm has an error of 3e-5 here."""
     monkeypatch.undo()
     torch.manual_seed(0)
     tensors = [torch.randn(3000, 1000) / 50, torch.full((7,), 3.0), torch.zeros(0)]
@@ -238,18 +238,18 @@ def test_the_norm_of_millions_of_numbers_is_exact(monkeypatch):
     assert total_norm([]) == 0
 
 
-# --- around the step --------------------------------------------------------------------------------------------------
+# --- the step of every optimizer --------------------------------------------------------------------------------------
 
 
 def named_optimizer(name, parameters, lr=0.01):
     if name == "Lamb, foreach":
         return lamb(parameters, lr=torch.tensor(lr), max_grad_norm=None, foreach=True)
-    return make_optimizer(name, parameters.items(), torch.tensor(lr), (0.9, 0.999), 1e-6, 0.01)
+    return make_optimizer(OptimizerConfig(name), parameters.items(), torch.tensor(lr))
 
 
 @pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach", "AdamW"])
 @pytest.mark.parametrize("steps_before", [0, 3])
-def test_a_gradient_that_is_not_finite_moves_nothing(name, steps_before):
+def test_step_with_a_gradient_that_is_not_finite_changes_nothing(name, steps_before):
     parameters = as_parameters(initial_weights())
     optimizer = named_optimizer(name, parameters)
     for grads in gradients_of_steps(steps_before):
@@ -261,10 +261,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing(name, steps_before):
     weights = [p.detach() for p in parameters.values()]
     for now, then in zip(weights, before, strict=False):
         assert torch.equal(now, then)
-    if steps_before:  # a first step may leave moments of zeros behind
+    if steps_before:  # a first step may create moments of zeros
         assert all(map(torch.equal, snapshot(optimizer, parameters), before))
 
-    # What comes after is what would have come without it.
+    # The steps after it are those of a run without it.
     untouched = as_parameters(initial_weights())
     reference = named_optimizer(name, untouched)
     steps = gradients_of_steps()
@@ -280,7 +280,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing(name, steps_before):
 
 
 @pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach"])
-def test_lamb_divides_gradients_by_scale_and_clipping(name):
+def test_lamb_divides_gradients_by_loss_scale_and_clipping(name):
     """Loss scale 1024, and the factor that brings each step's norm to 0.5 at most."""
     parameters = as_parameters(initial_weights())
     optimizer = named_optimizer(name, parameters)
@@ -288,11 +288,11 @@ def test_lamb_divides_gradients_by_scale_and_clipping(name):
         set_gradients(parameters, grads, factor=1024.0)
         norm = sum((g.astype(np.float64) ** 2).sum() for g in grads.values()) ** 0.5
         apply_step(optimizer, torch.tensor(1024 * max(1.0, norm / 0.5), dtype=torch.float32), torch.tensor(0.0))
-    expected = lamb_written_out(initial_weights(), gradients_of_steps(), [0.01] * STEPS, max_grad_norm=0.5)
+    expected = lamb_in_float64(initial_weights(), gradients_of_steps(), [0.01] * STEPS, max_grad_norm=0.5)
     assert_close(parameters, expected)
 
 
-def test_adamw_through_apply_step_is_torch_adamw_on_unscaled_gradients():
+def test_adamw_matches_torch_on_unscaled_gradients():
     ours, theirs = as_parameters(initial_weights()), as_parameters(initial_weights())
     optimizer = named_optimizer("AdamW", ours)
     groups = [
@@ -308,21 +308,21 @@ def test_adamw_through_apply_step_is_torch_adamw_on_unscaled_gradients():
     assert_close(ours, {name: p.detach().double().numpy() for name, p in theirs.items()})
 
 
-def test_biases_and_layer_norms_take_no_decay():
+def test_biases_and_layer_norms_have_no_weight_decay():
     decayed, undecayed = parameter_groups(as_parameters(initial_weights()).items(), 0.01)
     assert decayed["weight_decay"] == 0.01 and undecayed["weight_decay"] == 0.0
     assert [tuple(p.shape) for p in decayed["params"]] == [(24, 16), (300, 40), (5, 5)]
     assert [tuple(p.shape) for p in undecayed["params"]] == [(24,), (16,), (16,)]
 
 
-def test_fused_lamb_without_apex_is_an_error_that_names_it(monkeypatch):
+def test_fused_lamb_without_apex_is_an_error_that_names_apex(monkeypatch):
     monkeypatch.setitem(sys.modules, "apex", None)
     with pytest.raises(UserError, match=r"apex.*--optimizer Lamb"):
         named_optimizer("FusedLAMB", as_parameters(initial_weights()))
 
 
-def test_fused_lamb_follows_the_schedule_and_unscaled_gradients(monkeypatch):
-    """apex's optimizer knows neither a learning rate in a tensor nor the protocol of torch's fused ones."""
+def test_fused_lamb_gets_the_learning_rate_and_unscaled_gradients(monkeypatch):
+    """apex's optimizer has neither a learning rate in a tensor nor the protocol of torch's fused optimizers."""
 
     class FusedLAMB(torch.optim.SGD):
         def __init__(self, groups, lr, betas, eps, weight_decay, max_grad_norm):
@@ -337,7 +337,7 @@ def test_fused_lamb_follows_the_schedule_and_unscaled_gradients(monkeypatch):
     lr = torch.tensor(0.5)
     p, unused = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
     named = [("dense.weight", p), ("unused.weight", unused)]
-    optimizer = make_optimizer("FusedLAMB", named, lr, (0.9, 0.999), 1e-6, 0.01)
+    optimizer = make_optimizer(OptimizerConfig("FusedLAMB"), named, lr)
     for value, found_inf in ((0.25, 0.0), (0.125, 0.0), (1.0, 1.0)):
         lr.fill_(value)
         p.grad = torch.full((3,), 8.0)
@@ -345,94 +345,11 @@ def test_fused_lamb_follows_the_schedule_and_unscaled_gradients(monkeypatch):
     assert p.tolist() == [-0.375] * 3
 
 
-# --- narrow types -----------------------------------------------------------------------------------------------------
-
-
-def test_a_model_in_bfloat16_follows_its_float32_masters():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)).requires_grad_()
-    masters = MasterWeights(model)
-    exact = {name: p.detach().double().numpy() for name, p in model.named_parameters()}
-    model.to(torch.bfloat16)
-    optimizer = torch.optim.SGD([p for _, p in masters.named_parameters()], lr=1e-5)
-    for _ in range(200):
-        for p in model.parameters():
-            p.grad = torch.full_like(p, 0.5)
-        masters.add_gradients()
-        optimizer.step()
-        masters.push_weights()
-        optimizer.zero_grad()
-    for name, p in model.named_parameters():
-        # 200 steps of 5e-6, each too small to move a weight of 0.1 in bfloat16.
-        expected = exact[name] - 200 * 1e-5 * 0.5
-        master = dict(masters.named_parameters())[name]
-        assert master.dtype == torch.float32
-        assert np.abs(master.detach().double().numpy() - expected).max() < 5e-6
-        assert p.dtype == torch.bfloat16 and torch.equal(p, master.bfloat16())
-
-
-def test_gradients_of_many_micro_batches_add_up_in_float32():
-    model = torch.nn.Linear(2, 2).bfloat16()
-    masters = MasterWeights(model)
-    for _ in range(1000):  # in bfloat16 the sum would stay at 256
-        model.weight.grad = torch.ones_like(model.weight)
-        masters.add_gradients()
-    weight, bias = (p for _, p in masters.named_parameters())
-    assert weight.grad.tolist() == [[1000.0] * 2] * 2
-    assert bias.grad is None and model.weight.grad is None
-
-
-CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)
-
-
-def test_the_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow():
-    scale = LossScale(2.0**20, dynamic=True)
-    for _ in range(1999):
-        scale.update(CLEAN)
-    assert scale.value == 2**20
-    scale.update(CLEAN)
-    assert scale.value == 2**21
-    for _ in range(1999):
-        scale.update(CLEAN)
-    scale.update(OVERFLOW)  # just before it would double: halves, and counts from nothing
-    assert scale.value == 2**20
-    for _ in range(1999):
-        scale.update(CLEAN)
-    assert scale.value == 2**20
-    scale.update(CLEAN)
-    assert scale.value == 2**21
-
-
-def test_the_loss_scale_never_falls_below_one():
-    scale = LossScale(128, dynamic=True)
-    for _ in range(20):
-        scale.update(OVERFLOW)
-    assert scale.value == 1
-
-
-def test_a_fixed_loss_scale_stays():
-    scale = LossScale(64, dynamic=False)
-    for found_inf in [OVERFLOW] * 3 + [CLEAN] * 3000:
-        scale.update(found_inf)
-    assert scale.value == 64
-
-
-def test_the_loss_scale_goes_on_from_its_state():
-    scale = LossScale(2.0**10, dynamic=True)
-    for _ in range(1500):
-        scale.update(CLEAN)
-    other = LossScale(1.0, dynamic=True)
-    other.load_state_dict(json.loads(json.dumps(scale.state_dict())))
-    for _ in range(500):
-        other.update(CLEAN)
-    assert other.value == 2**11
-
-
 # --- against transformers ---------------------------------------------------------------------------------------------
 
 
 def transformers_losses(folder, rows, steps, batch_size, seed, lr):
-    """The losses of transformers' model under torch's AdamW with BERT's groups, warm-up, decay and clipping."""
+    """The losses of transformers' model with torch's AdamW and BERT's groups, warmup, decay and clipping."""
     model = HFForPreTraining.from_pretrained(folder, attn_implementation="eager").train()
     undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
     decayed = [p for p in model.parameters() if all(p is not other for other in undecayed)]
@@ -465,9 +382,9 @@ def transformers_losses(folder, rows, steps, batch_size, seed, lr):
     return losses
 
 
-def test_fifty_adamw_steps_give_the_losses_of_transformers_and_torch(tmp_path):
+def test_losses_of_fifty_adamw_steps_match_transformers_and_torch(tmp_path):
     steps, batch_size, lr, seed = 50, 8, 2e-3, 5
-    # The words that the samples hold, and no more, so that predicting them is quick.
+    # Only the words that the samples hold, so that the output layer is small.
     words = VOCAB_FILE.read_text(encoding="utf-8").splitlines()[:1216]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -478,7 +395,7 @@ def test_fifty_adamw_steps_give_the_losses_of_transformers_and_torch(tmp_path):
     rows = sample_rows(90, 32, 5, seed=2)
     write_shard(tmp_path / "shards" / "shard.hdf5", rows)
 
-    # Two micro-batches a step here, one padded batch there.
+    # Two micro-batches per step here, one padded batch in transformers.
     command = pretraining_command(
         *(tmp_path / "shards", tmp_path / "config.json", tmp_path / "out"),
         *("--optimizer", "AdamW", "--max-steps", steps, "--learning-rate", lr, "--gradient-merge-steps", 2),
@@ -490,5 +407,5 @@ def test_fifty_adamw_steps_give_the_losses_of_transformers_and_torch(tmp_path):
     ours = [values["loss"] for _, values in sorted(reported(tmp_path / "out" / "report.json").items())]
     theirs = transformers_losses(tmp_path / "start", rows, steps, batch_size, seed, lr)
     assert len(ours) == steps
-    assert theirs[-1] < theirs[0] - 1  # it learns, so that steps matter
+    assert theirs[-1] < theirs[0] - 1  # the model learns, so the updates matter
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Decoding against a loop over every span, written out."""
+"""SQuAD decoding against a loop over every span, and the prediction files."""
 
 import json
 import math
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squad_dataset import Question, Squad, SquadDataset, read_squad
-from squad_utils import decode, write_predictions
+from tasks.squad import SquadDataset
+from tasks.squad_answers import decode, write_predictions
+from tasks.squad_file import Question, Squad, read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -42,8 +43,9 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
             starts, ends = start_logits[begin:stop].tolist(), end_logits[begin:stop].tolist()
             null = min(null, starts[0] + ends[0])
             context_positions = range(dataset.query_lengths[feature] + 2, stop - begin - 1)
-            home = [position for position in context_positions if position in range(*dataset.max_context[feature])]
-            best_starts = sorted(home, key=lambda position, starts=starts: -starts[position])[:n_best_size]
+            max_context = range(*dataset.max_context[feature])
+            allowed = [position for position in context_positions if position in max_context]
+            best_starts = sorted(allowed, key=lambda position, starts=starts: -starts[position])[:n_best_size]
             best_ends = sorted(context_positions, key=lambda position, ends=ends: -ends[position])[:n_best_size]
             for start in best_starts:
                 for end in best_ends:
@@ -59,7 +61,7 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
 
 
 @pytest.mark.parametrize(("n_best_size", "max_answer_length"), [(20, 30), (5, 3), (1, 1), (60, 10)])
-def test_decoding_is_the_loop_over_all_spans(n_best_size, max_answer_length):
+def test_decoding_matches_a_loop_over_all_spans(n_best_size, max_answer_length):
     dataset = dataset_of()
     assert len(dataset) > 2 * len(dataset.squad.questions)  # several windows a question
     logits = random_logits(dataset, seed=n_best_size)
@@ -82,7 +84,7 @@ def test_decoding_is_the_loop_over_all_spans(n_best_size, max_answer_length):
 
 
 @pytest.mark.parametrize("threshold", [-2.0, 0.0, 1.0])
-def test_no_answer_is_predicted_where_its_score_passes_the_threshold(threshold):
+def test_no_answer_is_predicted_above_the_threshold(threshold):
     dataset = dataset_of()
     logits = random_logits(dataset, seed=3)
     logits[:, dataset.token_bounds[:-1]] += 12  # [CLS] competes
@@ -103,7 +105,7 @@ def test_no_answer_is_predicted_where_its_score_passes_the_threshold(threshold):
 
 @given(st.integers(0, 2**32), st.floats(0, 30))
 @settings(max_examples=25, deadline=None)
-def test_a_clear_best_span_is_the_answer_whatever_the_rest(seed, margin):
+def test_span_with_the_highest_logits_is_the_answer(seed, margin):
     dataset = dataset_of(questions=3)
     logits = random_logits(dataset, seed).clip(-20, 20)
     rng = np.random.default_rng(seed)
@@ -118,7 +120,7 @@ def test_a_clear_best_span_is_the_answer_whatever_the_rest(seed, margin):
     assert decode(dataset, *logits).answers == expected
 
 
-def test_a_context_without_tokens_is_answered_with_nothing():
+def test_context_without_tokens_gets_an_empty_answer():
     squad = Squad(Path("squad.json"), [" "], [Question("q1", "Who?", 0, ())], version_2=True)
     dataset = SquadDataset(squad, TOKENIZER)
     logits = random_logits(dataset, seed=0)
@@ -127,7 +129,7 @@ def test_a_context_without_tokens_is_answered_with_nothing():
         assert predictions.answers == {"q1": ""}
 
 
-def test_answers_that_cannot_be_written_leave_nothing_behind(tmp_path):
+def test_failed_write_leaves_no_temporary_file(tmp_path):
     dataset = dataset_of(questions=4)
     predictions = decode(dataset, *random_logits(dataset, 0))
     (tmp_path / "predictions.json").mkdir()
@@ -136,7 +138,7 @@ def test_answers_that_cannot_be_written_leave_nothing_behind(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"predictions.json", "nbest_predictions.json"}
 
 
-def test_files_hold_what_was_decoded_and_nothing_temporary_stays(tmp_path):
+def test_prediction_files_hold_the_decoded_answers(tmp_path):
     dataset = dataset_of(questions=4)
     predictions = decode(dataset, *random_logits(dataset, 0), version_2_with_negative=True)
     path = write_predictions(tmp_path, predictions)

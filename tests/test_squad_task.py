@@ -1,6 +1,6 @@
-"""SQuAD reading and features, against Google's algorithm written out and the tokenizers package."""
+"""SQuAD features against Google's algorithm and the tokenizers package, and the span task."""
 
-import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
-from squad_dataset import Answer, Question, Squad, SquadDataset, read_squad
+from tasks.squad import SquadDataset, max_context_bounds, window_bounds
+from tasks.squad_file import Answer, Question, Squad, read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -24,7 +25,7 @@ def squad_of(context, question="what is it ?", answers=(), path="squad.json"):
     return Squad(Path(path), [context], [Question("q1", question, 0, tuple(answers))], version_2=not answers)
 
 
-# --- the original, written out ----------------------------------------------------------------------------------------
+# --- Google's algorithm, as a reference -------------------------------------------------------------------------------
 
 
 def google_features(squad, max_seq_length, doc_stride, max_query_length, training):
@@ -53,7 +54,7 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
             first_word, last_word = word_of_character[offset], word_of_character[offset + len(text) - 1]
             token_first = first_token_of_word[first_word]
             token_last = [*first_token_of_word, len(tokens)][last_word + 1] - 1
-            token_first, token_last = improved(tokens, token_first, token_last, TOKENIZER.tokenize(text))
+            token_first, token_last = tightened(tokens, token_first, token_last, TOKENIZER.tokenize(text))
         capacity = max_seq_length - len(query) - 3
         spans, start = [], 0
         while start < len(tokens):
@@ -73,7 +74,7 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
             yield TOKENIZER.convert_tokens_to_ids(sequence), first, *positions, flags
 
 
-def improved(tokens, first, last, answer_tokens):
+def tightened(tokens, first, last, answer_tokens):
     for new_first in range(first, last + 1):
         for new_last in range(last, new_first - 1, -1):
             if tokens[new_first : new_last + 1] == answer_tokens:
@@ -97,9 +98,9 @@ def real_files():
 
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 @pytest.mark.parametrize("lengths", [(384, 128, 64), (64, 24, 12)], ids=["384", "64"])
-def test_features_on_real_questions_are_googles(path, lengths):
+def test_features_of_real_questions_match_google(path, lengths):
     if not path.is_file():
-        pytest.skip(f"{path} is not there")
+        pytest.skip(f"needs {path}")
     squad = read_squad(path)
     max_seq_length, doc_stride, max_query_length = lengths
     dataset = SquadDataset(
@@ -132,7 +133,7 @@ def test_features_on_real_questions_are_googles(path, lengths):
     assert inside_a_word <= 0.01 * len(dataset)
 
 
-def test_windows_are_those_of_the_tokenizers_package():
+def test_windows_match_the_tokenizers_package():
     squad = read_squad(SAMPLE / "dev-v1.1.json")
     reference = BertWordPieceTokenizer(str(VOCAB), lowercase=True)
     reference.enable_truncation(96, stride=20, strategy="only_second")
@@ -149,6 +150,30 @@ def test_windows_are_those_of_the_tokenizers_package():
     assert not expected
 
 
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 300), st.integers(1, 60), st.integers(1, 70))
+@settings(max_examples=200)
+def test_max_context_matches_a_loop_over_all_windows_of_each_token(num_tokens, capacity, doc_stride):
+    windows = window_bounds(num_tokens, capacity, doc_stride)
+    spans = [(start, stop - start) for start, stop in windows]
+    assert spans[0][0] == 0 and sum(spans[-1]) == num_tokens
+    for span, (first, last) in zip(spans, max_context_bounds(windows), strict=True):
+        expected = [position for position in range(span[0], sum(span)) if is_max_context(spans, span, position)]
+        assert list(range(first, last)) == expected
+
+
+def test_time_of_max_context_is_linear_in_the_number_of_windows():
+    windows = window_bounds(30_000, 40, 1)
+    started = time.perf_counter()
+    bounds = max_context_bounds(windows)
+    assert time.perf_counter() - started < 10  # 30,000^2 scores would take minutes, or 7 GB
+    assert [first for first, _ in bounds[1:]] == [last for _, last in bounds[:-1]]
+    # Of windows of even length, the first with the token left of its middle has the most context.
+    assert bounds[1000:1003] == [(1020, 1021), (1021, 1022), (1022, 1023)]
+
+
 # --- properties -------------------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(["the", "cat", "Été", "1895-1943", "(U.S.)", "unaffable", "東京", "naïve.", "\u200b", "$5,000"])
@@ -163,7 +188,7 @@ def contexts(draw):
 
 @given(contexts(), st.integers(1, 30), st.integers(0, 12), st.integers(0, 20))
 @settings(max_examples=150, deadline=None)
-def test_windows_cover_the_context_and_each_token_is_at_home_in_one(context, stride, query_length, spare):
+def test_windows_cover_the_context_and_each_token_has_one_window_of_max_context(context, stride, query_length, spare):
     dataset = SquadDataset(
         squad_of(context, "cat " * 12),
         TOKENIZER,
@@ -172,7 +197,7 @@ def test_windows_cover_the_context_and_each_token_is_at_home_in_one(context, str
         max_query_length=query_length,
     )
     ids = TOKENIZER.encode(context)
-    home = []
+    max_context = []
     seen = set()
     for feature in range(len(dataset)):
         stream = dataset.stream([feature])
@@ -181,14 +206,14 @@ def test_windows_cover_the_context_and_each_token_is_at_home_in_one(context, str
         assert window == ids[start : start + len(window)]
         assert len(stream["input_ids"]) <= 12 + 4 + spare
         seen |= set(range(start, start + len(window)))
-        home += [position - first + start for position in range(*dataset.max_context[feature])]
+        max_context += [position - first + start for position in range(*dataset.max_context[feature])]
     assert seen == set(range(len(ids)))
-    assert home == list(range(len(ids)))
+    assert max_context == list(range(len(ids)))
 
 
 @given(contexts(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_answers_come_back_from_their_tokens(context, data):
+def test_answer_positions_give_the_text_of_the_answer(context, data):
     _, offsets = TOKENIZER.encode_with_offsets(context)
     assume(offsets)
     first = data.draw(st.integers(0, len(offsets) - 1))
@@ -207,7 +232,7 @@ def test_answers_come_back_from_their_tokens(context, data):
 
 @given(contexts(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_an_answer_that_cuts_tokens_trains_to_the_fewest_that_hold_it(context, data):
+def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(context, data):
     start = data.draw(st.integers(0, len(context)))
     answer = context[start : data.draw(st.integers(start, len(context)))]
     touched = [span for span in TOKENIZER.encode_with_offsets(context)[1] if span[0] < start + len(answer)]
@@ -218,7 +243,7 @@ def test_an_answer_that_cuts_tokens_trains_to_the_fewest_that_hold_it(context, d
     assert text == context[touched[0][0] : touched[-1][1]]
 
 
-def test_a_stream_joins_features_in_the_order_asked():
+def test_stream_holds_the_features_in_the_given_order():
     dataset = SquadDataset(read_squad(SAMPLE / "train-v1.1.json"), TOKENIZER, training=True)
     order = np.random.default_rng(0).permutation(len(dataset))[:17]
     stream = dataset.stream(order)
@@ -228,7 +253,13 @@ def test_a_stream_joins_features_in_the_order_asked():
         np.testing.assert_array_equal(stream[name], np.concatenate([part[name] for part in parts]))
     np.testing.assert_array_equal(np.diff(stream["cu_seqlens"]), dataset.lengths[order])
     assert stream["cu_seqlens"].dtype == np.int32
-    np.testing.assert_array_equal(dataset.sizes(order)[:, 0], dataset.lengths[order])
+    samples = dataset.read(order)
+    np.testing.assert_array_equal(samples.lengths, dataset.lengths[order])
+    assert samples.num_targets.tolist() == [0] * 17
+    rows = np.array([3, 0, 11])
+    for name, values in samples.stream(rows).items():
+        np.testing.assert_array_equal(values, dataset.stream(order[rows])[name])
+    assert set(stream) == set(dataset.stream_arrays)
 
 
 @pytest.mark.parametrize(
@@ -240,73 +271,17 @@ def test_a_stream_joins_features_in_the_order_asked():
         ("In (1895) he", "1895", 4, "1895"),
     ],
 )
-def test_a_slightly_misplaced_answer_is_found_as_in_the_original(context, answer, start, found):
+def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
     dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
     assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
 
 
-def test_a_context_without_tokens_still_gives_a_feature():
+def test_context_without_tokens_gives_one_feature():
     dataset = SquadDataset(squad_of(" \n "), TOKENIZER)
     assert len(dataset) == 1
     assert dataset.stream([0])["input_ids"][-1] == TOKENIZER.sep_token_id
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-def qa(**changes):
-    entry = {"id": "q1", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0}], **changes}
-    return {key: value for key, value in entry.items() if value is not None}
-
-
-def document(*entries, **paragraph):
-    paragraphs = [{"context": "Anna sang.", "qas": list(entries), **paragraph}]
-    return {"version": "1.1", "data": [{"title": "Anna", "paragraphs": paragraphs}]}
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (json.dumps(document(qa()))[:-9], "not valid JSON"),
-        (json.dumps([1]), "not a JSON object"),
-        (json.dumps({"version": "1.1"}), "has no 'data'"),
-        (json.dumps({"data": []}), "has no questions"),
-        (json.dumps({"data": [{"title": "Anna"}]}), "article 1 has no 'paragraphs'"),
-        (json.dumps(document(qa(), context=5)), "article 1, paragraph 1: 'context' is not a text"),
-        (json.dumps(document(qa(id=None))), "a question has no 'id'"),
-        (json.dumps(document(qa(question=None))), "question q1 has no 'question'"),
-        (json.dumps(document(qa(answers="Anna"))), "question q1: 'answers' is not a list"),
-        (json.dumps(document(qa(answers=[{"text": "Anna"}]))), "question q1 has no 'answer_start'"),
-        (json.dumps(document(qa(answers=[{"text": "Anna", "answer_start": "0"}]))), "is not a whole number"),
-        (json.dumps(document(qa(), qa())), "question q1 is there twice"),
-        (json.dumps(document(qa(answers=[{"text": "Anne", "answer_start": 0}]))), "question q1: its answer 'Anne'"),
-        (json.dumps(document(qa(answers=[{"text": "Anna", "answer_start": 5}]))), "not in its context at character 5"),
-        (json.dumps(document(qa(answers=[{"text": "Anna", "answer_start": 500}]))), "at character 500"),
-        (json.dumps(document(qa(answers=[{"text": "Anna", "answer_start": -4}]))), "at character -4"),
-        (json.dumps(document(qa(answers=[{"text": " ", "answer_start": 4}]))), "question q1: its answer ' '"),
-        (json.dumps(document(qa(answers=[]))), "question q1 has no answer to train on"),
-    ],
-)
-def test_a_bad_training_file_is_refused_by_name(tmp_path, content, says):
-    path = tmp_path / "train.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError) as error:
-        SquadDataset(read_squad(path), TOKENIZER, training=True)
-    assert says in str(error.value)
-    assert str(path) in str(error.value)
-
-
-def test_a_missing_file_is_refused_by_name():
-    with pytest.raises(UserError, match=r"nowhere\.json does not exist"):
-        read_squad("nowhere.json")
-
-
-def test_a_file_to_predict_for_needs_no_answers(tmp_path):
-    path = tmp_path / "questions.json"
-    path.write_text(json.dumps(document(qa(answers=None))), encoding="utf-8")
-    assert len(SquadDataset(read_squad(path), TOKENIZER)) == 1
-
-
-def test_windows_without_room_for_the_context_are_refused():
+def test_windows_without_room_for_the_context_are_an_error():
     with pytest.raises(UserError, match="--max-seq-length 64 leaves no room"):
         SquadDataset(squad_of("Anna sang."), TOKENIZER, max_seq_length=64, max_query_length=64)

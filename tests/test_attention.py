@@ -1,0 +1,134 @@
+"""Every attention implementation against softmax(QK' / sqrt(D)) V computed sequence by sequence."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention import IMPLEMENTATIONS, default_implementation, length_buckets, prepare_attention
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "flash"]
+HEADS, SIZE = 2, 4
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def cu_seqlens_of(lengths) -> list[int]:
+    return [0, *itertools.accumulate(lengths)]
+
+
+def prepared(implementation, lengths, device=CPU, max_seqlen=None):
+    cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32, device=device)
+    return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths))
+
+
+def attention_of_each_sequence(qkv, lengths) -> torch.Tensor:
+    outputs = []
+    for part in qkv.split(lengths):
+        query, key, value = part.transpose(0, 2).unbind(1)  # each [H, L, D]
+        probabilities = (query @ key.mT / math.sqrt(qkv.shape[-1])).softmax(-1)
+        outputs.append((probabilities @ value).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def assert_matches_reference(attention, qkv, lengths, **tolerance) -> None:
+    """Compares the output and the gradient, for a loss that weights all outputs differently."""
+    weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
+    out = attention(qkv, 0.0)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
+    exact = qkv.detach().double().requires_grad_()
+    expected = attention_of_each_sequence(exact, lengths)
+    (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
+    torch.testing.assert_close(out, expected.to(qkv.dtype), **tolerance)
+    torch.testing.assert_close(gradient, expected_gradient.to(qkv.dtype), **tolerance)
+
+
+# --- every implementation ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 9, 10, 10, 10, 10, 20]), min_size=1, max_size=12).filter(any),
+    is_sorted=st.booleans(),
+    spare=st.integers(0, 3),
+)
+def test_output_and_gradient_match_softmax_of_each_sequence(implementation, lengths, is_sorted, spare):
+    lengths = sorted(lengths, reverse=True) if is_sorted else lengths
+    torch.manual_seed(sum(lengths))
+    qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
+    attention = prepared(implementation, lengths, max_seqlen=max(lengths) + spare)
+    assert_matches_reference(attention, qkv, lengths)
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_other_types_match_float64_to_their_precision(implementation, dtype, tolerance):
+    lengths = [17, 30, 30, 30, 30, 2, 0, 29]
+    qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, generator=torch.Generator().manual_seed(0))
+    qkv = qkv.to(dtype).requires_grad_()
+    assert_matches_reference(prepared(implementation, lengths), qkv, lengths, rtol=tolerance, atol=tolerance)
+
+
+@needs_gpu
+@pytest.mark.parametrize("implementation", ["flash", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_implementations_on_a_gpu_match_float64(implementation, dtype):
+    lengths = [128, 128, 77, 1, 0, 64]
+    qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
+    assert_matches_reference(prepared(implementation, lengths, GPU), qkv, lengths, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+def test_dropout_keeps_the_mean(implementation):
+    torch.manual_seed(0)
+    lengths = [6, 6, 5]
+    qkv = torch.randn(17, 3, HEADS, SIZE, dtype=torch.float64)
+    attention = prepared(implementation, lengths)
+    expected = attention(qkv, 0.0)
+    draws = torch.stack([attention(qkv, 0.3) for _ in range(4000)])
+    standard_error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - expected).abs() < 5 * standard_error).all()
+    assert draws.std(0).min() > 0
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+def test_gradient_with_dropout_is_the_derivative_of_the_output(implementation):
+    torch.manual_seed(0)
+    qkv = torch.randn(17, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
+    attention = prepared(implementation, [6, 6, 5])
+
+    def with_one_mask(values: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return attention(values, 0.3)
+
+    assert not with_one_mask(qkv).equal(attention(qkv, 0.0))
+    assert torch.autograd.gradcheck(with_one_mask, qkv)
+
+
+# --- buckets and the choice -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "buckets"),
+    [
+        ([4, 4, 0, 3, 3, 1], [(0, [4, 4]), (8, [3, 3]), (14, [1])]),  # empty sequences are left out
+        ([20, 19, 19, 18, 17, 17], [(0, [20, 19, 19, 18]), (76, [17, 17])]),  # similar lengths share a bucket
+        ([20, 20, 20, 20, 20, 19, 19, 18], [(0, [20] * 5), (100, [19, 19, 18])]),  # many equal lengths do not
+        ([19, 20, 20, 20, 20, 19], [(0, [19]), (19, [20] * 4), (99, [19])]),
+    ],
+)
+def test_buckets_hold_neighbours_of_similar_length(lengths, buckets):
+    assert length_buckets(cu_seqlens_of(lengths)) == buckets
+
+
+def test_default_is_flash_for_16_bits_on_a_gpu_and_length_bucketed_on_a_cpu():
+    assert (
+        default_implementation(CPU, torch.float32) == default_implementation(CPU, torch.bfloat16) == "length_bucketed"
+    )
+    assert default_implementation(GPU, torch.float16) == default_implementation(GPU, torch.bfloat16) == "flash"
+    assert default_implementation(GPU, torch.float32) == "padded"

@@ -1,0 +1,49 @@
+"""BertConfig: the shipped files, and errors that name the key."""
+
+import json
+
+import pytest
+from conftest import ROOT, TINY
+
+from bert_config import BertConfig
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hiden_size": 3}, "unknown key 'hiden_size'"),
+        ({"num_hidden_layers": None}, "missing key 'num_hidden_layers'"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"num_attention_heads": 5}, "not a multiple"),
+        ({"hidden_size": "32"}, "whole number"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_wrong_key_or_value_is_named(tmp_path, change, words):
+    values = {key: value for key, value in {**TINY, **change}.items() if value is not None}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=words):
+        BertConfig.from_json_file(path)
+
+
+def test_dict_of_a_config_makes_the_same_config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    config = BertConfig.from_json_file(path)
+    assert config.to_dict() == TINY and BertConfig(**config.to_dict()) == config
+
+
+@pytest.mark.parametrize(("words", "padded"), [(1, 64), (64, 64), (65, 128), (30522, 30528), (28996, 29056)])
+def test_vocabulary_is_padded_to_a_multiple_of_64(words, padded):
+    assert BertConfig(**{**TINY, "vocab_size": words}).padded_vocab_size == padded
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"])
+def test_shipped_configs_fit_the_shipped_vocabularies(name):
+    config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{name}.json")
+    size = (1024, 24, 16) if "large" in name else (768, 12, 12)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == size
+    assert config.intermediate_size == 4 * config.hidden_size
+    words = (ROOT / "vocab" / f"{name}-vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert config.vocab_size == len(words)

@@ -1,0 +1,267 @@
+"""Writing checkpoints: atomic, in the background, by one rank or by all."""
+
+import errno
+import itertools
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_distributed
+from safetensors.torch import load_file
+
+import checkpoint
+import checkpoint_writer
+from checkpoint import checkpoint_steps, latest_checkpoint, prepare_folder, verify_checkpoint
+from checkpoint_writer import Checkpoint, CheckpointWriter, write_checkpoint
+from safetensors_rows import TensorRows
+from utils.distributed import DistributedContext
+from utils.errors import PeerError, UserError
+
+FILES = (
+    "model.safetensors",
+    "model_optimizer.safetensors",
+    "model_progress.json",
+    "config.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "manifest.json",
+)
+ATTEMPTS = itertools.count()
+
+
+def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
+    """All rows of each tensor."""
+    return [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
+
+
+def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> Checkpoint:
+    if not vocab_file.exists():
+        vocab_file.write_text("[PAD]\n[UNK]\n")
+    return Checkpoint(
+        step, rows_of(model), rows_of(optimizer), {"hidden_size": 4}, {"step": step}, vocab_file, do_lower_case=True
+    )
+
+
+@pytest.fixture
+def small(tmp_path_factory):
+    """Makes a small checkpoint of a given step."""
+    vocab_file = tmp_path_factory.mktemp("vocab") / "words.txt"
+    weight = {"weight": torch.arange(4.0)}
+    return lambda step: checkpoint_of(step, vocab_file, weight, {"weight.exp_avg": weight["weight"]})
+
+
+def write(parent: Path, content: Checkpoint, **options) -> Path:
+    return write_checkpoint(parent, content, f"{content.step}.tmp-{next(ATTEMPTS)}", **options)
+
+
+# --- atomic -----------------------------------------------------------------------------------------------------------
+
+
+def test_old_checkpoints_are_removed_after_the_new_one_is_complete(tmp_path, small, monkeypatch):
+    removed = []
+    really_remove = checkpoint.remove_checkpoint
+
+    def remove(folder: Path) -> None:
+        verify_checkpoint(tmp_path / str(int(folder.name) + 3))
+        removed.append(folder.name)
+        really_remove(folder)
+
+    monkeypatch.setattr(checkpoint, "remove_checkpoint", remove)
+    for step in range(1, 6):
+        write(tmp_path, small(step))
+    assert removed == ["1", "2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monkeypatch, file):
+    """First as a kill does, without cleaning up. Then as a full disk does."""
+    write(tmp_path, small(1))
+
+    def interrupt(error):
+        def sync(path: Path) -> None:
+            if path.name == file:
+                raise error
+
+        return sync
+
+    monkeypatch.setattr(checkpoint_writer, "sync", interrupt(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, small(2))
+    (left,) = tmp_path.glob("2.tmp-*")
+    assert checkpoint_steps(tmp_path) == [1]
+    assert latest_checkpoint(tmp_path) == tmp_path / "1"
+
+    monkeypatch.setattr(checkpoint_writer, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(UserError, match=r"No space left on device.*the checkpoints before it are unchanged"):
+        write(tmp_path, small(2))
+    assert list(tmp_path.glob("2.tmp-*")) == [left]
+    monkeypatch.undo()
+    assert write(tmp_path, small(2)) == tmp_path / "2"
+    verify_checkpoint(tmp_path / "2")
+    prepare_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_prepare_folder_removes_only_temporary_folders_of_steps(tmp_path, small):
+    write(tmp_path, small(3))
+    for name in ("4.tmp-1a2b3c4d", "2.tmp-removed", "notes.tmp-1", "x.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    prepare_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "notes.tmp-1", "x.tmp"]
+
+
+def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp_path, small):
+    folder = write(tmp_path, small(3))
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert write(tmp_path, small(3)) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    write(tmp_path, small(3))
+    verify_checkpoint(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, small, monkeypatch):
+    """A process that was thought dead may still write."""
+    attempts = []
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *args: attempts.append(args[2]))
+    for _ in range(2):
+        writer = CheckpointWriter(tmp_path, DistributedContext())
+        writer.write(small(7))
+        writer.wait()
+    assert len(set(attempts)) == 2 and all(attempt.startswith("7.tmp-") for attempt in attempts)
+
+
+# --- in the background ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reserved", [None, 0, 10**6], ids=["nothing reserved", "too little", "enough"])
+def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch, reserved):
+    """Training goes on during the write, and the copies of the next checkpoint use the same memory."""
+    changed = threading.Event()
+    really_write = checkpoint_writer.write_checkpoint
+
+    def write_later(*args):
+        assert changed.wait(timeout=60)
+        return really_write(*args)
+
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_later)
+    parent = tmp_path / "steps"
+    writer = CheckpointWriter(parent, DistributedContext())
+    if reserved is not None:
+        writer.reserve(reserved)
+    model = {"weight": torch.randn(500, 300).t(), "narrow": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4)}
+    optimizer = {"weight.step": torch.tensor(1.0), "weight.exp_avg": torch.randn(7)}
+    expected = {}
+    for step in (1, 2):
+        changed.clear()
+        expected[step] = [{name: t.clone() for name, t in tensors.items()} for tensors in (model, optimizer)]
+        writer.write(checkpoint_of(step, tmp_path / "words.txt", model, optimizer))
+        for tensor in (*model.values(), *optimizer.values()):
+            tensor += 1
+        changed.set()
+        writer.wait()
+    for step, tensors in expected.items():
+        for name, wanted in zip(("model.safetensors", "model_optimizer.safetensors"), tensors, strict=True):
+            found = load_file(parent / str(step) / name)
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in found)
+
+
+def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(checkpoint_writer, "available_memory", lambda: 0)
+    writer = CheckpointWriter(tmp_path, DistributedContext())
+    writer.reserve(10**6)
+    writer.write(small(1))
+    verify_checkpoint(tmp_path / "1")
+    assert len(writer.memory) == 0
+
+
+def test_error_of_the_background_write_is_raised_once_by_the_next_call(tmp_path, small):
+    (tmp_path / "file").write_text("")
+    writer = CheckpointWriter(tmp_path / "file", DistributedContext())
+    writer.write(small(1))
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        writer.wait()
+    writer.wait()
+
+
+def test_without_sharding_only_the_main_process_writes(tmp_path, small):
+    writer = CheckpointWriter(tmp_path, DistributedContext(rank=1, world_size=2))
+    writer.reserve(10**6)
+    writer.write(small(1))
+    writer.wait()
+    assert not writer.is_writer and list(tmp_path.iterdir()) == []
+
+
+# --- by all ranks -----------------------------------------------------------------------------------------------------
+
+SHAPES = {"embeddings": (10, 3), "few": (2, 5), "vector": (7,), "scalar": ()}
+
+
+def tensors_of_shapes() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def sharded_rows(rank: int, world_size: int) -> list[TensorRows]:
+    """This rank's rows of each tensor; the main process has the scalars. Some ranks have no row."""
+    sharded = []
+    for name, tensor in tensors_of_shapes().items():
+        if not tensor.dim():
+            sharded.append(TensorRows(name, (), tensor))
+            continue
+        size = -(-len(tensor) // world_size)
+        start = min(rank * size, len(tensor))
+        sharded.append(TensorRows(name, tuple(tensor.shape), tensor[start : start + size], start))
+    return sharded
+
+
+def write_sharded(distributed, folder, fails_on):
+    checkpoint.HASH_BLOCK = 64  # several blocks per rank
+    parent, rank = Path(folder) / "sharded", distributed.rank
+    rows = sharded_rows(rank, distributed.world_size)
+    vocab_file = Path(folder) / "words.txt"
+    content = Checkpoint(1, rows, rows, {"hidden_size": 4}, {"step": 1}, vocab_file, do_lower_case=True)
+    writer = CheckpointWriter(parent, distributed, sharded=True)
+    if rank == fails_on:
+        checkpoint_writer.write_rows = no_space
+    try:
+        writer.write(content)
+        writer.wait()
+    except UserError as error:
+        return [type(error).__name__, str(error)]
+    return [writer.writers, writer.is_writer]
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_all_ranks_write_the_same_files_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "HASH_BLOCK", 64)
+    tensors = tensors_of_shapes()
+    one = write(tmp_path / "one", checkpoint_of(1, tmp_path / "words.txt", tensors, tensors))
+    assert run_distributed(write_sharded, tmp_path, str(tmp_path), None, count=3) == [[3, True]] * 3
+    sharded = tmp_path / "sharded" / "1"
+    verify_checkpoint(sharded)
+    assert {path.name: path.read_bytes() for path in sharded.iterdir()} == {
+        path.name: path.read_bytes() for path in one.iterdir()
+    }
+    assert len(json.loads((one / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"]) > 3
+    found = load_file(sharded / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("fails_on", [0, 1])
+def test_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, fails_on):
+    (tmp_path / "words.txt").write_text("[PAD]\n")
+    errors = run_distributed(write_sharded, tmp_path, str(tmp_path), fails_on)
+    names = [name for name, _ in errors]
+    assert names[fails_on] == UserError.__name__ and names[1 - fails_on] == PeerError.__name__
+    assert "No space left on device" in errors[fails_on][1]
+    assert list((tmp_path / "sharded").iterdir()) == []

@@ -1,0 +1,125 @@
+"""The loader: global batches in their order, at any number of ranks and worker threads."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from conftest import InMemoryDataset
+
+from data_loader import LoaderConfig, StepLoader, batches_in_order, make_step_batch
+from packing import MicroBatchLimits
+from sample_order import sample_order
+from tasks.pretraining import PretrainingDataset
+
+LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
+
+
+def config(global_batch_size=12, **options) -> LoaderConfig:
+    return LoaderConfig(4, global_batch_size, max_seq_length=16, max_predictions_per_seq=2, **options)
+
+
+LIMITS = config().limits
+
+
+def samples_in(batch) -> list[int]:
+    """The samples of one rank's batch; each starts with its index as a token."""
+    return [
+        int(micro_batch["input_ids"][start])
+        for micro_batch in batch.micro_batches
+        for start in micro_batch["cu_seqlens"][:-1].tolist()
+    ]
+
+
+def global_batches(count, first_position=0, world_size=1, **options):
+    """The samples of each of the first `count` global batches, from all ranks."""
+    loaders = [
+        iter(StepLoader(InMemoryDataset(LENGTHS), config(**options), 9, first_position, rank, world_size))
+        for rank in range(world_size)
+    ]
+    return [sorted(itertools.chain(*(samples_in(next(loader)) for loader in loaders))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7, 16])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_global_batches_follow_the_order_at_any_number_of_ranks_and_workers(world_size, num_workers):
+    """Also where the ranks do not divide the global batch, and where some have no sequence."""
+    found = global_batches(15, world_size=world_size, num_workers=num_workers)
+    order = sample_order(np.arange(15 * 12), len(LENGTHS), seed=9).tolist()
+    assert found == [sorted(order[k * 12 : (k + 1) * 12]) for k in range(15)]
+
+
+def test_each_epoch_visits_each_sample_once_across_batches():
+    seen = list(itertools.chain(*global_batches(25)))  # 25 * 12 samples are six epochs of 50
+    assert sorted(seen) == sorted(list(range(50)) * 6)
+
+
+def test_global_batch_may_be_larger_than_the_data_set():
+    (batch,) = global_batches(1, global_batch_size=120)
+    counts = np.bincount(batch, minlength=50)
+    assert counts.sum() == 120 and set(counts.tolist()) == {2, 3}
+
+
+def test_loader_that_starts_at_the_consumed_samples_continues_the_run():
+    uninterrupted = global_batches(12)
+    assert global_batches(7, first_position=5 * 12, world_size=2, num_workers=2) == uninterrupted[5:]
+
+
+def test_batch_has_the_lengths_and_targets_of_its_sequences():
+    dataset = InMemoryDataset(LENGTHS)
+    batch = StepLoader(dataset, config(), seed=9, first_position=24).load(1)
+    order = sample_order(np.arange(36, 48), len(dataset), seed=9)
+    assert batch.first_position == 36
+    assert batch.lengths.tolist() == LENGTHS[order].tolist()
+    assert batch.num_targets.tolist() == dataset.num_targets[order].tolist()
+    assert batch.lengths.sum() == sum(len(m["input_ids"]) for m in batch.micro_batches)
+    assert batch.num_targets.sum() == sum(len(m["mlm_labels"]) for m in batch.micro_batches)
+    assert len(batch.micro_batches) <= 3
+
+
+def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
+    loader = StepLoader(InMemoryDataset(LENGTHS), config(num_workers=0, fixed_shapes=True), seed=9)
+    micro_batches = [micro_batch for step in range(6) for micro_batch in loader.load(step).micro_batches]
+    micro_batches.append(loader.load(0).make_filler())
+    shapes = {tuple((name, tuple(t.shape)) for name, t in sorted(m.items())) for m in micro_batches}
+    assert len(micro_batches) >= 13 and len(shapes) == 1
+
+
+def test_rank_without_sequences_fills_its_step_with_filler():
+    loader = StepLoader(InMemoryDataset(LENGTHS), config(global_batch_size=2), seed=9, rank=1, world_size=3)
+    sizes = [len(rank_loader.load(0).lengths) for rank_loader in (loader, StepLoader(loader.dataset, loader.config, 9))]
+    assert sizes == [1, 2]
+    empty = StepLoader(loader.dataset, loader.config, seed=9, rank=0, world_size=3).load(0)
+    assert len(empty.lengths) == 0 and empty.micro_batches == []
+    filled = empty.filled_to(2)
+    assert len(filled) == 2 and len(loader.load(0).filled_to(1)) == 1
+    assert filled[0].keys() == loader.load(0).micro_batches[0].keys()
+    assert filled[0]["mlm_labels"].tolist() == filled[0]["nsp_labels"].tolist() == [-100]
+
+
+def test_error_in_a_worker_thread_reaches_the_caller():
+    class Damaged(InMemoryDataset):
+        def stream(self, indices):
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(iter(StepLoader(Damaged(LENGTHS), config(num_workers=2), seed=0)))
+
+
+def test_evaluation_reads_each_sample_once_within_the_limits():
+    indices = np.arange(1, 50, 2)
+    batches = list(batches_in_order(InMemoryDataset(LENGTHS), indices, LIMITS))
+    assert sorted(itertools.chain(*map(samples_in, batches))) == indices.tolist()
+    assert max(len(m["input_ids"]) for batch in batches for m in batch.micro_batches) <= LIMITS.tokens
+
+
+def test_worker_threads_read_the_same_tensors_from_shards(shards):
+    dataset = PretrainingDataset(shards, vocab_size=30522)
+    threaded = iter(StepLoader(dataset, LoaderConfig(4, 16, 32, 5, num_workers=3), seed=1))
+    limits = MicroBatchLimits.for_batch(4, 32, 5)
+    for step in range(6):
+        batch = next(threaded)
+        again = make_step_batch(dataset, sample_order(np.arange(step * 16, (step + 1) * 16), 64, seed=1), limits)
+        for one, other in zip(batch.micro_batches, again.micro_batches, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,116 @@
+"""The device of a process, its CPU threads, and the peak rates of known GPUs."""
+
+import os
+
+import pytest
+import torch
+
+from device import default_num_threads, peak_flops, select_device, set_num_threads
+from utils.errors import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+HALF_TYPES = (torch.bfloat16, torch.float16)
+
+
+# --- choice of the device ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+
+def test_auto_is_the_cpu_without_a_gpu(no_gpu):
+    assert select_device("auto") == select_device("cpu") == CPU
+
+
+def test_cuda_without_a_gpu_is_an_error(no_gpu):
+    with pytest.raises(UserError, match=r"--device cuda: no GPU .* use --device cpu"):
+        select_device("cuda")
+
+
+def test_each_process_has_its_own_gpu(two_gpus, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert select_device("auto") == select_device("cuda") == torch.device("cuda", 1)
+    assert select_device("cpu") == CPU
+
+
+def test_more_processes_than_gpus_is_an_error_with_both_numbers(two_gpus, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match=r"4 processes .* 2 GPUs"):
+        select_device("auto")
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 12),
+        ({"LOCAL_WORLD_SIZE": "4"}, 3),
+        ({"LOCAL_WORLD_SIZE": "64"}, 1),
+        ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 3),
+        ({"OMP_NUM_THREADS": "1"}, None),
+        ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "none"}, None),
+    ],
+    ids=str,
+)
+def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(monkeypatch, environment, expected):
+    for name in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(12)))
+    numbers = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    set_num_threads()
+    assert numbers == ([] if expected is None else [expected])
+    if expected is not None:
+        assert default_num_threads() == expected
+
+
+# --- peak rates -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "full"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 67e12),
+        ("NVIDIA H100 PCIe", 756e12, 51e12),
+        ("NVIDIA H100 NVL", 835.5e12, 60e12),
+        ("NVIDIA H200", 989.4e12, 67e12),
+        ("NVIDIA H200 NVL", 835.5e12, 60e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("NVIDIA L40S", 362e12, 91.6e12),
+        ("Tesla V100-SXM2-32GB", 125e12, 15.7e12),
+        ("NVIDIA GeForce GTX 1080", None, None),
+    ],
+)
+def test_peak_is_that_of_the_gpu_in_the_type_of_the_run(monkeypatch, name, half, full):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert {peak_flops(GPU, dtype) for dtype in HALF_TYPES} == {half}
+    assert peak_flops(GPU, torch.float32) == full
+
+
+def test_float32_has_the_peak_of_tf32_if_it_is_used(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-40GB")
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for tf32, peak in ((True, 156e12), (False, 19.5e12)):
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            assert peak_flops(GPU, torch.float32) == peak
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_peak_of_a_cpu_is_not_known():
+    assert peak_flops(CPU, torch.float32) is None

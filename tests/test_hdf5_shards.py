@@ -1,0 +1,167 @@
+"""The reader of HDF5 shards: mapped or in memory, and damaged files as errors that name them."""
+
+import resource
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdf5_shards import KEYS, Shard, find_shards, smallest_integers
+from tasks.pretraining import PretrainingDataset
+from utils.errors import UserError
+
+VOCAB_SIZE = 30522
+
+
+@pytest.fixture
+def rows():
+    return sample_rows(20, 32, 5, seed=3)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
+def test_arrays_hold_what_was_written(tmp_path, rows, write):
+    shard = Shard(write(tmp_path / "s.hdf5", pretraining_types(rows), {"schema_version": 1, "casing": b"lower"}))
+    assert shard.is_mapped == (write is write_shard)
+    assert (len(shard), shard.sequence_length, shard.predictions_per_sequence) == (20, 32, 5)
+    assert shard.attributes == {"schema_version": 1, "casing": "lower"}
+    assert type(shard.attributes["schema_version"]) is int
+    assert shard.arrays.keys() == rows.keys()
+    assert all(np.array_equal(shard.arrays[key], rows[key]) for key in rows)
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), max_size=5), st.sampled_from([2**7, 2**8, 2**15, 2**16, 2**31, 2**62]))
+def test_smallest_integers_keep_all_values_in_the_fewest_bytes(values, bound):
+    values = np.array([value % bound * (-1 if value < 0 else 1) for value in values], np.int64)
+    found = smallest_integers(values)
+    assert found.tolist() == values.tolist()
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    fitting = [size for size in (1, 2, 4, 8) if high < 2 ** (8 * size - (low < 0)) and low >= -(2 ** (8 * size - 1))]
+    assert found.dtype.itemsize == fitting[0]
+
+
+def test_opening_a_shard_reads_no_data(tmp_path, rows, monkeypatch):
+    write_nvidia_shard(tmp_path / "s.hdf5", rows)
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("data was read"))
+    assert len(Shard(tmp_path / "s.hdf5")) == 20
+    assert len(PretrainingDataset(tmp_path, VOCAB_SIZE)) == 20
+
+
+def test_shards_of_a_folder_are_found_in_the_order_of_their_names(tmp_path):
+    for name in ("b.h5", "a.hdf5", "c.txt", "10.hdf5"):
+        (tmp_path / name).touch()
+    assert [path.name for path in find_shards(tmp_path)] == ["10.hdf5", "a.hdf5", "b.h5"]
+    assert find_shards(tmp_path / "c.txt") == [tmp_path / "c.txt"]
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_only_the_needed_rows_of_a_mapped_shard_are_in_memory(tmp_path):
+    """A sparse file of 400 MB."""
+    n, path = 2_000_000, tmp_path / "large.hdf5"
+    shapes = {"next_sentence_labels": (n,), "masked_lm_positions": (n, 2), "masked_lm_ids": (n, 2)}
+    with h5py.File(path, "w") as file:
+        for key in KEYS:
+            file.create_dataset(key, shapes.get(key, (n, 64)), np.uint8)[n - 3 :] = 1
+    before = resident_bytes()
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    assert dataset.shards[0].is_mapped
+    stream = dataset.read(np.array([n - 1, n - 3])).stream(np.arange(2))
+    assert stream["input_ids"].tolist() == [1] * 128
+    assert resident_bytes() - before < 50e6 < path.stat().st_size / 4
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def assert_opening_fails(folder, *words):
+    with pytest.raises(UserError) as caught:
+        PretrainingDataset(folder, VOCAB_SIZE)
+    for word in words:
+        assert str(word) in str(caught.value)
+
+
+def test_missing_folder_is_named(tmp_path):
+    assert_opening_fails(tmp_path / "nowhere", tmp_path / "nowhere", "does not exist")
+
+
+def test_folder_without_shards_is_named(tmp_path):
+    (tmp_path / "text.txt").write_text("no shard")
+    assert_opening_fails(tmp_path, tmp_path, "holds no *.hdf5 or *.h5")
+
+
+@pytest.mark.parametrize("content", [b"", b"not HDF5 at all", b"\x89HDF\r\n\x1a\n" + bytes(600)])
+def test_file_that_is_not_hdf5_is_named(tmp_path, content):
+    (tmp_path / "bad.hdf5").write_bytes(content)
+    assert_opening_fails(tmp_path, "bad.hdf5", "cannot be read as HDF5")
+
+
+@pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
+def test_shard_that_is_cut_off_is_named(tmp_path, rows, write):
+    path = write(tmp_path / "cut.hdf5", pretraining_types(rows))
+    content = path.read_bytes()
+    for size in range(0, len(content), max(1, len(content) // 60)):
+        path.write_bytes(content[:size])
+        assert_opening_fails(tmp_path, "cut.hdf5", "make or fetch it again")
+
+
+@pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
+def test_flipped_bytes_give_data_or_an_error_that_names_the_shard(tmp_path, rows, write):
+    path = write(tmp_path / "flipped.hdf5", pretraining_types(rows))
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    errors = 0
+    for _ in range(150):
+        damaged = bytearray(content)
+        for place in random.integers(0, min(len(content), 4000), 4):
+            damaged[place] = random.integers(256)
+        path.write_bytes(damaged)
+        try:
+            dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+            dataset.read(np.arange(len(dataset))).stream(np.arange(len(dataset)))
+        except UserError as error:
+            errors += 1
+            assert "flipped.hdf5" in str(error) or str(tmp_path) in str(error)
+    assert errors > 20
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, rows, key):
+    path = write_shard(
+        tmp_path / "s.hdf5", pretraining_types({name: values for name, values in rows.items() if name != key})
+    )
+    assert_opening_fails(tmp_path, "s.hdf5", f"lacks the key {key}:")
+    with h5py.File(path, "a") as file:
+        file.create_group(key)
+    assert_opening_fails(tmp_path, "s.hdf5", f"lacks the key {key}:")
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        ("input_mask", (20, 31)),
+        ("segment_ids", (19, 32)),
+        ("masked_lm_ids", (20, 4)),
+        ("next_sentence_labels", (20, 1)),
+        ("input_ids", (20,)),
+        ("masked_lm_positions", ()),
+    ],
+)
+def test_key_of_another_shape_is_named(tmp_path, rows, key, shape):
+    write_shard(tmp_path / "s.hdf5", {**pretraining_types(rows), key: np.zeros(shape, np.uint8)})
+    assert_opening_fails(tmp_path, "s.hdf5", key)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_key_of_floating_point_numbers_is_named(tmp_path, rows, key):
+    write_shard(tmp_path / "s.hdf5", {**pretraining_types(rows), key: rows[key].astype(np.float32)})
+    assert_opening_fails(tmp_path, "s.hdf5", key, "float32")

@@ -1,0 +1,184 @@
+"""What a run reports: the measuring window, and records in DLLogger's format, on the terminal and in TensorBoard."""
+
+import datetime
+import json
+import sys
+import types
+
+import pytest
+import torch
+from conftest import ROOT, reported
+from small_runs import run_here, steps_in, train
+
+import metrics
+from bert_config import BertConfig
+from metrics import (
+    DLLoggerSink,
+    GlobalBatchStats,
+    MeasuringWindow,
+    Reporter,
+    format_duration,
+    format_metrics,
+    make_reporter,
+    training_flops,
+)
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def without_dllogger(monkeypatch):
+    monkeypatch.setattr(metrics, "dllogger", None)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "masked", "gigaflops"), [(128, 20, 240.6), (512, 80, 1020.5)])
+def test_training_flops_of_bert_large_match_the_published_formula(length, masked, gigaflops):
+    config = BertConfig.from_json_file(ROOT / "bert_configs" / "bert-large-uncased.json")
+    assert training_flops(config, [length], masked) / 1e9 == pytest.approx(gigaflops, abs=0.05)
+    assert training_flops(config, [length] * 3, 3 * masked) == pytest.approx(
+        3 * training_flops(config, [length], masked)
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `clock.now += seconds` moves."""
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def test_window_measures_since_its_restart_without_pauses(clock):
+    window = MeasuringWindow(CPU, world_size=2, peak=1e13)
+    window.count(GlobalBatchStats(99, 99, 99, 99), 99.0)
+    window.restart()
+    for _ in range(4):
+        clock.now += 2.0
+        window.count(GlobalBatchStats(sequences=16, tokens=800, targets=10, flops=4e13), waited=0.5)
+        with window.paused():
+            clock.now += 1000.0
+    assert window.figures() == {
+        "step_seconds": 2.0,
+        "sequences_per_second": 8.0,
+        "tokens_per_second": 400.0,
+        "model_tflops": 10.0,  # per process
+        "utilization": 1.0,
+        "data_wait": 0.25,
+    }
+    without_peak = MeasuringWindow(CPU, world_size=1, peak=None)
+    clock.now += 1.0
+    assert "utilization" not in without_peak.figures()
+
+
+def test_figures_are_formatted_for_people():
+    figures = {"loss": 1.23456, "mlm_accuracy": 0.5, "learning_rate": 1e-4, "tokens_per_second": 12345.6, "f1": 88.12}
+    assert format_metrics(figures) == "loss 1.2346 (50.0%)  lr 0.0001  12,346 tokens/s  f1 88.1"
+    assert [format_duration(seconds) for seconds in (0, 61.4, 90000)] == ["0:00:00", "0:01:01", "1 day, 1:00:00"]
+
+
+# --- DLLogger ---------------------------------------------------------------------------------------------------------
+
+
+def entries(path) -> list[dict]:
+    lines = path.read_text().splitlines()
+    assert all(line.startswith("DLLL {") for line in lines)
+    return [json.loads(line.removeprefix("DLLL ")) for line in lines]
+
+
+def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
+    path = tmp_path / "new" / "report.json"
+    reporter = Reporter([DLLoggerSink(path)])
+    reporter.log("PARAMETER", {"seed": 42})
+    reporter.log((10,), {"loss": 7.25, "learning_rate": 1e-4})
+    reporter.log((), {"folder": tmp_path})
+    parameter, step, summary = entries(path)  # readable before it is closed
+    reporter.close()
+    assert parameter["step"] == "PARAMETER" and parameter["data"] == {"seed": 42}
+    assert step["step"] == [10] and step["data"] == {"loss": 7.25, "learning_rate": 1e-4}
+    assert summary["step"] == [] and summary["data"] == {"folder": str(tmp_path)}
+    for entry in (parameter, step, summary):
+        assert set(entry) == {"timestamp", "datetime", "elapsedtime", "type", "step", "data"}
+        assert entry["type"] == "LOG" and float(entry["elapsedtime"]) >= 0
+        written = datetime.datetime.fromisoformat(entry["datetime"])
+        assert float(entry["timestamp"]) == pytest.approx(written.timestamp(), abs=1e-3)
+
+
+def test_second_run_appends_to_the_report(tmp_path):
+    for step in (1, 2):
+        reporter = make_reporter(tmp_path / "report.json", None, is_main=True)
+        reporter.log((step,), {"loss": 1.0})
+        reporter.close()
+    assert [entry["step"] for entry in entries(tmp_path / "report.json")] == [[1], [2]]
+
+
+def test_text_is_printed_with_or_without_a_report_file(capsys):
+    reporter = make_reporter(None, None, is_main=True)
+    reporter.log((1,), {"loss": 1.0}, "step 1  loss 1.0")
+    reporter.log((2,), {"loss": 1.0})
+    assert capsys.readouterr().out == "step 1  loss 1.0\n"
+
+
+def test_only_the_main_process_reports(tmp_path, capsys):
+    reporter = make_reporter(tmp_path / "report.json", tmp_path / "tensorboard", is_main=False)
+    reporter.log((1,), {"loss": 1.0}, "step 1")
+    reporter.close()
+    assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
+
+
+# --- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar in a folder of TensorBoard's logs, as (step, value)."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = accumulators.EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path):
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "tensorboard"
+    flags = ("--log-freq", 2, "--eval-dir", inputs.held_out, "--tensorboard-dir", folder)
+    train(inputs.command(tmp_path / "output", "--max-steps", 6, *flags))
+    report = reported(tmp_path / "output" / "report.json")
+    assert list(report) == [2, 4, 6]
+    expected = {name: [] for name in (*report[2], *report[6])}
+    for step, figures in report.items():
+        for name, value in figures.items():
+            expected[name].append((step, pytest.approx(value, rel=1e-6)))
+    assert {"loss", "learning_rate", "eval_loss", "sequences_per_second"} <= expected.keys()
+    assert scalars(folder) == expected
+
+
+def test_settings_and_texts_are_not_scalars(tmp_path):
+    pytest.importorskip("tensorboard")
+    reporter = make_reporter(None, tmp_path, is_main=True)
+    reporter.log("PARAMETER", {"seed": 42})
+    reporter.log((), {"exact_match": 80.0})
+    reporter.log((3,), {"loss": 2.5, "checkpoint": "folder/3"})
+    reporter.close()
+    assert scalars(tmp_path) == {"loss": [(3, 2.5)]}
+
+
+def test_tensorboard_dir_without_the_package_is_an_error(inputs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard.writer", raising=False)
+    result = run_here(inputs.command(tmp_path, "--max-steps", 2, "--tensorboard-dir", tmp_path / "tensorboard"))
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: --tensorboard-dir needs the tensorboard package") and "pip install" in line
+    assert steps_in(tmp_path) == []
+
+
+def test_tensorboard_dir_that_cannot_be_written_is_an_error(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to --tensorboard-dir .*file"):
+        make_reporter(None, tmp_path / "file", is_main=True).log((1,), {"loss": 1.0})

@@ -1,0 +1,162 @@
+"""Packing into micro-batches, filler, and the padded view of a token stream."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, InMemoryDataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_config import BertConfig
+from loss import pretraining_sums
+from modeling import BertForPreTraining
+from packing import MicroBatchLimits, filler_stream, pack, pad_stream, padded_index, stream_index, to_padded
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(1, 64), max_size=200),
+    batch_size=st.integers(1, 20),
+    targets_per_sequence=st.integers(1, 10),
+    data=st.data(),
+)
+def test_each_sample_is_packed_once_within_the_limits_and_in_at_most_as_many_batches_as_without_packing(
+    lengths, batch_size, targets_per_sequence, data
+):
+    n = len(lengths)
+    targets = data.draw(st.lists(st.integers(0, targets_per_sequence), min_size=n, max_size=n))
+    costs = np.array([lengths, targets, [1] * n], dtype=np.int64).T
+    limits = MicroBatchLimits.for_batch(batch_size, 64, targets_per_sequence)
+    assert (limits.tokens, limits.targets) == (64 * batch_size, targets_per_sequence * batch_size)
+    limits = (limits.tokens, limits.targets, limits.sequences)
+    groups = pack(costs, limits)
+    assert sorted(itertools.chain.from_iterable(groups)) == list(range(n))
+    assert all((costs[group].sum(axis=0) <= limits).all() for group in groups)
+    assert len(groups) <= -(-n // batch_size)
+    # Longest first, so that sequences of equal length are neighbours.
+    packed_lengths = [lengths[row] for group in groups for row in group]
+    assert packed_lengths == sorted(lengths, reverse=True)
+
+
+def test_short_sequences_need_fewer_micro_batches():
+    costs = np.array([[16, 2, 1]] * 64)
+    assert len(pack(costs, (8 * 64, 8 * 10, 4 * 8))) == 2
+
+
+def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
+    with pytest.raises(ValueError, match="65"):
+        pack(np.array([[10, 1], [65, 1]]), (64, 5))
+
+
+# --- filler -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8),
+    max_seqlen=st.integers(16, 20),
+    more_tokens=st.integers(0, 60),
+    more_sequences=st.integers(0, 3),
+    more_targets=st.integers(0, 5),
+)
+def test_filler_brings_any_stream_to_the_fixed_sizes(lengths, max_seqlen, more_tokens, more_sequences, more_targets):
+    stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
+    tokens, sequences = sum(lengths) + more_tokens, len(lengths) + more_sequences
+    targets = len(stream["mlm_labels"]) + more_targets
+    padded = pad_stream(stream, MicroBatchLimits(tokens, sequences, targets, max_seqlen, fixed=True))
+
+    slots = sequences + -(-tokens // max_seqlen)
+    sizes = {name: len(values) for name, values in padded.items()}
+    assert sizes == {
+        **dict.fromkeys(("input_ids", "token_type_ids", "position_ids"), tokens),
+        **dict.fromkeys(("mlm_positions", "mlm_labels"), targets),
+        "cu_seqlens": slots + 1,
+        "nsp_labels": slots,
+    }
+    for name, values in stream.items():
+        assert padded[name][: len(values)].tolist() == values.tolist()
+    assert (padded["mlm_labels"][len(stream["mlm_labels"]) :] == -100).all()
+    assert (padded["nsp_labels"][len(lengths) :] == -100).all()
+
+    cu_seqlens = padded["cu_seqlens"]
+    assert cu_seqlens.dtype == np.int32 and cu_seqlens[0] == 0 and cu_seqlens[-1] == tokens
+    filled_lengths = np.diff(cu_seqlens)
+    assert ((filled_lengths >= 0) & (filled_lengths <= max_seqlen)).all()
+    positions = np.concatenate([np.arange(n) for n in filled_lengths])
+    assert padded["position_ids"].tolist() == positions.tolist()
+    assert (padded["mlm_positions"] < tokens).all()
+
+
+def test_stream_with_too_many_sequences_is_an_error():
+    stream = InMemoryDataset([4] * 8).stream(np.arange(8))
+    with pytest.raises(ValueError, match="do not fit"):
+        pad_stream(stream, MicroBatchLimits(32, 2, 8, 32, fixed=True))
+
+
+def tiny_model(implementation):
+    torch.manual_seed(0)
+    model = BertForPreTraining(BertConfig(**{**TINY, **NO_DROPOUT, "vocab_size": 1000}))
+    model.bert.attention_implementation = implementation
+    return model
+
+
+def sums_and_gradients(model, stream, max_seqlen):
+    stream = {name: torch.as_tensor(values) for name, values in stream.items()}
+    labels = stream.pop("mlm_labels"), stream.pop("nsp_labels")
+    model.zero_grad()
+    sums = pretraining_sums(*model(**stream, max_seqlen=max_seqlen), *labels)
+    (sums.mlm_loss + sums.nsp_loss).backward()
+    counts = {name: value.double() for name, value in sums._asdict().items()}
+    return {**counts, **{name: p.grad.clone() for name, p in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("implementation", ["padded", "length_bucketed"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_filler_changes_no_loss_and_no_gradient(implementation, dtype, tolerance):
+    model = tiny_model(implementation)
+    lengths = [30, 30, 17, 9, 2]
+    stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
+    padded = pad_stream(stream, MicroBatchLimits(200, 8, 24, 32, fixed=True))
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        expected = sums_and_gradients(model, stream, 30)
+        filled = sums_and_gradients(model, padded, 32)
+    for name, value in expected.items():
+        assert filled[name].isfinite().all(), name
+        if not name.endswith("key.bias"):  # zero in exact arithmetic
+            assert (filled[name] - value).norm() <= tolerance * value.norm(), name
+
+
+@pytest.mark.parametrize("implementation", ["padded", "length_bucketed"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_filler_stream_has_zero_loss_and_zero_gradient(implementation, fixed):
+    stream = filler_stream(InMemoryDataset.stream_arrays)
+    assert stream.keys() == InMemoryDataset([3]).stream(np.array([0])).keys()
+    if fixed:
+        stream = pad_stream(stream, MicroBatchLimits(40, 4, 6, 16, fixed=True))
+    found = sums_and_gradients(tiny_model(implementation), stream, 16)
+    assert all(value.eq(0).all() for value in found.values())
+
+
+# --- the padded view --------------------------------------------------------------------------------------------------
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), more=st.integers(0, 3))
+def test_padded_view_and_stream_are_inverse(lengths, more):
+    num_tokens, max_seqlen = sum(lengths), max(lengths) + more
+    if num_tokens == 0:
+        return
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    index, is_real = padded_index(cu_seqlens, max_seqlen, num_tokens)
+    assert is_real.sum(dim=1).tolist() == lengths
+    assert index[is_real].tolist() == list(range(num_tokens))
+    assert index.flatten()[stream_index(cu_seqlens, max_seqlen, num_tokens)].tolist() == list(range(num_tokens))
+
+    states = torch.arange(1.0, num_tokens + 1)[:, None].expand(-1, 3)
+    padded = to_padded(states, is_real.flatten().nonzero().squeeze(1), len(lengths), max_seqlen)
+    assert padded.shape == (len(lengths), max_seqlen, 3)
+    assert padded[is_real].equal(states) and padded[~is_real].eq(0).all()

@@ -1,0 +1,235 @@
+"""The pre-training data set: token streams of its samples, damaged values as errors; and the task's losses."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
+
+from data_loader import make_step_batch
+from hdf5_shards import KEYS
+from packing import MicroBatchLimits
+from tasks.pretraining import PretrainingDataset, PretrainingTask
+from utils.errors import UserError
+
+VOCAB_SIZE = 30522
+
+
+def stream_in_python(rows, indices) -> dict[str, list]:
+    """The stream of the samples `indices`, token by token."""
+    names = ("input_ids", "token_type_ids", "position_ids", "mlm_positions", "mlm_labels", "nsp_labels")
+    stream = {"cu_seqlens": [0], **{name: [] for name in names}}
+    for i in indices:
+        start = len(stream["input_ids"])
+        length = int(rows["input_mask"][i].sum())
+        for place in range(length):
+            stream["input_ids"].append(int(rows["input_ids"][i, place]))
+            stream["token_type_ids"].append(int(rows["segment_ids"][i, place]))
+            stream["position_ids"].append(place)
+        for place, word in zip(rows["masked_lm_positions"][i], rows["masked_lm_ids"][i], strict=True):
+            if place > 0:
+                stream["mlm_positions"].append(start + int(place))
+                stream["mlm_labels"].append(int(word))
+        stream["nsp_labels"].append(int(rows["next_sentence_labels"][i]))
+        stream["cu_seqlens"].append(len(stream["input_ids"]))
+    return stream
+
+
+def as_lists(stream):
+    return {name: values.tolist() for name, values in stream.items()}
+
+
+def concatenated(*parts):
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+@pytest.fixture
+def rows():
+    return sample_rows(20, 32, 5, seed=3)
+
+
+def stream_of(dataset, indices) -> dict[str, np.ndarray]:
+    """One stream of the samples `indices`."""
+    samples = dataset.read(np.asarray(indices))
+    return samples.stream(np.arange(len(indices)))
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_stream_holds_samples_of_several_shards_in_the_given_order(tmp_path):
+    parts = [sample_rows(n, 32, 5, seed=n) for n in (7, 1, 12)]
+    for number, part in enumerate(parts):
+        # Types may differ between shards: each has the smallest that its values allow.
+        write_shard(tmp_path / f"{number}.hdf5", pretraining_types(part, (np.uint16, np.int64, np.int32)[number]))
+    dataset, rows = PretrainingDataset(tmp_path, VOCAB_SIZE), concatenated(*parts)
+    assert len(dataset) == 20
+    for indices in ([0], [7], [19, 3, 7, 8, 0], [5, 2, 2], list(range(20))):
+        indices = np.array(indices)
+        assert as_lists(stream_of(dataset, indices)) == stream_in_python(rows, indices)
+        sizes = [[rows["input_mask"][i].sum(), (rows["masked_lm_positions"][i] > 0).sum()] for i in indices]
+        samples = dataset.read(indices)
+        assert np.column_stack([samples.lengths, samples.num_targets]).tolist() == sizes
+
+
+def test_shards_of_nvidia_give_the_same_streams(tmp_path, rows):
+    write_shard(tmp_path / "ours" / "shard.hdf5", pretraining_types(rows))
+    write_nvidia_shard(tmp_path / "theirs" / "shard.hdf5", rows)
+    ours, theirs = (PretrainingDataset(tmp_path / name, VOCAB_SIZE) for name in ("ours", "theirs"))
+    assert ours.shards[0].is_mapped and not theirs.shards[0].is_mapped
+    assert ours.bytes_in_memory == 0 < theirs.bytes_in_memory
+    assert (ours.sequence_length, ours.predictions_per_sequence) == (32, 5)
+    indices = np.array([4, 0, 19, 11])
+    found = stream_of(theirs, indices)
+    assert as_lists(found) == as_lists(stream_of(ours, indices)) == stream_in_python(rows, indices)
+    assert {values.dtype for values in found.values()} == {np.dtype(np.int64), np.dtype(np.int32)}
+    assert found["cu_seqlens"].dtype == np.int32
+
+
+def test_other_byte_orders_and_mixed_folders_give_the_same_streams(tmp_path, rows):
+    write_shard(tmp_path / "1.h5", pretraining_types(rows, ">i4", "i1"))
+    write_nvidia_shard(tmp_path / "2.hdf5", rows)
+    write_shard(tmp_path / "3.hdf5", pretraining_types(rows))
+    (tmp_path / "notes.txt").write_text("not a shard")
+    indices = np.array([0, 20, 40, 59, 13])
+    found = stream_of(PretrainingDataset(tmp_path, VOCAB_SIZE), indices)
+    assert as_lists(found) == stream_in_python(concatenated(rows, rows, rows), indices)
+
+
+def test_data_without_sentence_pairs_has_labels_of_minus_one(tmp_path, rows):
+    rows["next_sentence_labels"][:] = -1
+    write_shard(tmp_path / "s.hdf5", pretraining_types(rows, narrow=np.int8), {"next_sentence_prediction": False})
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    assert not dataset.has_next_sentence
+    assert stream_of(dataset, np.arange(3))["nsp_labels"].tolist() == [-1] * 3
+
+
+def test_input_folder_may_be_a_single_file(tmp_path, rows):
+    assert len(PretrainingDataset(write_shard(tmp_path / "s.hdf5", pretraining_types(rows)), VOCAB_SIZE)) == 20
+
+
+@pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
+def test_empty_shard_is_skipped(tmp_path, rows, write):
+    empty = {key: values[:0] for key, values in rows.items()}
+    write(tmp_path / "0.hdf5", pretraining_types(empty))
+    write_shard(tmp_path / "1.hdf5", pretraining_types(rows))
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    assert len(dataset) == 20
+    assert as_lists(stream_of(dataset, np.array([0, 19]))) == stream_in_python(rows, [0, 19])
+
+
+def test_shards_are_read_in_the_order_of_their_names(tmp_path):
+    write_shards(tmp_path, sizes=(3, 2))
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    rows = concatenated(sample_rows(3, 32, 5, 0), sample_rows(2, 32, 5, 1))
+    assert as_lists(stream_of(dataset, np.arange(5))) == stream_in_python(rows, range(5))
+
+
+class CountingArray:
+    """An array that counts how often each of its rows is read."""
+
+    def __init__(self, values: np.ndarray):
+        self.values, self.dtype, self.reads = values, values.dtype, np.zeros(len(values), int)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows):
+        np.add.at(self.reads, rows, 1)
+        return self.values[rows]
+
+
+@pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
+def test_each_row_of_a_shard_is_read_once_per_batch(tmp_path, write):
+    for number in range(2):
+        write(tmp_path / f"{number}.hdf5", pretraining_types(sample_rows(20, 32, 5, seed=number)))
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    for shard in dataset.shards:
+        for key, values in shard.arrays.items():
+            shard.arrays[key] = CountingArray(values)
+    batch = make_step_batch(dataset, np.array([3, 38, 17, 20, 5, 21, 39, 0]), MicroBatchLimits.for_batch(2, 32, 5))
+    assert len(batch.micro_batches) > 1
+    for shard, rows_read in zip(dataset.shards, ([0, 3, 5, 17], [0, 1, 18, 19]), strict=True):
+        for key in KEYS:
+            assert np.flatnonzero(shard.arrays[key].reads).tolist() == rows_read
+            assert shard.arrays[key].reads.max() == 1, key
+
+
+# --- the task ---------------------------------------------------------------------------------------------------------
+
+
+def test_loss_is_the_sum_of_both_mean_losses():
+    sums = {"mlm_loss": 30.0, "nsp_loss": 4.0, "mlm_correct": 6.0, "nsp_correct": 3.0}
+    task = PretrainingTask(next_sentence=True, max_seq_length=32)
+    assert task.loss({name: torch.tensor(value) for name, value in sums.items()}, 8, 12) == 30 / 12 + 4 / 8
+    assert task.metrics(sums, 8, 12) == {
+        **{"loss": 3.0, "mlm_loss": 2.5, "mlm_accuracy": 0.5},
+        **{"nsp_loss": 0.5, "nsp_accuracy": 0.375},
+    }
+    without_pairs = PretrainingTask(next_sentence=False, max_seq_length=32)
+    assert without_pairs.metrics({**sums, "nsp_loss": 0.0}, 8, 12) == {
+        "loss": 2.5,
+        "mlm_loss": 2.5,
+        "mlm_accuracy": 0.5,
+    }
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def assert_opening_fails(folder, *words):
+    with pytest.raises(UserError) as caught:
+        PretrainingDataset(folder, VOCAB_SIZE)
+    for word in words:
+        assert str(word) in str(caught.value)
+
+
+def test_folder_of_empty_shards_is_an_error(tmp_path, rows):
+    write_shard(tmp_path / "0.hdf5", pretraining_types({key: values[:0] for key, values in rows.items()}))
+    assert_opening_fails(tmp_path, tmp_path, "hold no sample")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape", "words"),
+    [
+        ({}, (20, 64, 5), "sequence length is 32"),
+        ({}, (20, 32, 6), "predictions per sequence is 5"),
+        ({"vocab_sha256": "b" * 64}, (20, 32, 5), "vocab_sha256"),
+        ({"vocab_sha256": "a" * 64, "do_lower_case": False}, (20, 32, 5), "do_lower_case"),
+    ],
+)
+def test_shards_that_disagree_are_an_error_that_names_two_of_them(tmp_path, rows, attributes, shape, words):
+    common = {"vocab_sha256": "a" * 64, "do_lower_case": True}
+    write_shard(tmp_path / "0.hdf5", pretraining_types(rows), common)
+    write_shard(tmp_path / "1.hdf5", pretraining_types(rows), common)
+    write_shard(tmp_path / "2.hdf5", pretraining_types(sample_rows(*shape, seed=0)), attributes or common)
+    assert_opening_fails(tmp_path, "shards disagree", words, "0.hdf5", "2.hdf5")
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "value", "words"),
+    [
+        ("input_ids", (3,), VOCAB_SIZE, f"input_ids holds {VOCAB_SIZE}"),
+        ("input_ids", (0,), -7, "input_ids holds -7"),
+        ("input_ids", (0,), 2**32 + 5, f"input_ids holds {2**32 + 5}"),
+        ("masked_lm_ids", (0,), 40_000, "masked_lm_ids holds 40000"),
+        ("masked_lm_ids", (0,), -1, "masked_lm_ids holds -1"),
+        ("segment_ids", (2,), 2, "segment_ids holds 2"),
+        ("masked_lm_positions", (0,), 32, "masked_lm_positions holds 32"),
+        ("masked_lm_positions", (0,), -2, "masked_lm_positions holds -2"),
+        ("next_sentence_labels", (), 2, "next_sentence_labels holds 2"),
+        ("next_sentence_labels", (), -100, "next_sentence_labels holds -100"),
+        ("input_mask", (1,), 0, "input_mask is not ones and then zeros"),
+        ("input_mask", (slice(None),), 0, "input_mask is not ones and then zeros"),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_value_out_of_range_is_an_error_with_shard_and_row(tmp_path, rows, key, place, value, words, together):
+    good = pretraining_types(rows)
+    write_shard(tmp_path / "0.hdf5", good)
+    rows[key][13, *place] = value
+    write_shard(tmp_path / "1.hdf5", {name: v.astype(np.int64) for name, v in rows.items()})
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    stream_of(dataset, np.arange(33))  # everything before the damaged row
+    with pytest.raises(UserError) as caught:
+        stream_of(dataset, np.array([4, 33, 8] if together else [33]))
+    assert "1.hdf5, row 13:" in str(caught.value) and words in str(caught.value)

@@ -1,0 +1,48 @@
+"""Progress bars: on a terminal, as lines without one, and silent where the work logs its own progress."""
+
+import sys
+
+from utils import progress
+from utils.progress import print_line, progress_bar
+
+
+def use_terminal(monkeypatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+
+
+def test_bar_is_shown_on_a_terminal(capsys, monkeypatch):
+    use_terminal(monkeypatch)
+    with progress_bar(3, "training", "step", lines=False) as bar:
+        bar.update(3)
+    assert "training" in capsys.readouterr().err
+
+
+def test_disabled_bar_prints_nothing(capsys, monkeypatch):
+    use_terminal(monkeypatch)
+    with progress_bar(3, "training", "step", enabled=False) as bar:
+        bar.update(3)
+    assert bar.n == 0 and capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_there_are_lines_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    with progress_bar(4, "hashing", "file") as bar:
+        for _ in range(4):
+            bar.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith("hashing: ") and " of 4 " in line and "\r" not in line for line in lines)
+
+
+def test_without_a_terminal_short_work_and_work_that_logs_itself_print_nothing(capsys):
+    for options in ({}, {"lines": False}):
+        with progress_bar(3, "training", "step", **options) as bar:
+            bar.update(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_go_to_standard_output_above_a_bar(capsys, monkeypatch):
+    use_terminal(monkeypatch)
+    with progress_bar(3, "training", "step") as bar:
+        bar.update()
+        print_line("step 1")
+    assert capsys.readouterr().out == "step 1\n"

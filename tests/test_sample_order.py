@@ -1,0 +1,94 @@
+"""The order of samples: a permutation per epoch, a pure function of seed and position."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sample_order import rank_positions, sample_order
+
+SEEDS = st.integers(-(2**70), 2**70)
+
+
+@given(num_samples=st.integers(1, 3000), epoch=st.integers(0, 10**9), seed=SEEDS)
+def test_each_epoch_visits_each_sample_once(num_samples, epoch, seed):
+    positions = np.arange(epoch * num_samples, (epoch + 1) * num_samples)
+    assert sorted(sample_order(positions, num_samples, seed)) == list(range(num_samples))
+
+
+@given(
+    num_samples=st.integers(1, 2**45), seed=SEEDS, positions=st.lists(st.integers(0, 2**60), min_size=1, max_size=20)
+)
+def test_sample_at_a_position_does_not_depend_on_the_other_positions(num_samples, seed, positions):
+    together = sample_order(np.array(positions), num_samples, seed)
+    one_by_one = [sample_order(np.array([position]), num_samples, seed)[0] for position in positions]
+    assert together.tolist() == one_by_one
+    assert ((together >= 0) & (together < num_samples)).all()
+
+
+def test_epochs_and_seeds_have_different_orders():
+    n = 500
+    epochs = [sample_order(np.arange(e * n, (e + 1) * n), n, seed=7) for e in range(4)]
+    seeds = [sample_order(np.arange(n), n, seed) for seed in (0, 1, -1, 12439, 2**63, 2**64 + 2)]
+    for one, other in itertools.combinations([*epochs, *seeds], 2):
+        # Two random permutations agree in one place on average.
+        assert (one == other).sum() < 10
+
+
+def order_in_python(position, num_samples, seed):
+    """The sample at one position, in Python's integers."""
+
+    def mix(word):
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            word = (word ^ (word >> shift)) * factor % 2**64
+        return word
+
+    epoch, place = divmod(position, num_samples)
+    bits = 1
+    while 4**bits < num_samples:
+        bits += 1
+    key = mix((mix(seed % 2**64) + epoch + 1) % 2**64)
+    while True:
+        left, right = divmod(place, 2**bits)
+        for round_ in range(1, 7):
+            round_key = mix((key + round_) % 2**64)
+            left, right = right, left ^ mix((right + round_key) % 2**64) % 2**bits
+        place = left * 2**bits + right
+        if place < num_samples:
+            return place
+
+
+@given(num_samples=st.integers(1, 2**45), seed=SEEDS, position=st.integers(0, 2**60))
+def test_order_matches_its_definition(num_samples, seed, position):
+    """A checkpoint holds the data's state as a position, so the order is a file format and must not change."""
+    assert sample_order(np.array([position]), num_samples, seed) == [order_in_python(position, num_samples, seed)]
+
+
+def test_order_is_random_enough():
+    n, epochs = 1000, 40
+    orders = np.stack([sample_order(np.arange(e * n, (e + 1) * n), n, seed=3) for e in range(epochs)])
+    # Neighbours in the order are as far apart as any two samples: n/3 on average.
+    assert np.abs(np.diff(orders, axis=1)).mean() == pytest.approx(n / 3, rel=0.02)
+    # The first tenth of an epoch draws equally from all tenths of the data: chi-squared with 9 degrees of freedom.
+    counts = np.bincount(orders[:, : n // 10].ravel() // (n // 10), minlength=10)
+    expected = epochs * n / 100
+    assert ((counts - expected) ** 2 / expected).sum() < 28  # exceeded by 0.1% of random orders
+    # The places of a sample in different epochs are uncorrelated.
+    places = np.argsort(orders, axis=1)
+    correlations = np.corrcoef(places)[np.triu_indices(epochs, 1)]
+    assert abs(correlations.mean()) < 0.01
+    assert correlations.std() == pytest.approx(n**-0.5, rel=0.2)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@given(first=st.integers(0, 2**60), global_batch_size=st.integers(1, 5000), world_size=st.integers(1, 64))
+def test_ranks_divide_the_global_batch_in_order_and_evenly_to_one_sequence(first, global_batch_size, world_size):
+    shares = [rank_positions(first, global_batch_size, rank, world_size) for rank in range(world_size)]
+    positions = list(itertools.chain.from_iterable(share.tolist() for share in shares))
+    assert positions == list(range(first, first + global_batch_size))
+    sizes = {len(share) for share in shares}
+    assert sizes <= {global_batch_size // world_size, -(-global_batch_size // world_size)}
