@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How fast one core makes token streams of mapped shards: the loader's whole work, from positions to tensors.
+"""Speed of the loader on one core: from positions in the sample order to tensors of token streams.
 
     python3 benchmarks/data_loading.py --input-dir data/hdf5/seq_128_pred_20/training
 
-Counts processor seconds of one thread, so that a busy machine does not change the figure; the floor beside it copies
-the same rows out of the same files and does nothing else. Without --input-dir it writes shards of random ids.
+Measures processor time of one thread, which other programs on the machine hardly change. `copy` only copies the same
+rows from the same files, which is the least that a loader has to do. Without --input-dir, shards of random ids are
+written first.
 """
 
 import sys
@@ -19,10 +20,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import median_and_spread, surroundings, write_result
-from pretraining_dataset import KEYS, PretrainingDataset
-from token_stream import Limits, StepLoader, sample_order
-from utils import command_line
+from benchmarks.common.results import format_quartiles, quartiles, write_result
+from data_loader import LoaderConfig, StepLoader
+from hdf5_shards import KEYS
+from sample_order import sample_order
+from tasks.pretraining import PretrainingDataset
+from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
 from utils.progress import print_line
@@ -30,24 +33,21 @@ from utils.progress import print_line
 VOCAB_SIZE = 30522
 
 
-def parse_arguments(argv=None) -> command_line.Arguments:
-    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--input-dir", type=Path, help="folder of shards")
-    parser.add_argument(
-        "--samples", type=command_line.positive_int, default=200_000, help="to write without --input-dir"
-    )
-    parser.add_argument(
-        "--seq-length", type=command_line.positive_int, default=128, help="to write without --input-dir"
-    )
-    parser.add_argument("--batch-size", type=command_line.positive_int, default=256, help="sequences a micro-batch")
-    parser.add_argument("--batches", type=command_line.positive_int, default=50, help="steps a round")
-    parser.add_argument("--rounds", type=command_line.positive_int, default=5, help="rounds")
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+def parse_arguments(argv=None) -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--input-dir", type=Path, help="folder of shards")
+    add("--samples", type=positive_int, default=200_000, help="samples to write without --input-dir")
+    add("--seq-length", type=positive_int, default=128, help="their length")
+    add("--batch-size", type=positive_int, default=256, help="sequences per step")
+    add("--batches", type=positive_int, default=50, help="steps per round")
+    add("--rounds", type=positive_int, default=5, help="rounds")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
 
 def write_random_shards(folder: Path, samples: int, length: int, shards: int = 4) -> Path:
-    """Shards as create_pretraining_data.py lays them out: nine of ten samples full, the others of any length."""
+    """Shards in the format of create_pretraining_data.py: nine of ten samples have full length, the others any."""
     predictions = -(-length * 16 // 100)
     for number in range(shards):
         random = np.random.default_rng(number)
@@ -69,13 +69,13 @@ def write_random_shards(folder: Path, samples: int, length: int, shards: int = 4
     return folder
 
 
-def measure(args: command_line.Arguments, folder: Path) -> dict:
+def measure(args: Arguments, folder: Path) -> dict:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
-    limits = Limits.for_batch(args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence)
-    loader = StepLoader(dataset, limits, args.batch_size, seed=1, num_workers=0)
+    sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence
+    loader = StepLoader(dataset, LoaderConfig(*sizes), seed=1)
     first_memory = peak_memory_bytes(torch.device("cpu"))
-    rates: dict[str, list[float]] = {"loader": [], "floor": []}
-    for round_ in range(args.rounds + 1):  # the first brings the files into memory
+    rates: dict[str, list[float]] = {"loader": [], "copy": []}
+    for round_ in range(args.rounds + 1):  # the first round reads the files into memory
         steps = range(round_ * args.batches, (round_ + 1) * args.batches)
         started = time.thread_time()
         for step in steps:
@@ -90,13 +90,12 @@ def measure(args: command_line.Arguments, folder: Path) -> dict:
         if round_:
             sequences = args.batches * args.batch_size
             rates["loader"].append(sequences / (loaded - started))
-            rates["floor"].append(sequences / (copied - loaded))
+            rates["copy"].append(sequences / (copied - loaded))
     return {
-        "surroundings": surroundings(torch.device("cpu")),
         "arguments": args.as_dict(),
         "samples": len(dataset),
         "sequence_length": dataset.sequence_length,
-        "sequences_per_second": {name: median_and_spread(values) for name, values in rates.items()},
+        "sequences_per_second": {name: quartiles(values) for name, values in rates.items()},
         "memory_growth_mib": (peak_memory_bytes(torch.device("cpu")) - first_memory) / 2**20,
     }
 
@@ -107,12 +106,11 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.input_dir or write_random_shards(Path(scratch), args.samples, args.seq_length)
         result = measure(args, folder)
-    path = write_result(args.output, f"data_loading-{result['sequence_length']}", result)
+    path = write_result(args.output, f"data_loading-{result['sequence_length']}", torch.device("cpu"), result)
     for name, rate in result["sequences_per_second"].items():
-        print_line(f"{name:7} {rate['median']:10,.0f} sequences/s a core  ({rate['low']:,.0f}-{rate['high']:,.0f})")
-    print_line(
-        f"memory grew by {result['memory_growth_mib']:.0f} MiB over {result['samples']:,} samples; written to {path}"
-    )
+        print_line(f"{name:7} {format_quartiles(rate, ',.0f')} sequences/s on one core")
+    print_line(f"peak memory grew by {result['memory_growth_mib']:.0f} MiB over {result['samples']:,} samples")
+    print_line(f"written to {path}")
     return 0
 
 

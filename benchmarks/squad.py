@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""SQuAD fine-tuning steps and inference beside transformers' BertForQuestionAnswering: same weights, same features
-with their real lengths, same precision, taking turns in one run.
+"""Speed of SQuAD fine-tuning and inference, compared with transformers' BertForQuestionAnswering.
 
     python3 benchmarks/squad.py --model mini --amp
-    python3 benchmarks/squad.py --model large --amp --device cuda --train-batch-size 32
+    python3 benchmarks/squad.py --model large --amp --device cuda
 
-The peer (sdpa attention, fused AdamW) runs twice: on batches padded to their longest sequence, and padded to
---max-seq-length as is usual; on a CPU the first also with the allocator and thread settings of this project's runs.
+All get the same weights, features and precision, and take turns. transformers (sdpa attention, fused AdamW) runs with
+batches padded to their longest sequence and padded to --max-seq-length; on a CPU the first also with the CPU settings
+of this project's runs.
 
-Training is full optimizer steps with dropout, on the same batches for all. Inference is at batch 1 for latency and at
---predict-batch-size for throughput, where every turn of every side takes the same windows, the file's first. Ours gets
-them sorted by length, as run_squad.py predicts; the peer, where it pads to the longest, in the order of the file, which
-is how transformers' run_qa.py evaluates, and sorted as ours, which its scripts do not do and leaves it little padding.
-Ratios are of medians over rounds. Needs transformers.
+Training is whole optimizer steps with dropout. Inference is measured at batch 1 for latency, and at
+--predict-batch-size for throughput on the first windows of the file. This project sorts them by length, as run_squad.py
+does. transformers gets them in file order, as its run_qa.py evaluates, and also sorted by length if it pads to the
+longest. Needs transformers.
 """
 
 import copy
@@ -29,49 +28,52 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contenders import fused_adamw, make_runtime, make_trainer, train_on
-from benchmarks.peers import MODELS, median_and_spread, surroundings, write_result
-from benchmarks.sides import OURS, Side
-from modeling import BertConfig, BertForQuestionAnswering
-from run_squad import QuestionAnswering
-from squad_dataset import SquadDataset, read_squad
-from token_stream import Limits, make_step_batch, sample_order
+from benchmarks.common.results import compare, format_quartiles, precision_name, quartiles, write_result
+from benchmarks.common.training import (
+    MAX_GRAD_NORM,
+    MODELS,
+    fused_adamw,
+    load_bert_config,
+    make_runtime,
+    make_trainer,
+    train_step,
+)
+from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
+from data_loader import LoaderConfig, make_step_batch
+from device import select_device, set_num_threads
+from modeling import BertForQuestionAnswering
+from prediction import PredictionConfig, prediction_batches
+from sample_order import sample_order
+from tasks.squad import LABELS, SquadDataset, SquadTask
+from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from trainer import to_device
-from utils import command_line
-from utils.distributed import select_device
+from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import run_main
 from utils.measure import synchronize
-from utils.progress import print_line, progress_bar
+from utils.progress import print_line
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
-LONGEST = "padded to the longest"
+PADDED_TO_LONGEST = "padded to the longest"
 FILE_ORDER, BY_LENGTH = "in file order", "sorted by length"
+INPUTS = ("input_ids", "token_type_ids")
 
 
-def parse_arguments(argv=None) -> command_line.Arguments:
-    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=sorted(MODELS), default="mini", help="architecture, with random weights")
-    parser.add_argument(
-        "--squad-file", type=Path, default=ROOT / "data/sample/squad/train-v1.1.json", help="where features come from"
-    )
-    parser.add_argument("--max-seq-length", type=command_line.positive_int, default=384, help="tokens of a window")
-    parser.add_argument("--train-batch-size", type=command_line.positive_int, default=32, help="sequences a step")
-    parser.add_argument("--predict-batch-size", type=command_line.positive_int, default=32, help="for the throughput")
-    parser.add_argument("--amp", action=command_line.BooleanFlag, help="bfloat16 for both, float32 without")
-    parser.add_argument("--tf32", action=command_line.BooleanFlag, help="TF32 for both, on a GPU")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where")
-    parser.add_argument("--rounds", type=command_line.positive_int, default=5, help="turns that each side gets")
-    parser.add_argument(
-        "--steps",
-        type=command_line.positive_int,
-        default=2,
-        help="batches a turn in training; 16 times as many for latency",
-    )
-    parser.add_argument(
-        "--predict-windows", type=command_line.positive_int, default=512, help="windows a turn for the throughput"
-    )
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+def parse_arguments(argv=None) -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", choices=sorted(MODELS), default="mini", help="architecture, with random weights")
+    add("--squad-file", type=Path, default=ROOT / "data/sample/squad/train-v1.1.json", help="SQuAD JSON with answers")
+    add("--max-seq-length", type=positive_int, default=384, help="tokens of a window")
+    add("--train-batch-size", type=positive_int, default=32, help="sequences per step")
+    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch for the throughput")
+    add("--amp", action=BooleanFlag, help="bfloat16 instead of float32")
+    add("--tf32", action=BooleanFlag, help="TF32 on a GPU")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--rounds", type=positive_int, default=5, help="turns of each implementation")
+    add("--steps", type=positive_int, default=2, help="batches per turn in training; 16 times as many for latency")
+    add("--predict-windows", type=positive_int, default=512, help="windows per turn for the throughput")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
 
@@ -81,10 +83,10 @@ class Turn(NamedTuple):
     seconds: float
 
 
-class Contender(ABC):
-    """One side: its features, its model with the weights of seed 0, and the batches of each kind of work."""
+class Implementation(ABC):
+    """The features, a model with the weights of seed 0, and the batches of each kind of work."""
 
-    def __init__(self, args: command_line.Arguments):
+    def __init__(self, args: Arguments):
         self.args = args
         self.runtime = make_runtime(args.device, args.amp, tf32=args.tf32)
         self.dataset = SquadDataset(
@@ -95,12 +97,11 @@ class Contender(ABC):
             version_2_with_negative=True,
         )
         torch.manual_seed(0)
-        bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[args.model]}.json")
-        self.model = BertForQuestionAnswering(bert_config).to(self.runtime.device)
+        self.model = BertForQuestionAnswering(load_bert_config(args.model)).to(self.runtime.device)
 
     @abstractmethod
     def train(self, features: np.ndarray) -> None:
-        """One optimizer step, dropout included."""
+        """One optimizer step with dropout."""
 
     @abstractmethod
     def predict(self, features: np.ndarray) -> np.ndarray:
@@ -112,70 +113,67 @@ class Contender(ABC):
     def mean_length(self) -> float:
         return float(self.dataset.lengths.mean())
 
-    def padding(self, order: str) -> float:
-        """How many times as many tokens the windows for the throughput have when padded to each batch's longest."""
+    def padded_tokens(self, order: str) -> float:
+        """Tokens per real token of the windows for the throughput, if each batch is padded to its longest window."""
         lengths = [self.dataset.lengths[batch] for batch in self.batches("inference", 0, order)]
         return float(sum(len(batch) * batch.max() for batch in lengths) / sum(batch.sum() for batch in lengths))
 
-    def batches(self, what: str, number: int, order: str) -> list[np.ndarray]:
-        """The features of one turn: the same windows in each for the throughput; else those that come next in the
-        random order of training, more batches of them for latency, as the first ones of a turn find cold caches."""
-        if what == "inference":
-            length_F = self.dataset.lengths[: self.args.predict_windows]
-            return prediction_batches(length_F, self.args.predict_batch_size, order)
-        if what == "training":
-            size, count = self.args.train_batch_size, self.args.steps
-        else:
-            size, count = 1, 16 * self.args.steps
+    def batches(self, work: str, number: int, order: str) -> list[np.ndarray]:
+        """The features of turn `number`: always the same windows for the throughput, else the next ones in the random
+        order of training."""
+        if work == "inference":
+            lengths = self.dataset.lengths[: self.args.predict_windows]
+            return ordered_batches(lengths, self.args.predict_batch_size, order)
+        size, count = (self.args.train_batch_size, self.args.steps) if work == "training" else (1, 16 * self.args.steps)
         positions = np.arange(number * count * size, (number + 1) * count * size)
         return np.split(sample_order(positions, len(self.dataset), seed=1), count)
 
-    def turn(self, what: str, number: int, order: str) -> Turn:
-        batches = self.batches(what, number, order)
-        do, device = self.train if what == "training" else self.predict, self.runtime.device
+    def turn(self, work: str, order: str, number: int) -> Turn:
+        batches = self.batches(work, number, order)
+        function, device = self.train if work == "training" else self.predict, self.runtime.device
         synchronize(device)
         started = time.perf_counter()
         for features in batches:
-            do(features)
+            function(features)
         synchronize(device)
         return Turn(len(batches), sum(map(len, batches)), time.perf_counter() - started)
 
 
-class Ours(Contender):
-    """The project's training loop and model on token streams."""
+class ThisProject(Implementation):
+    """The training loop and inference of run_squad.py."""
 
-    def __init__(self, args: command_line.Arguments):
+    def __init__(self, args: Arguments):
         super().__init__(args)
-        self.predictor = copy.deepcopy(self.model).eval()
-        self.predictor.prepare_for_inference(self.runtime.precision.dtype)
-        self.limits = Limits.for_batch(args.train_batch_size, args.max_seq_length, 0)
-        self.trainer = make_trainer(self.model, QuestionAnswering(args.max_seq_length), "AdamW", self.runtime)
+        self.inference_model = copy.deepcopy(self.model).eval()
+        self.inference_model.prepare_for_inference(self.runtime.precision.dtype)
+        self.loader = LoaderConfig(args.train_batch_size, args.train_batch_size, args.max_seq_length)
+        task = SquadTask(args.max_seq_length)
+        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", "none")
 
     def train(self, features: np.ndarray) -> None:
-        train_on(self.trainer, make_step_batch(self.dataset, features, self.limits))
+        train_step(self.trainer, make_step_batch(self.dataset, features, self.loader.limits))
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
-        stream = {name: torch.from_numpy(array) for name, array in self.dataset.stream(features).items()}
-        inputs = {name: stream[name] for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
+        stream = self.dataset.stream(features)
+        inputs = {name: torch.from_numpy(array) for name, array in stream.items() if name not in LABELS}
         max_seqlen = int(self.dataset.lengths[features].max())
         with self.runtime.precision.context(self.runtime.device):
-            output = self.predictor(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
+            output = self.inference_model(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
         return torch.stack(output).float().cpu().numpy()
 
 
-class Transformers(Contender):
-    """transformers' model in a plain loop over the same features, padded to `length`, or to the longest."""
+class Transformers(Implementation):
+    """transformers' model in a plain loop over the same features, padded to `length`, or to the longest if None."""
 
-    def __init__(self, args: command_line.Arguments, length: int | None):
+    def __init__(self, args: Arguments, length: int | None):
         super().__init__(args)
-        from transformers import BertConfig as PeerConfig
-        from transformers import BertForQuestionAnswering as PeerModel
+        from transformers import BertConfig, BertForQuestionAnswering
 
         self.length = length
-        peer = PeerModel(PeerConfig(**self.model.config.to_dict(), attn_implementation="sdpa"))
-        peer.load_state_dict(self.model.state_dict())
-        self.model = peer.to(self.runtime.device)
+        model = BertForQuestionAnswering(BertConfig(**self.model.config.to_dict(), attn_implementation="sdpa"))
+        model.load_state_dict(self.model.state_dict())
+        self.model = model.to(self.runtime.device)
         self.optimizer = fused_adamw(self.model)
 
     def padded(self, features: np.ndarray, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -185,7 +183,7 @@ class Transformers(Contender):
         batch = {"attention_mask": torch.from_numpy(real_NS.astype(np.int64))}
         for name in names:
             values = stream[name]
-            if len(values) != len(features):  # a value a token
+            if name in INPUTS:
                 values = np.zeros(real_NS.shape, np.int64)
                 values[real_NS] = stream[name]
             batch[name] = torch.from_numpy(values)
@@ -193,116 +191,104 @@ class Transformers(Contender):
 
     def train(self, features: np.ndarray) -> None:
         self.model.train()
-        batch = self.padded(features, ("input_ids", "token_type_ids", "start_positions", "end_positions"))
+        batch = self.padded(features, INPUTS + LABELS)
         with self.runtime.precision.context(self.runtime.device):
             loss = self.model(**batch).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
         self.model.eval()
-        batch = self.padded(features, ("input_ids", "token_type_ids"))
+        batch = self.padded(features, INPUTS)
         with self.runtime.precision.context(self.runtime.device):
             output = self.model(**batch)
         logits = torch.stack([output.start_logits, output.end_logits])
         return logits.float().cpu().numpy()[:, batch["attention_mask"].cpu().numpy().astype(bool)]
 
 
-def prediction_batches(length_F: np.ndarray, size: int, order: str) -> list[np.ndarray]:
-    """All features once: as the file has them, or of like length together and these batches in random order, as
-    run_squad.py takes them."""
-    cuts = range(size, len(length_F), size)
-    if order == FILE_ORDER:
-        return np.split(np.arange(len(length_F)), cuts)
-    batches = np.split(np.argsort(-length_F, kind="stable"), cuts)
-    return [batches[place] for place in np.random.default_rng(1).permutation(len(batches))]
+def ordered_batches(lengths: np.ndarray, size: int, order: str) -> list[np.ndarray]:
+    """All features once, in the order of the file, or as run_squad.py takes them."""
+    if order == BY_LENGTH:
+        return prediction_batches(lengths, PredictionConfig(size), rank=0, world_size=1)
+    return np.split(np.arange(len(lengths)), range(size, len(lengths), size))
 
 
 def figures_of(turns: dict[str, list[Turn]]) -> dict[str, dict]:
-    """Sequences a second and milliseconds a batch, as medians over rounds with their quartiles, and how many times as
-    fast as each peer we are, as a ratio of medians and with the quartiles of the rounds' ratios."""
-    rates = {side: [turn.sequences / turn.seconds for turn in of_side] for side, of_side in turns.items()}
-    figures = {}
-    for side, of_side in turns.items():
-        ratios = median_and_spread([ours / theirs for ours, theirs in zip(rates[OURS], rates[side], strict=True)])
-        medians = [median_and_spread(rates[name])["median"] for name in (OURS, side)]
-        figures[side] = {
-            "sequences_per_second": median_and_spread(rates[side]),
-            "milliseconds_a_batch": median_and_spread([1e3 * turn.seconds / turn.batches for turn in of_side]),
-            "ours_is_faster_by": ratios | {"ratio_of_medians": medians[0] / medians[1]},
+    """Sequences per second and milliseconds per batch, and the speedup of this project over each implementation."""
+    rates = {name: [turn.sequences / turn.seconds for turn in found] for name, found in turns.items()}
+    return {
+        name: {
+            "sequences_per_second": quartiles(rates[name]),
+            "milliseconds_per_batch": quartiles([1e3 * turn.seconds / turn.batches for turn in found]),
+            "speedup": compare(rates[THIS_PROJECT], rates[name]),
         }
-    return figures
+        for name, found in turns.items()
+    }
 
 
-def rows_of(what: str, sides: dict[str, Side]) -> dict[str, tuple[Side, str]]:
-    """What a round of this work measures: each side, and for the throughput in which order it gets the windows. The
-    order does not matter where all are padded to the same length."""
+def measured_rows(work: str, workers: dict[str, Worker]) -> dict[str, tuple[Worker, str]]:
+    """What to measure: each implementation, and the order in which it gets the windows. The order makes no difference
+    if all are padded to the same length."""
     rows = {}
-    for name, side in sides.items():
-        if what == "inference" and name.startswith(LONGEST):
-            rows |= {f"{name}, {order}": (side, order) for order in (FILE_ORDER, BY_LENGTH)}
+    for name, worker in workers.items():
+        if work == "inference" and name.startswith(PADDED_TO_LONGEST):
+            rows |= {f"{name}, {order}": (worker, order) for order in (FILE_ORDER, BY_LENGTH)}
         else:
-            rows[name] = (side, BY_LENGTH if name == OURS else FILE_ORDER)
+            rows[name] = (worker, BY_LENGTH if name == THIS_PROJECT else FILE_ORDER)
     return rows
 
 
-def measure(args: command_line.Arguments) -> dict:
-    device = select_device(args.device)
-    sides = {
-        LONGEST: Side(Transformers, (args, None), is_tuned=False),
-        f"padded to {args.max_seq_length}": Side(Transformers, (args, args.max_seq_length), is_tuned=False),
-        OURS: Side(Ours, (args,), is_tuned=True),
+def measure(args: Arguments, device: torch.device) -> dict:
+    workers = {
+        PADDED_TO_LONGEST: Worker(Transformers, (args, None), same_settings=False),
+        f"padded to {args.max_seq_length}": Worker(Transformers, (args, args.max_seq_length), same_settings=False),
+        THIS_PROJECT: Worker(ThisProject, (args,), same_settings=True),
     }
     if device.type == "cpu":
-        sides[f"{LONGEST}, our settings"] = Side(Transformers, (args, None), is_tuned=True)
-    logits = {name: side.call("first_logits") for name, side in sides.items()}
+        workers[f"{PADDED_TO_LONGEST}, {SAME_SETTINGS}"] = Worker(Transformers, (args, None), same_settings=True)
+    logits = {name: worker.call("first_logits") for name, worker in workers.items()}
+    this_project = workers[THIS_PROJECT]
     result = {
-        "surroundings": surroundings(device) | {"transformers": importlib.metadata.version("transformers")},
+        "transformers": importlib.metadata.version("transformers"),
         "arguments": args.as_dict() | {"squad_file": args.squad_file.name},
-        "mean_length": sides[OURS].call("mean_length"),
-        "tokens_with_padding_to_the_longest": {
-            order: sides[OURS].call("padding", order) for order in (FILE_ORDER, BY_LENGTH)
-        },
-        "largest_difference_of_logits": max(float(np.abs(found - logits[OURS]).max()) for found in logits.values()),
+        "mean_length": this_project.call("mean_length"),
+        "tokens_per_real_token": {order: this_project.call("padded_tokens", order) for order in (FILE_ORDER, BY_LENGTH)},
+        "largest_difference_of_logits": max(
+            float(np.abs(found - logits[THIS_PROJECT]).max()) for found in logits.values()
+        ),
     }
-    work = {what: rows_of(what, sides) for what in ("inference", "latency", "training")}
-    with progress_bar(sum(map(len, work.values())) * (args.rounds + 1), "rounds", "turn") as bar:
-        for what, rows in work.items():
-            turns: dict[str, list[Turn]] = {name: [] for name in rows}
-            for number in range(args.rounds + 1):
-                for name, (side, order) in rows.items():
-                    turns[name].append(side.call("turn", what, number, order))
-                    bar.update()
-            result[what] = figures_of({name: turn[1:] for name, turn in turns.items()})  # the first is a warm-up
-    for side in sides.values():
-        side.close()
+    for work in ("inference", "latency", "training"):
+        turns = {
+            name: lambda number, worker=worker, order=order, work=work: worker.call("turn", work, order, number)
+            for name, (worker, order) in measured_rows(work, workers).items()
+        }
+        result[work] = figures_of(take_turns(turns, args.rounds, work))
+    for worker in workers.values():
+        worker.close()
     return result
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
-    result = measure(args)
-    precision = "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
-    where = "gpu" if result["surroundings"]["device"].startswith("NVIDIA") else "cpu"
-    path = write_result(args.output, f"squad-{where}-{args.model}-{precision}", result)
-    width = max(map(len, result["inference"]))
-    for what in ("training", "inference", "latency"):
-        print_line(f"{what:{width + 2}}{'seq/s':>9} {'(quartiles)':>17} {'ms a batch':>11}  ours is faster by")
-        for side, figures in result[what].items():
-            rate, ratio = figures["sequences_per_second"], figures["ours_is_faster_by"]
-            faster = f"  {ratio['ratio_of_medians']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
-            print_line(
-                f"  {side:{width}}{rate['median']:9.1f} {rate['low']:8.1f}-{rate['high']:<8.1f} "
-                f"{figures['milliseconds_a_batch']['median']:11.1f}{'' if side == OURS else faster}"
-            )
-    padding = ", ".join(f"{ratio:.2f} {order}" for order, ratio in result["tokens_with_padding_to_the_longest"].items())
-    print_line(f"inference's tokens, padded to the longest of each batch, per real token: {padding}")
-    print_line(
-        f"the same weights' logits differ by at most {result['largest_difference_of_logits']:.2g} before training"
-    )
+    device = select_device(args.device)
+    set_num_threads()  # as the workers do, for machine_info
+    result = measure(args, device)
+    name = f"squad-{device.type}-{args.model}-{precision_name(args.amp, tf32=args.tf32)}"
+    path = write_result(args.output, name, device, result)
+    width = max(map(len, result["inference"])) + 2
+    for work in ("training", "inference", "latency"):
+        print_line(f"{work:{width}}{'seq/s (quartiles)':>24}{'ms per batch':>14}  speedup of {THIS_PROJECT}")
+        for name, figures in result[work].items():
+            rate = format_quartiles(figures["sequences_per_second"], ".1f")
+            milliseconds = figures["milliseconds_per_batch"]["median"]
+            ratio = format_quartiles(figures["speedup"], first="ratio_of_medians")
+            print_line(f"  {name:{width - 2}}{rate:>24}{milliseconds:14.1f}  {'' if name == THIS_PROJECT else ratio}")
+    tokens = ", ".join(f"{ratio:.2f} {order}" for order, ratio in result["tokens_per_real_token"].items())
+    print_line(f"inference with batches padded to the longest: tokens per real token {tokens}")
+    print_line(f"largest difference of logits with the same weights: {result['largest_difference_of_logits']:.2g}")
     print_line(f"written to {path}")
 
 

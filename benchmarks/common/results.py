@@ -1,0 +1,78 @@
+"""The machine, medians with quartiles, and result files."""
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.files import write_json
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def machine_info(device: torch.device) -> dict[str, Any]:
+    """Date, commit, command, machine and versions."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": git_commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def git_commit() -> str:
+    """The commit of the checkout, with -dirty if files differ from it; `unknown` outside a checkout."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """The median, and the first (`low`) and third quartile (`high`)."""
+    if len(values) < 2:
+        return {"median": values[0], "low": values[0], "high": values[0]}
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high}
+
+
+def compare(values: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
+    """values / baseline, one of each per round: the ratio of the medians, and the quartiles of the rounds' ratios."""
+    ratios = quartiles([value / base for value, base in zip(values, baseline, strict=True)])
+    return ratios | {"ratio_of_medians": statistics.median(values) / statistics.median(baseline)}
+
+
+def format_quartiles(values: dict[str, float], spec: str = ".2f", first: str = "median") -> str:
+    """`values` as `median (low-high)`."""
+    return f"{values[first]:{spec}} ({values['low']:{spec}}-{values['high']:{spec}})"
+
+
+def precision_name(amp: bool, pure: bool = False, tf32: bool = False) -> str:
+    return "pure-bf16" if pure else "bf16" if amp else "tf32" if tf32 else "fp32"
+
+
+def write_result(path: Path | None, name: str, device: torch.device, result: dict[str, Any]) -> Path:
+    """Writes one JSON file, with the machine's data; by default `name-date.json` in benchmarks/results."""
+    result = {"machine_info": machine_info(device), **result}
+    path = path or RESULTS / f"{name}-{result['machine_info']['date']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, result)
+    return path

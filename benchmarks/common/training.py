@@ -1,0 +1,116 @@
+"""The trainer of the programs, for benchmarks, and random samples; the optimizer of the implementations beside it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.common.results import ROOT
+from bert_config import BertConfig
+from data_loader import LoaderConfig, StepBatch
+from device import select_device
+from lr_scheduler import ScheduleConfig
+from metrics import GlobalBatchStats
+from modeling import BertPreTrainedModel
+from optimizer import OptimizerConfig, parameter_groups
+from parallelize import ParallelConfig
+from precision import select_precision
+from run_setup import RunConfig, build_trainer
+from tasks.pretraining import PretrainingDataset
+from train_state import CheckpointMetadata, StartConfig
+from trainer import Runtime, Task, Trainer, TrainerConfig
+
+MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
+MAX_STEPS = 10**4
+LEARNING_RATE = 1e-4
+MAX_GRAD_NORM = TrainerConfig.max_grad_norm
+
+
+def load_bert_config(model: str) -> BertConfig:
+    """The config of a key of MODELS."""
+    return BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[model]}.json")
+
+
+def make_runtime(device_name: str, amp: bool, pure: bool = False, tf32: bool = False) -> Runtime:
+    """Device and precision; 16 bits are bfloat16."""
+    device = select_device(device_name)
+    return Runtime(device, select_precision(amp, "bfloat16", pure, tf32, device))
+
+
+def make_trainer(
+    model: BertPreTrainedModel, task: Task, loader: LoaderConfig, runtime: Runtime, optimizer: str, compile: str
+) -> Trainer:
+    """A trainer as run_setup.build_trainer builds it, which saves nothing."""
+    config = RunConfig(
+        TrainerConfig(MAX_STEPS, checkpoint_folder=Path("unused"), benchmark=True),
+        loader,
+        OptimizerConfig(optimizer),
+        ScheduleConfig(MAX_STEPS, LEARNING_RATE, "constant"),
+        ParallelConfig(compile),
+        StartConfig(),
+        CheckpointMetadata("benchmark", {}, num_samples=0, seed=0, vocab_file=Path("unused"), do_lower_case=True),
+    )
+    return build_trainer(model, task, config, runtime)
+
+
+def batch_stats(batch: StepBatch) -> GlobalBatchStats:
+    return GlobalBatchStats(len(batch.lengths), int(batch.lengths.sum()), int(batch.num_targets.sum()))
+
+
+def train_step(trainer: Trainer, batch: StepBatch) -> None:
+    """One whole step, timed by trainer.stopwatch."""
+    trainer.training_step(batch, batch_stats(batch))
+    with trainer.stopwatch.lap("optimizer"):
+        trainer.optimizer_step()
+
+
+def fused_adamw(model: nn.Module) -> torch.optim.AdamW:
+    """The optimizer of other implementations, with this project's groups and values."""
+    config = OptimizerConfig()
+    groups = parameter_groups(model.named_parameters(), config.weight_decay)
+    return torch.optim.AdamW(groups, LEARNING_RATE, config.betas, config.eps, fused=True)
+
+
+class RandomDataset:
+    """Samples of random ids, the second half of them with unequal lengths (see data_loader.StreamDataset)."""
+
+    stream_arrays = PretrainingDataset.stream_arrays
+
+    def __init__(self, count: int, seq_length: int, vocab_size: int):
+        random = np.random.default_rng(0)
+        self.lengths = random.integers(seq_length // 8, seq_length + 1, count)
+        self.lengths[: count // 2] = seq_length
+        self.num_targets = np.maximum(self.lengths // 7, 1)
+        self.ids = random.integers(0, vocab_size, (count, seq_length))
+        self.labels = random.integers(0, 2, count)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, indices: np.ndarray) -> "RandomSamples":
+        return RandomSamples(self, indices)
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        lengths, targets = self.lengths[indices], self.num_targets[indices]
+        starts = np.cumsum(lengths) - lengths
+        return {
+            "input_ids": np.concatenate([self.ids[i, :n] for i, n in zip(indices, lengths, strict=True)]),
+            "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
+            "position_ids": np.concatenate([np.arange(n) for n in lengths]),
+            "cu_seqlens": np.append(0, np.cumsum(lengths)).astype(np.int32),
+            "mlm_positions": np.concatenate([s + 1 + np.arange(m) for s, m in zip(starts, targets, strict=True)]),
+            "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, targets, strict=True)]),
+            "nsp_labels": self.labels[indices],
+        }
+
+
+class RandomSamples:
+    """See data_loader.Samples."""
+
+    def __init__(self, dataset: RandomDataset, indices: np.ndarray):
+        self.dataset, self.indices = dataset, indices
+        self.lengths, self.num_targets = dataset.lengths[indices], dataset.num_targets[indices]
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return self.dataset.stream(self.indices[rows])
