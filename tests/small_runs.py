@@ -121,7 +121,7 @@ def _child(argv: list[str], environment: dict[str, str], output_file: Path) -> N
 def _server():
     """A process that has imported the program and is forked for each run, so that a run starts at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["small_runs"])
+    context.set_forkserver_preload(["small_runs", "torch._dynamo"])  # FSDP2 and DDP import it
     with pytest.MonkeyPatch.context() as patch:  # before Python 3.13 the server knows sys.path by this alone
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
