@@ -5,7 +5,7 @@ from pathlib import Path
 
 from activation_checkpointing import MODES
 from lr_scheduler import DECAYS, ScheduleConfig
-from optimizer import OPTIMIZERS, OptimizerConfig
+from optimizer import OPTIMIZERS, OptimizerConfig, check_shardable
 from parallelize import ParallelConfig
 from precision import DTYPES
 from sharding import RESHARD_AFTER_FORWARD
@@ -250,8 +250,10 @@ def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelC
         ):
             if given:
                 raise UserError(f"{flag} is for sharded runs: add --data-parallel-shard-degree, or leave it out")
-    elif args.compile == "model":
-        raise UserError("--compile model cannot be combined with sharding: use --compile layers")
+    else:
+        check_shardable(args.optimizer)
+        if args.compile == "model":
+            raise UserError("--compile model cannot be combined with sharding: use --compile layers")
     if args.enable_cpu_offload and not on_gpu:
         raise UserError("--enable-cpu-offload is for GPUs, and this run is on the CPU: leave it out")
     return ParallelConfig(

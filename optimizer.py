@@ -276,6 +276,15 @@ class OptimizerConfig:
     weight_decay: float = 0.01
 
 
+def check_shardable(name: str) -> None:
+    """Raises UserError if the optimizer `name` cannot update shards."""
+    if name == "FusedLAMB":
+        raise UserError(
+            "--optimizer FusedLAMB takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
+            "use --optimizer Lamb, or --data-parallel-shard-degree 1"
+        )
+
+
 def make_optimizer(
     config: OptimizerConfig,
     named_parameters: Iterable[tuple[str, nn.Parameter]],
@@ -283,6 +292,8 @@ def make_optimizer(
     shard_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
     """The optimizer that `config` names. `shard_group`: see Lamb."""
+    if shard_group is not None:
+        check_shardable(config.name)
     groups = parameter_groups(named_parameters, config.weight_decay)
     if config.name == "Lamb":
         return Lamb(
@@ -291,11 +302,6 @@ def make_optimizer(
     if config.name == "AdamW":
         return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
     if config.name == "FusedLAMB":
-        if shard_group is not None:
-            raise UserError(
-                "--optimizer FusedLAMB takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
-                "use --optimizer Lamb, or --data-parallel-shard-degree 1"
-            )
         try:
             from apex.optimizers import FusedLAMB
         except ImportError as error:

@@ -255,7 +255,9 @@ def measure(args: Arguments, device: torch.device) -> dict:
         "transformers": importlib.metadata.version("transformers"),
         "arguments": args.as_dict() | {"squad_file": args.squad_file.name},
         "mean_length": this_project.call("mean_length"),
-        "tokens_per_real_token": {order: this_project.call("padded_tokens", order) for order in (FILE_ORDER, BY_LENGTH)},
+        "tokens_per_real_token": {
+            order: this_project.call("padded_tokens", order) for order in (FILE_ORDER, BY_LENGTH)
+        },
         "largest_difference_of_logits": max(
             float(np.abs(found - logits[THIS_PROJECT]).max()) for found in logits.values()
         ),

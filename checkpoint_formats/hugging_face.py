@@ -4,8 +4,8 @@ from pathlib import Path
 
 from bert_config import BertConfig
 from checkpoint_formats.source_weights import SourceWeights, translate
-from utils.errors import UserError
 from model_files import read_model_tensors
+from utils.errors import UserError
 
 
 def read(source: Path, _config: BertConfig) -> SourceWeights:

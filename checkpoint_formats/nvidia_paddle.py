@@ -16,8 +16,8 @@ import torch
 
 from bert_config import BertConfig
 from checkpoint_formats.source_weights import SourceWeights, find_file
-from utils.errors import UserError
 from model_files import forbidden_class
+from utils.errors import UserError
 
 try:
     from numpy._core.multiarray import _reconstruct

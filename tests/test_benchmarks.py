@@ -4,12 +4,12 @@ import json
 import sys
 
 import pytest
+from benchmarks.sides import Side
 from conftest import ROOT, write_shards
+from pretraining_dataset import PretrainingDataset
 
 from benchmarks import around_the_step, data_loading, device_checks, pretraining_step, step_floor
-from benchmarks.sides import Side
 from modeling import BertConfig, training_flops
-from pretraining_dataset import PretrainingDataset
 from utils.errors import UserError
 
 

@@ -17,9 +17,9 @@ from transformers import BertForSequenceClassification as HFForSequenceClassific
 from transformers import BertModel as HFModel
 
 from checkpoint_formats import google_tf
+from model_files import read_model_tensors
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
-from model_files import read_model_tensors
 
 EXPECTED = np.load(FIXTURES / "expected.npz")
 INPUTS = {key: torch.from_numpy(EXPECTED[key]) for key in ("input_ids", "token_type_ids", "attention_mask")}

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from benchmarks.contenders import RandomSamples
+from token_stream import Limits, make_step_batch
+from utils.logger import Reporter
+
 from lr_scheduler import make_schedule
 from modeling import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import LossScale, MasterWeights, make_optimizer
 from run_pretraining import Pretraining
 from run_squad import QuestionAnswering
-from token_stream import Limits, make_step_batch
 from trainer import Provenance, Runtime, Settings, Task, Totals, Trainer
 from utils.distributed import Precision, Processes
-from utils.logger import Reporter
 
 META = torch.device("meta")
 TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)

@@ -97,5 +97,3 @@ def test_weights_of_the_other_kind_are_refused(trained_folder, tmp_path):
     ground, folder = trained_folder
     result = run_here(ground.command(tmp_path, "--max-steps", 1, "--from-pretrained-params", folder))
     assert_refused(result, "config.json", "pre_layer_norm is True")
-
-

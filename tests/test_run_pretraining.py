@@ -29,10 +29,10 @@ from small_runs import (
     weights,
 )
 from transformers import AutoModelForPreTraining
+from utils.logger import duration, metrics_text
 
 from run_pretraining import has_no_capitals
 from utils import distributed
-from utils.logger import duration, metrics_text
 
 
 @pytest.fixture(scope="module")

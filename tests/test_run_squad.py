@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, reported, run_program
 from safetensors.torch import load_file, save_file
-
-import run_squad
 from squad_dataset import SquadDataset, read_squad
 from squad_utils import decode
 from token_stream import sample_order
+
+import run_squad
 from tokenizer import BertTokenizer
 from utils.errors import run_main
 

@@ -31,9 +31,7 @@ def reference(
     return out_THD.detach(), gradient
 
 
-def dropout_masks(
-    attend: Attend, qkv_T3HD: Tensor, lengths: list[int], dropout_prob: float, seed: int
-) -> list[Tensor]:
+def dropout_masks(attend: Attend, qkv_T3HD: Tensor, lengths: list[int], dropout_prob: float, seed: int) -> list[Tensor]:
     """The probabilities [H, L, L] of each sequence that `attend` keeps with this seed. If the values of D keys are the
     D unit vectors and all others are zero, the output is the probabilities of these keys, zero if dropped."""
     size = qkv_T3HD.shape[-1]

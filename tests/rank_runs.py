@@ -1,0 +1,93 @@
+"""Functions run by several processes that talk to each other, and pre-training runs of several processes."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import processes as child_processes
+import torch
+from processes import ended
+
+import run_pretraining
+from utils.errors import run_main
+
+
+@dataclass(frozen=True)
+class RankResults:
+    """Exit codes and standard error, a rank each."""
+
+    exit_codes: list[int]
+    errors: list[str]
+
+    def error_lines(self) -> list[str]:
+        """All lines `error: ...`, of all ranks."""
+        return [line for text in self.errors for line in text.splitlines() if line.startswith("error: ")]
+
+    def check(self) -> None:
+        assert not any(self.exit_codes), (self.exit_codes, self.errors)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: float = 120) -> RankResults:
+    """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment variables. Their output
+    goes to files in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    context = child_processes._server()
+    processes = []
+    for rank in range(count):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        process = context.Process(target=_run_rank, args=(environment, folder / f"{rank}", function, args))
+        process.start()
+        processes.append(process)
+    exit_codes = ended(processes, timeout)
+    return RankResults(exit_codes, [(folder / f"{rank}.err").read_text() for rank in range(count)])
+
+
+def _run_rank(environment: dict[str, object], output: Path, function: Callable, args: tuple) -> None:
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    torch.set_num_threads(1)
+    for descriptor, ending in ((1, ".out"), (2, ".err")):
+        with output.with_suffix(ending).open("w") as file:
+            os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    run_main(lambda: function(*args))
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+@dataclass(frozen=True)
+class Command:
+    """run_pretraining.py's arguments for the first `count` processes."""
+
+    count: int
+    argv: list[str]
+    port: int = field(default_factory=free_port)
+
+
+def pretrain(*commands: Command) -> int:
+    """run_pretraining.py with each of `commands`, one after another."""
+    for command in commands:
+        if rank() < command.count:
+            os.environ.update(
+                WORLD_SIZE=str(command.count), LOCAL_WORLD_SIZE=str(command.count), MASTER_PORT=str(command.port)
+            )
+            if code := run_pretraining.main(command.argv):
+                return code
+    return 0
+
+
+def pretrain_ranks(folder: Path, *commands: Command) -> RankResults:
+    """`commands` one after another, in as many processes as the largest needs: starting them takes longer than most
+    of these runs."""
+    return run_ranks(max(command.count for command in commands), folder, pretrain, *commands)

@@ -1,0 +1,241 @@
+"""Pre-training gives the same losses, gradients and weights however the model and the data are divided."""
+
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import reported
+from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
+from safetensors.torch import load_file
+from small_runs import Ground, losses, progress, resuming, steps_folder, weights
+
+from data_loader import LoaderConfig, StepLoader
+from sharding import LocalShards
+from tasks.pretraining import PretrainingDataset
+
+STEPS = 20
+GLOBAL_BATCH = 23  # not a multiple of 2, 3 or 4
+SHARDED = ("--data-parallel-shard-degree", -1)
+
+# Name: processes and flags. Each of the ways to reshard is used once.
+LAYOUTS = {
+    "one process": (1, ()),
+    "DDP 2": (2, ()),
+    "FSDP2 2": (2, SHARDED),
+    "FSDP2 3": (3, (*SHARDED, "--fsdp-reshard-after-forward", "always")),
+    "FSDP2 4": (4, (*SHARDED, "--fsdp-reshard-after-forward", "never")),
+    "hybrid 2x2": (4, ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree", 2)),
+}
+OTHERS = [name for name in LAYOUTS if name != "one process"]
+
+
+def first_moments(output: Path, step: int) -> dict[str, torch.Tensor]:
+    """By the parameter's name."""
+    tensors, suffix = load_file(steps_folder(output) / str(step) / "model_optimizer.safetensors"), ".exp_avg"
+    return {name.removesuffix(suffix): value for name, value in tensors.items() if name.endswith(suffix)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of 20 steps, which was stopped after the first."""
+
+    output: Path
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The clipped gradients of the first step: its first moments are (1 - beta1) times these."""
+        return {name: moment / (1 - 0.9) for name, moment in first_moments(self.output, 1).items()}
+
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        return {
+            step: {key: value for key, value in entry.items() if key.startswith("eval_")}
+            for step, entry in reported(self.output / "report.json").items()
+            if "eval_loss" in entry
+        }
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory) -> Ground:
+    return Ground.make(tmp_path_factory.mktemp("ground"))
+
+
+@pytest.fixture(scope="module")
+def runs(ground, tmp_path_factory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    commands = []
+    for name, (count, flags) in LAYOUTS.items():
+        output = folder / name
+        argv = ground.command(
+            output,
+            *("--max-steps", STEPS, "--global-batch-size", GLOBAL_BATCH, "--log-freq", 1),
+            *("--eval-dir", ground.held_out, "--eval-steps", 10, *resuming(output), *flags),
+            dropout=False,
+        )
+        commands += [Command(count, [*argv, "--steps-this-run", "1"]), Command(count, argv)]
+    pretrain_ranks(folder / "logs", *commands).check()
+    return {name: Run(folder / name) for name in LAYOUTS}
+
+
+def max_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest difference of each tensor's values."""
+    assert a.keys() == b.keys()
+    return {name: float((a[name] - b[name]).abs().max()) for name in a}
+
+
+def micro_batches_per_rank(ground: Ground, world_size: int) -> list[list[int]]:
+    """For each step, the number of micro-batches of each rank before any filler."""
+    dataset = PretrainingDataset(ground.shards, 1210)
+    config = LoaderConfig(4, GLOBAL_BATCH, 32, 5)
+    loaders = [StepLoader(dataset, config, 42, rank=rank, world_size=world_size) for rank in range(world_size)]
+    return [[len(loader.load(step).micro_batches) for loader in loaders] for step in range(STEPS)]
+
+
+# --- exactness --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_compared_runs_have_ranks_with_unequal_numbers_of_micro_batches(ground, world_size):
+    assert GLOBAL_BATCH % world_size
+    assert any(len(set(counts)) > 1 for counts in micro_batches_per_rank(ground, world_size))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_loss_and_gradients_of_the_first_step_agree_with_one_process(runs, name):
+    alone, other = runs["one process"], runs[name]
+    assert losses(other.output)[1] == pytest.approx(losses(alone.output)[1], rel=1e-6)
+    expected, found = alone.gradients(), other.gradients()
+    assert all(bool(gradient.any()) for key, gradient in expected.items() if "key.bias" not in key)
+    differences = max_difference(expected, found)
+    assert max(differences.values()) < 1e-6, differences
+    relative = {key: differences[key] / float(expected[key].abs().max()) for key in expected if "key.bias" not in key}
+    assert max(relative.values()) < 1e-5, relative
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_losses_gradient_norms_and_weights_agree_with_one_process_for_20_steps(runs, name):
+    alone, other = (reported(runs[key].output / "report.json") for key in ("one process", name))
+    for step in range(1, STEPS + 1):
+        for key in ("loss", "grad_norm"):
+            assert other[step][key] == pytest.approx(alone[step][key], rel=1e-5), (step, key)
+    assert any(entry["grad_norm"] > 1 for entry in alone.values()), "gradients were never clipped"
+    expected, found = (weights(runs[key].output, STEPS) for key in ("one process", name))
+    differences = max_difference(expected, found)
+    assert max(differences.values()) < 1e-5, differences
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_evaluation_agrees_with_one_process_where_ranks_have_unequal_shares(runs, name):
+    expected, found = runs["one process"].evaluations(), runs[name].evaluations()
+    assert expected.keys() == found.keys() == {1, 10, 20}
+    for step, metrics in expected.items():
+        assert metrics.keys() == found[step].keys()
+        for key, value in metrics.items():
+            assert found[step][key] == pytest.approx(value, rel=1e-5), (step, key)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_global_batch_is_what_the_flag_says_at_any_number_of_ranks(runs, name):
+    assert progress(runs[name].output, STEPS)["samples_consumed"] == STEPS * GLOBAL_BATCH
+
+
+# --- bit for bit ------------------------------------------------------------------------------------------------------
+
+
+def test_with_dropout_fsdp2_and_ddp_are_equal_to_the_bit_where_gradients_are_reduced_once(ground, tmp_path):
+    """Four steps of AdamW without clipping. First moments are linear in the gradients; second moments and weights go
+    through vector instructions whose last digit depends on where a shard starts."""
+    flags = ("--max-steps", 4, "--global-batch-size", 8, "--batch-size", 8, "--log-freq", 1)
+    flags = (*flags, "--optimizer", "AdamW", "--max-grad-norm", 1e9)
+    layouts = {"DDP": (), "default": (), "always": (), "never": ()}
+    commands = []
+    for name in layouts:
+        sharded = () if name == "DDP" else (*SHARDED, "--fsdp-reshard-after-forward", name)
+        commands.append(Command(2, ground.command(tmp_path / name, *flags, *sharded)))
+    pretrain_ranks(tmp_path / "logs", *commands).check()
+    dataset, config = PretrainingDataset(ground.shards, 1210), LoaderConfig(8, 8, 32, 5)
+    for own_rank in range(2):
+        loader = StepLoader(dataset, config, 42, rank=own_rank, world_size=2)
+        assert all(len(loader.load(step).micro_batches) == 1 for step in range(4))
+    expected = first_moments(tmp_path / "DDP", 4)
+    for name in ("default", "always", "never"):
+        assert losses(tmp_path / name) == losses(tmp_path / "DDP"), name
+        found = first_moments(tmp_path / name, 4)
+        assert [key for key in expected if not torch.equal(expected[key], found[key])] == [], name
+
+
+# --- clipping and steps without a finite gradient ---------------------------------------------------------------------
+
+
+def pretrain_with_nan(command: Command, nan_rank: int, nan_step: int) -> int:
+    """A run in which one number of one rank's shard of the gradients is NaN in one step."""
+    steps = iter(range(1, 100))
+    take_gradients = LocalShards.take_gradients
+
+    def spoil(shards: LocalShards) -> None:
+        take_gradients(shards)
+        if next(steps) == nan_step and rank() == nan_rank:
+            shards.shards["bert.pooler.dense.weight"].grad[0, 0] = torch.nan
+
+    LocalShards.take_gradients = spoil
+    return pretrain(command)
+
+
+@pytest.mark.parametrize("optimizer", ["Lamb", "AdamW"])
+def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(ground, tmp_path, optimizer):
+    """The skipped step takes its samples and changes nothing else: a run that starts at the next sample agrees."""
+    flags = ("--max-steps", 3, "--global-batch-size", 8, "--log-freq", 1, "--optimizer", optimizer, *SHARDED)
+    command = Command(2, ground.command(tmp_path / "run", *flags))
+    run_ranks(2, tmp_path / "logs", pretrain_with_nan, command, 1, 2).check()
+    found = progress(tmp_path / "run", 3)
+    assert (found["step"], found["samples_consumed"]) == (3, 4 * 8)
+    steps = load_file(steps_folder(tmp_path / "run") / "3" / "model_optimizer.safetensors")
+    assert {float(value) for name, value in steps.items() if name.endswith(".step")} == {3.0}
+    assert all(bool(torch.isfinite(value).all()) for value in weights(tmp_path / "run", 3).values())
+
+
+# --- one error line in total ------------------------------------------------------------------------------------------
+
+
+def pretrain_with_apex(command: Command) -> int:
+    """A run where apex seems to be installed."""
+    apex = types.ModuleType("apex")
+    apex.optimizers = types.ModuleType("apex.optimizers")
+    apex.optimizers.FusedLAMB = torch.optim.SGD
+    sys.modules.update({"apex": apex, "apex.optimizers": apex.optimizers})
+    return pretrain(command)
+
+
+@pytest.mark.parametrize(
+    "count, flags, words",
+    [
+        (2, ("--data-parallel-shard-degree", 3), ["--data-parallel-shard-degree 3", "2 processes"]),
+        (
+            2,
+            ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree", 2),
+            ["do not multiply", "2 processes"],
+        ),
+        (1, SHARDED, ["one process", "torchrun"]),
+        (1, ("--data-parallel-shard-degree", 2), ["one process", "torchrun"]),
+        (1, ("--data-parallel-shard-degree", 0), ["--data-parallel-shard-degree", "0"]),
+        (2, ("--fsdp-reshard-after-forward", "never"), ["--fsdp-reshard-after-forward", "sharded"]),
+        (2, ("--enable-cpu-offload",), ["--enable-cpu-offload", "sharded"]),
+        (2, (*SHARDED, "--enable-cpu-offload"), ["--enable-cpu-offload", "CPU"]),
+        (2, (*SHARDED, "--compile", "model"), ["--compile model", "--compile layers"]),
+        (2, (*SHARDED, "--optimizer", "FusedLAMB"), ["FusedLAMB", "--optimizer Lamb"]),
+        (2, ("--global-batch-size", 8, "--gradient-merge-steps", 2), ["--global-batch-size", "--gradient-merge-steps"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothing(
+    ground, tmp_path, count, flags, words
+):
+    command = Command(count, ground.command(tmp_path / "output", "--max-steps", 3, *flags))
+    result = run_ranks(count, tmp_path / "logs", pretrain_with_apex, command)
+    assert result.exit_codes == [2] * count, result.errors
+    (line,) = result.error_lines()
+    assert "Traceback" not in "".join(result.errors)
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "output").exists()

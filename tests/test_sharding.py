@@ -1,0 +1,174 @@
+"""Sharding of any torch model: which rows a rank has, and optimizers that work on shards as on whole tensors."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_runs import rank, run_ranks
+from torch import Tensor, nn
+
+from optimizer import Lamb, apply_step, gradients, parameter_groups, total_norm
+from sharding import LocalShards, fill_shards, make_mesh, shard_model
+
+STEPS = 20
+
+# Rows that 2 and 3 ranks divide unevenly, and fewer rows than ranks, so that some ranks have none.
+SHAPES = {
+    "embedding.weight": (7, 3),
+    "dense.weight": (16, 4),
+    "head.weight": (2, 8),
+    "single.weight": (1, 5),
+    "dense.bias": (16,),
+    "head.bias": (2,),
+    "LayerNorm.weight": (3,),
+}
+
+
+def random_tensors(seed: int, scale: float = 1.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def own_rows(tensor: Tensor, degree: int, shard_rank: int) -> Tensor:
+    """What torch.chunk gives to a rank: the reference for the division of rows."""
+    chunks = tensor.chunk(degree)
+    return chunks[shard_rank] if shard_rank < len(chunks) else tensor[:0]
+
+
+# --- optimizers on shards ---------------------------------------------------------------------------------------------
+
+
+def make_lamb(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
+    return Lamb(parameter_groups(named.items(), 0.01), 0.01, max_grad_norm=1.0, shard_group=group)
+
+
+def make_lamb_of_deepspeed(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
+    groups = parameter_groups(named.items(), 0.01)
+    return Lamb(groups, 0.01, trust_bounds=(0.01, 0.3), adapt_undecayed=True, shard_group=group)
+
+
+def make_adamw(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameter_groups(named.items(), 0.01), 0.01, fused=True)
+
+
+MAKERS = {"LAMB": make_lamb, "DeepSpeed's LAMB": make_lamb_of_deepspeed, "AdamW": make_adamw}
+
+
+def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
+    """20 steps on shards against 20 steps on whole tensors, for each optimizer, with clipping in apply_step too."""
+    dist.init_process_group("gloo")
+    mesh = make_mesh("cpu", shard_degree, replicate_degree)
+    group, shard_rank = mesh["shard"].get_group(), mesh["shard"].get_local_rank()
+    for name, make in MAKERS.items():
+        initial = random_tensors(0)
+        whole = {key: nn.Parameter(value.clone()) for key, value in initial.items()}
+        shards = {
+            key: nn.Parameter(own_rows(value, shard_degree, shard_rank).clone()) for key, value in initial.items()
+        }
+        whole_optimizer, shard_optimizer = make(whole, None), make(shards, group)
+        for step in range(STEPS):
+            for key, gradient in random_tensors(1 + step, scale=3.0).items():
+                whole[key].grad = gradient
+                shards[key].grad = own_rows(gradient, shard_degree, shard_rank).clone()
+            for optimizer, norm_group in ((whole_optimizer, None), (shard_optimizer, group)):
+                clip = (total_norm(gradients(optimizer), norm_group) / 5.0).clamp(min=1.0)
+                assert clip > 1, "gradients are not clipped"
+                apply_step(optimizer, clip, torch.zeros(()))
+        assert any(not len(shard) for shard in shards.values()) == (shard_rank > 0)
+        for key, expected in whole.items():
+            expected = own_rows(expected.detach(), shard_degree, shard_rank)
+            moved = (expected - own_rows(initial[key], shard_degree, shard_rank)).abs().max() if len(expected) else 1
+            assert moved > 1e-3, (name, key, "did not move")
+            torch.testing.assert_close(shards[key].detach(), expected, rtol=1e-6, atol=1e-6, msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize(("shard_degree", "replicate_degree"), [(2, 1), (3, 1), (2, 2)])
+def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(tmp_path, shard_degree, replicate_degree):
+    run_ranks(shard_degree * replicate_degree, tmp_path, compare_optimizers, shard_degree, replicate_degree).check()
+
+
+def take_a_norm_with_nan() -> None:
+    dist.init_process_group("gloo")
+    group = make_mesh("cpu", 3)["shard"].get_group()
+    shards = {key: nn.Parameter(own_rows(value, 3, rank()).clone()) for key, value in random_tensors(0).items()}
+    for number, factor in enumerate([1.0, torch.inf, torch.nan]):
+        for shard in shards.values():
+            shard.grad = torch.ones_like(shard)
+        if rank() == 2:
+            shards["dense.weight"].grad[-1, -1] *= factor
+        optimizer = make_lamb(shards, group)
+        before = {key: shard.detach().clone() for key, shard in shards.items()}
+        norm = total_norm(gradients(optimizer), group)
+        assert bool(torch.isfinite(norm)) == (number == 0)
+        apply_step(optimizer, torch.ones(()), (~torch.isfinite(norm)).float())
+        same = [torch.equal(before[key], shard) for key, shard in shards.items() if len(shard)]
+        assert not any(same) if number == 0 else all(same)
+
+
+def test_a_number_that_is_not_finite_on_one_rank_stops_the_step_of_all(tmp_path):
+    run_ranks(3, tmp_path, take_a_norm_with_nan).check()
+
+
+# --- a model of the user's own ----------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, mine: slice, take_gradients: Callable[[], None]) -> None:
+    """Five steps on rows `mine` of 12 samples in two micro-batches; the loss is the mean over all 12."""
+    inputs, targets = random_data()
+    for _ in range(5):
+        for half in (slice(0, 6), slice(6, 12)):
+            outputs = model(inputs[half][mine])
+            (outputs - targets[half][mine]).square().sum().div(12).backward()
+        take_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def random_data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(12, 5, generator=generator), torch.randn(12, 3, generator=generator)
+
+
+def shard_a_net(on_meta: bool) -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    reference = Net()
+    values = {name: p.detach().clone() for name, p in reference.named_parameters()}
+    train(reference, Lamb(parameter_groups(reference.named_parameters(), 0.01), 0.1), slice(None), lambda: None)
+
+    mesh = make_mesh("cpu", 3)
+    with torch.device("meta" if on_meta else "cpu"):
+        model = Net()
+    shard_model(model, model.layers, mesh)
+    if on_meta:
+        model.to_empty(device="cpu")
+    shards = LocalShards(model, mesh)
+    fill_shards(shards, values.items())
+    for name, shard in shards.named_parameters():
+        assert torch.equal(shard, own_rows(values[name], 3, rank())), name
+        assert shards.row_start(name) == sum(len(own_rows(values[name], 3, before)) for before in range(rank()))
+    optimizer = Lamb(parameter_groups(shards.named_parameters(), 0.01), 0.1, shard_group=shards.group)
+    train(model, optimizer, slice(2 * rank(), 2 * rank() + 2), shards.take_gradients)
+    for name, p in reference.named_parameters():
+        assert not torch.equal(p, values[name]), name
+        expected = own_rows(p.detach(), 3, rank())
+        torch.testing.assert_close(shards.shards[name].detach(), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(dict(model.named_parameters())[name].to_local(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_a_model_of_the_users_own_trains_on_shards_as_it_does_whole(tmp_path, on_meta):
+    run_ranks(3, tmp_path, shard_a_net, on_meta).check()
