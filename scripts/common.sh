@@ -1,5 +1,5 @@
-# What run_pretraining.sh and run_squad.sh share: the table of positional arguments, the checks, and the launch on
-# CPU, on one GPU, on many and on many nodes. Sourced by them.
+# Shared by the launch scripts, which source it: positional arguments, checks, precision, models, and the launch on one
+# or more nodes.
 # shellcheck shell=bash
 
 fail() {
@@ -8,11 +8,10 @@ fail() {
 }
 
 # ---- positional arguments ---------------------------------------------------------------------------------------
-# Each script declares ARGUMENTS, one row an argument: `name | default | kind | help`. A kind is count (1, 2, ...),
-# whole (0, 1, ...), integer, number, fraction (0 to 1), text, or the allowed words with commas between them. The
-# default `required` means what it says.
+# Each script declares ARGUMENTS, one row per argument: `name | default | kind | help`. The default `required` means
+# that there is none. A kind is one of those in `describe_kind`, or the allowed words with commas between them.
 
-# Cuts a row into the variables name, default, kind and help.
+# Splits a row into the variables name, default, kind and help.
 read_row() {
   IFS='|' read -r name default kind help <<<"$1"
   read -r name <<<"$name"
@@ -31,12 +30,15 @@ print_arguments() {
   done
 }
 
-# Sets one global variable an argument, named as in the table; a missing or empty argument takes its default.
+# Sets one global variable per argument, named as in the table. A missing or empty argument takes its default.
 parse_arguments() {
   local row name default kind help value
   local -i position=0
-  if [[ ${1:-} == --unknown-preset ]]; then # what the files in configs/ answer to a name that they do not know
+  if [[ ${1:-} == --unknown-preset ]]; then # what the files in configs/ print for an unknown name
     fail "there is no preset '$2' in $3: choose one of ${*:4}"
+  fi
+  if (($# > ${#ARGUMENTS[@]})); then
+    fail "$# arguments given, but this script takes at most ${#ARGUMENTS[@]}: ${TOO_MANY_ARGUMENTS_HINT:-see --help}"
   fi
   for row in "${ARGUMENTS[@]}"; do
     read_row "$row"
@@ -44,86 +46,139 @@ parse_arguments() {
     value=${!position:-$default}
     case $value in
       required) fail "argument $position ($name) is missing: $help (see --help)" ;;
-      --*) fail "argument $position ($name) is '$value', but arguments go by position here (see --help)" ;;
+      --*) fail "argument $position ($name) is '$value', but arguments are positional: see --help" ;;
     esac
-    is_a "$kind" "$value" || fail "argument $position ($name) is '$value', not $(in_words "$kind") (see --help)"
+    is_valid "$kind" "$value" || fail "argument $position ($name) is '$value': expected $(describe_kind "$kind")"
     declare -g "$name=$value"
   done
-  (($# <= position)) || fail "$# arguments given, and only $position are known (see --help)"
 }
 
-is_a() { # kind value
+is_valid() { # kind value
   case $1 in
-    count) [[ $2 =~ ^[1-9][0-9]*$ ]] ;;
-    whole) [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] ;;
-    integer) [[ $2 =~ ^(0|-?[1-9][0-9]*)$ ]] ;;
-    number) [[ $2 =~ ^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$ ]] ;;
+    positive_int) [[ $2 =~ ^[1-9][0-9]*$ ]] ;;
+    non_negative_int) [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] ;;
+    int) [[ $2 =~ ^(0|-?[1-9][0-9]*)$ ]] ;;
+    non_negative_float) [[ $2 =~ ^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$ ]] ;;
     fraction) [[ $2 =~ ^(0?\.[0-9]+|0|1(\.0*)?|[0-9.]+[eE]-[0-9]+)$ ]] ;;
+    file_name) [[ $2 =~ ^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$ ]] ;;
     text) true ;;
     *) [[ ,$1, == *,"$2",* ]] ;;
   esac
 }
 
-in_words() { # kind
+describe_kind() { # kind
   case $1 in
-    count) echo 'a whole number from 1 up' ;;
-    whole) echo 'a whole number from 0 up' ;;
-    integer) echo 'a whole number' ;;
-    number) echo 'a number from 0 up' ;;
+    positive_int) echo 'a whole number, at least 1' ;;
+    non_negative_int) echo 'a whole number, at least 0' ;;
+    int) echo 'a whole number' ;;
+    non_negative_float) echo 'a number, at least 0' ;;
     fraction) echo 'a number from 0 to 1' ;;
+    file_name) echo 'a plain name of letters, digits, ".", "_" and "-", without a folder' ;;
     *) echo "one of ${1//,/, }" ;;
   esac
+}
+
+# Sets extra_words to the words of EXTRA_ARGS. Quotes group words as in a shell; nothing is expanded or executed.
+# shellcheck disable=SC2034 # for the scripts
+read_extra_args() {
+  mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${EXTRA_ARGS:-}" 2>/dev/null)
+  wait $! || fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
 }
 
 # ---- checks -----------------------------------------------------------------------------------------------------
 
 require_folder() { # argument path
-  [[ -d $2 ]] || fail "$1: the folder $2 does not exist: check the path, or see the README on making it"
+  [[ -d $2 ]] || fail "$1: the folder $2 does not exist: check the path (the README says how to make the data)"
 }
 
 require_file() { # argument path
   [[ -f $2 ]] || fail "$1: the file $2 does not exist: check the path"
 }
 
-require_gpus() { # how_many
+require_gpus() { # count
   local found
   (($1 > 0)) || return 0
   found=$(python3 -c 'import torch; print(torch.cuda.device_count())') ||
-    fail 'python3 cannot import torch: see above'
-  (($1 <= found)) || fail "num_gpus is $1, and this machine has $found: ask for at most that, or for 0 to use the CPU"
+    fail 'python3 cannot import torch: run bash scripts/setup_environment.sh'
+  (($1 <= found)) || fail "num_gpus is $1, but this machine has $found: give at most $found, or 0 to run on the CPU"
+}
+
+# ---- data, precision and models ---------------------------------------------------------------------------------
+
+data_dir=${BERT_PREP_WORKING_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/data}
+
+# The folder of HDF5 shards of one sequence length: that of data/prepare.py, or else that of NVIDIA's bertPrep.py.
+find_shards() { # sequence_length predictions
+  local ours=$data_dir/hdf5/seq_$1_pred_$2/training
+  local nvidia=$data_dir/hdf5_lower_case_1_seq_len_$1_max_pred_$2_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5
+  if [[ ! -d $ours && -d $nvidia/wikicorpus_en ]]; then
+    echo "$nvidia/wikicorpus_en"
+  else
+    echo "$ours"
+  fi
+}
+
+# shellcheck disable=SC2034 # for the scripts
+PRECISIONS=amp,fp16,bf16,fp32,tf32
+
+# The flags of a precision, one per line.
+precision_flags() { # precision initial_loss_scale
+  case $1 in
+    amp) printf '%s\n' --amp ;;
+    bf16) printf '%s\n' --amp --amp-dtype bfloat16 ;;
+    fp16) printf '%s\n' --amp --amp-dtype float16 --use-dynamic-loss-scaling "--scale-loss=$2" ;;
+    tf32) printf '%s\n' --tf32 ;;
+  esac
+}
+
+# The name of the architecture in a config file: that of the file in bert_configs/ with the same sizes, or custom.
+model_of_config() { # config_file
+  local root name
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  for name in bert-large-uncased bert-large-cased bert-base-uncased bert-base-cased; do
+    if [[ $(config_sizes "$1") == "$(config_sizes "$root/bert_configs/$name.json")" ]]; then
+      echo "$name"
+      return
+    fi
+  done
+  echo custom
+}
+
+# The keys that define an architecture with their values. The vocabulary's size is rounded up to a multiple of 64,
+# because some config files hold the padded size.
+config_sizes() { # config_file
+  local key value
+  for key in hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers vocab_size; do
+    value=$(grep -oE "\"$key\" *: *[0-9]+" "$1" | grep -oE '[0-9]+$' | head -n 1)
+    [[ $key != vocab_size ]] || value=$(((value + 63) / 64 * 64))
+    echo "$key=$value"
+  done
 }
 
 # ---- launch -----------------------------------------------------------------------------------------------------
 
-precision_flags() { # amp|fp32|tf32
-  case $1 in
-    amp) echo --amp --amp-dtype bfloat16 ;;
-    fp32) ;;
-    tf32) echo --tf32 ;;
-  esac
-}
-
-# How many nodes there are, which one this is, and where the first one listens: from NNODES, NODE_RANK, MASTER_ADDR
-# and MASTER_PORT, or from Slurm where srun starts the script once a node. (A batch script outside srun has
-# SLURM_NNODES too, but runs on the first node alone; hence SLURM_STEP_NUM_NODES.)
+# Sets nodes, node_rank and master_addr: from NNODES, NODE_RANK and MASTER_ADDR, or from Slurm where srun starts the
+# script once per node. (A batch script outside srun has SLURM_NNODES too, but runs on the first node only; therefore
+# SLURM_STEP_NUM_NODES.)
 find_nodes() {
   nodes=${NNODES:-${SLURM_STEP_NUM_NODES:-1}}
   node_rank=${NODE_RANK:-${SLURM_NODEID:-0}}
   master_addr=${MASTER_ADDR:-}
-  is_a count "$nodes" || fail "NNODES is '$nodes', not $(in_words count)"
-  is_a whole "$node_rank" || fail "NODE_RANK is '$node_rank', not $(in_words whole)"
-  ((node_rank < nodes)) || fail "NODE_RANK is $node_rank of $nodes nodes: they count from 0"
+  is_valid positive_int "$nodes" || fail "NNODES is '$nodes': expected $(describe_kind positive_int)"
+  is_valid non_negative_int "$node_rank" || fail "NODE_RANK is '$node_rank': expected $(describe_kind non_negative_int)"
+  ((node_rank < nodes)) || fail "NODE_RANK is $node_rank with $nodes nodes: ranks are 0 to $((nodes - 1))"
   ((nodes > 1)) || return 0
   if [[ -z $master_addr && -n ${SLURM_STEP_NODELIST:-} ]]; then
     master_addr=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
   fi
-  [[ -n $master_addr ]] || fail "NNODES is $nodes, and MASTER_ADDR is not set: give the first node's address"
+  [[ -n $master_addr ]] || fail "NNODES is $nodes, but MASTER_ADDR is not set: give the address of the first node"
 }
 
-# launch PROCESSES PROGRAM ARGUMENT...: runs the program, under torchrun where there are several processes, and waits.
-# SIGTERM and SIGINT are passed on as SIGTERM, at which the program saves a checkpoint and ends; the script then ends
-# with 128 + the signal's number. A second signal ends everything at once. The variable log_file, if not empty, names
-# a file that gets a copy of the output.
+# launch PROCESSES PROGRAM ARGUMENT...: runs the program and waits for it, under torchrun where there are several
+# processes. SIGTERM, SIGUSR1 and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and ends; the
+# script then exits with 128 + the signal's number. A second SIGINT kills the program. Repeated SIGTERM and SIGUSR1
+# change nothing, because batch systems send them more than once. If the variable log_file is not empty, the output is
+# also appended to that file.
 launch() {
   local -a command=(python3)
   local code=0
@@ -132,8 +187,6 @@ launch() {
   with_torchrun=false
   received=''
   if (($1 * nodes > 1)); then
-    # torchrun itself has to sleep through the signal: it would kill its workers 30 s later, whatever they are
-    # writing.
     with_torchrun=true
     command+=(-m torch.distributed.run --nproc_per_node "$1" --signals_to_handle SIGHUP)
     if ((nodes > 1)); then
@@ -143,9 +196,13 @@ launch() {
       command+=(--standalone)
     fi
   fi
-  trap 'pass_on 15' TERM
-  trap 'pass_on 2' INT
+  trap 'forward_signal 15' TERM
+  trap 'forward_signal 10' USR1
+  trap 'forward_signal 2' INT
   (
+    trap '' USR1
+    # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
+    # they go to the workers directly.
     if $with_torchrun; then trap '' TERM INT; fi
     if [[ -n $log_file ]]; then exec > >(trap '' TERM INT && exec tee -a "$log_file") 2>&1; fi
     exec "${command[@]}" "${@:2}"
@@ -155,21 +212,21 @@ launch() {
   while [[ -n $received ]] && kill -0 "$child" 2>/dev/null; do # the signal ended the wait, not the child
     wait "$child" || code=$?
   done
-  trap - TERM INT
+  trap - TERM USR1 INT
   if [[ -n $received ]]; then exit $((128 + received)); fi
   if ((code != 0)); then exit "$code"; fi
 }
 
-pass_on() { # signal_number
+forward_signal() { # signal_number
   local -a targets=("$child")
   if $with_torchrun; then
     read -r -a targets < <(cat "/proc/$child"/task/*/children 2>/dev/null | tr '\n' ' ') || true
   fi
   if [[ -z $received ]]; then
     received=$1
-    echo 'stopping after this step, with a checkpoint; a second signal stops at once' >&2
+    echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2
     kill -TERM "${targets[@]}" 2>/dev/null || true
-  else
+  elif (($1 == 2)); then
     kill -KILL "${targets[@]}" "$child" 2>/dev/null || true
   fi
 }

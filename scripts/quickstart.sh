@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole recipe on a small scale, on a CPU: sample books to HDF5 shards, both phases of pre-training with a two-layer
-# BERT, fine-tuning and evaluation on a sample of SQuAD. Everything goes to quickstart/; run again, it goes on where it
-# was.
+# BERT, fine-tuning and evaluation on a sample of SQuAD. All results go to quickstart/. After any stop, the same command
+# continues.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,7 +25,7 @@ bash data/create_datasets_from_start.sh books data/sample/books --output-dir qui
 
 stage '3/5 pre-training: phase 1 (length 128), then phase 2 (length 512)'
 # shellcheck disable=SC2046 # a preset is one word an argument
-RESULTS_DIR=quickstart/results EXTRA_ARGS='--eval-steps 25' \
+RESULTS_DIR=quickstart/results EXTRA_ARGS='--eval-steps 25 --log-freq 10' \
   EVAL_DIR_PHASE1=quickstart/hdf5/seq_128_pred_20/test EVAL_DIR_PHASE2=quickstart/hdf5/seq_512_pred_80/test \
   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && cpu_sample_fp32)
 
@@ -33,5 +33,5 @@ stage '4/5 SQuAD: fine-tuning, predictions, evaluation'
 # shellcheck disable=SC2046
 bash scripts/run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample_fp32)
 
-stage '5/5 what was made'
+stage '5/5 summary'
 python3 scripts/quickstart_summary.py quickstart/results/custom

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Says what scripts/quickstart.sh made, from the reports that the programs wrote: python3 scripts/quickstart_summary.py
-FOLDER, the folder of phase1/, phase2/ and squad/."""
+"""Prints a summary of scripts/quickstart.sh, from the reports of the programs:
+
+python3 scripts/quickstart_summary.py FOLDER   # the folder that holds phase1/, phase2/ and squad/
+"""
 
 import json
 import sys
@@ -8,13 +10,15 @@ from pathlib import Path
 
 
 def read_report(path: Path) -> list[dict]:
-    """The data of each of DLLogger's JSON lines, oldest first."""
+    """The data of each DLLogger record, oldest first."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line.removeprefix("DLLL ")).get("data", {}) for line in lines]
 
 
 def values_of(report: list[dict], name: str) -> list[float]:
-    return [data[name] for data in report if name in data]
+    """The values logged under `name`, in upper or lower case, without those of skipped steps (null)."""
+    found = [{key.lower(): value for key, value in data.items()}.get(name) for data in report]
+    return [value for value in found if value is not None]
 
 
 def describe(title: str, folder: Path, report: list[dict], results: str) -> str:
@@ -27,12 +31,12 @@ def describe(title: str, folder: Path, report: list[dict], results: str) -> str:
 
 def main(folder: Path) -> None:
     for number in (1, 2):
-        report = read_report(folder / f"phase{number}-report.json")
+        report = read_report(folder.parent / f"dllogger_p{number}.json")
         held_out = values_of(report, "eval_loss")
         accuracy = values_of(report, "eval_mlm_accuracy")[-1]
         results = f"on held-out text {held_out[0]:.2f} -> {held_out[-1]:.2f}, {accuracy:.1%} of the masked words right"
         print(describe(f"phase {number}", folder / f"phase{number}", report, results))
-    report = read_report(folder / "squad-report.json")
+    report = read_report(folder.parent / "dllogger_0_fp32.json")
     exact_match, f1 = (values_of(report, name)[-1] for name in ("exact_match", "f1"))
     predictions = folder / "squad" / "predictions.json"
     questions = len(json.loads(predictions.read_text(encoding="utf-8")))

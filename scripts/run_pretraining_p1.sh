@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Phase 1 of BERT-large on 8 GPUs, every argument by name. Flags given to this script are added and win. Rerun after
-# any stop, it goes on where it was; run_pretraining_p2.sh follows.
+# Phase 1 of BERT-large on 8 GPUs with every flag by name. Flags given to this script are added, and override those
+# below. After any stop, the same command continues. run_pretraining_p2.sh is next.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The global batch is 8 GPUs x 256 sequences x 32 micro-batches = 65,536 sequences of 128 tokens.
 python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
-  --input-dir data/hdf5/seq_128_pred_20/training \
+  --input-dir "${BERT_PREP_WORKING_DIR:-data}/hdf5/seq_128_pred_20/training" \
   --output-dir results \
   --bert-model bert-large-uncased \
   --vocab-file vocab/bert-large-uncased-vocab.txt \
@@ -22,8 +22,8 @@ python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" 
   --amp \
   --seed 12439 \
   --num-steps-per-checkpoint 200 \
-  --log-freq 10 \
-  --report-file results/bert-large-uncased/phase1-report.json \
+  --log-freq 1 \
+  --report-file results/dllogger_p1.json \
   --from-checkpoint results/bert-large-uncased/phase1 \
   --last-step-of-checkpoint auto \
   "$@"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Phase 2 of BERT-large on 8 GPUs, every argument by name. Flags given to this script are added and win. It starts
-# from the weights that run_pretraining_p1.sh ended with and, rerun after any stop, goes on where it was.
+# Phase 2 of BERT-large on 8 GPUs with every flag by name. Flags given to this script are added, and override those
+# below. It starts from the final weights of run_pretraining_p1.sh. After any stop, the same command continues.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The global batch is 8 GPUs x 32 sequences x 128 micro-batches = 32,768 sequences of 512 tokens.
 python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
-  --input-dir data/hdf5/seq_512_pred_80/training \
+  --input-dir "${BERT_PREP_WORKING_DIR:-data}/hdf5/seq_512_pred_80/training" \
   --output-dir results \
   --bert-model bert-large-uncased \
   --vocab-file vocab/bert-large-uncased-vocab.txt \
@@ -22,8 +22,8 @@ python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" 
   --amp \
   --seed 12439 \
   --num-steps-per-checkpoint 200 \
-  --log-freq 10 \
-  --report-file results/bert-large-uncased/phase2-report.json \
+  --log-freq 1 \
+  --report-file results/dllogger_p2.json \
   --from-phase1-final-params results/bert-large-uncased/phase1/7038 \
   --from-checkpoint results/bert-large-uncased/phase2 \
   --last-step-of-checkpoint auto \

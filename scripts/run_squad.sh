@@ -1,49 +1,69 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2034,SC2154 # the arguments are declared by their table, which common.sh reads
+# shellcheck disable=SC2034,SC2154 # common.sh sets the arguments from their table
 #
-# Fine-tunes BERT on SQuAD, answers the development set's questions and scores the answers.
+# Fine-tunes BERT on SQuAD, predicts the answers of the development set and scores them.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
-squad=$root/data/download/squad
 ARGUMENTS=(
-  # name                  | default        | kind          | help
-  "init_checkpoint        | required       | text          | model folder to start from, or folder of steps"
-  "epochs                 | 2              | number        | times through the training set"
-  "batch_size             | 32             | count         | sequences a GPU"
-  "learning_rate          | 4.6e-5         | number        | peak learning rate"
-  "warmup_proportion      | 0.2            | fraction      | share of the steps that warms up"
-  "precision              | amp            | amp,fp32,tf32 | amp computes in bfloat16"
-  "num_gpus               | 8              | whole         | on this node; 0: run on the CPU"
-  "seed                   | 1              | whole         | of the span head, dropout and sample order"
-  "squad_dir              | $squad/v1.1    | text          | folder of train-v*.json and dev-v*.json"
-  "vocab_file             | $root/vocab/bert-large-uncased-vocab.txt | text          | the model's vocabulary"
-  "OUT_DIR                | ./results      | text          | results go to OUT_DIR/BERT_MODEL/squad"
-  "mode                   | train_eval     | train,eval,prediction,train_eval | 'train eval' is train_eval"
-  "config_file            | None           | text          | architecture; None: that of BERT_MODEL"
-  "max_steps              | -1             | integer       | updates at most; -1: as many as the epochs need"
-  "enable_benchmark       | false          | true,false    | measure the speed, save nothing"
-  "benchmark_steps        | 100            | count         | updates or batches to measure"
-  "benchmark_warmup_steps | 100            | count         | updates or batches before those"
+  # name                  | default                        | kind               | help
+  "init_checkpoint        | required                       | text               | model folder to start from, or folder of steps"
+  "epochs                 | 2                              | non_negative_float | passes over the training set"
+  "batch_size             | 32                             | positive_int       | sequences per GPU, in training and prediction"
+  "learning_rate          | 4.6e-5                         | non_negative_float | peak learning rate"
+  "warmup_proportion      | 0.2                            | fraction           | share of the steps for the warmup"
+  "precision              | amp                            | $PRECISIONS        | amp is bfloat16; fp16 adds loss scaling"
+  "num_gpus               | 8                              | non_negative_int   | on this node; 0: run on the CPU"
+  "seed                   | 1                              | non_negative_int   | seed of the span head, dropout and sample order"
+  "squad_dir              | $data_dir/download/squad/v1.1  | text               | folder of train-v*.json and dev-v*.json"
+  "vocab_file             | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
+  "OUT_DIR                | ./results                      | text               | results go to OUT_DIR/BERT_MODEL/squad"
+  "mode                   | train_eval                     | train,eval,prediction,train_eval | 'train eval' is train_eval"
+  "config_file            | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
+  "max_steps              | -1                             | int                | most updates; -1: as many as the epochs need"
+  "enable_benchmark       | false                          | true,false         | measure the speed, save nothing"
+  "benchmark_steps        | 100                            | positive_int       | updates or batches to measure"
+  "benchmark_warmup_steps | 100                            | positive_int       | updates or batches before the measured ones"
 )
+TOO_MANY_ARGUMENTS_HINT='see --help'
+if (($# == 18)); then
+  TOO_MANY_ARGUMENTS_HINT="leave out argument 18 (fuse_mha) of NVIDIA's release 22.12: attention is always fused"
+fi
 
 print_help() {
   echo "usage: bash scripts/run_squad.sh INIT_CHECKPOINT [ARGUMENT...]
    or: bash scripts/run_squad.sh \$(source scripts/configs/squad_config.sh && PRESET)
 
-Fine-tunes and evaluates BERT on SQuAD. Arguments go by position; one left out or empty takes its [default]:"
+Fine-tunes and evaluates BERT on SQuAD. Arguments are positional; a missing or empty one takes its [default]:"
   print_arguments
   cat <<'HELP'
 
+precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32.
+
+The report is OUT_DIR/dllogger_<num_gpus>_<precision>.json; the output is also appended to OUT_DIR/logfile.txt.
+
 Environment:
-  BERT_MODEL            architecture's name [bert-large-uncased; custom where config_file is given]
-  SQUAD_VERSION         1.1 or 2.0 [1.1 where squad_dir has it]
-  EXTRA_ARGS            more flags for run_squad.py, such as "--optimizer Lamb --max-seq-length 256"
+  BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
+  BERT_MODEL            architecture's name [that of config_file, else of init_checkpoint]
+  SQUAD_VERSION         1.1 or 2.0 [1.1 if squad_dir has it, else 2.0]
+  EXTRA_ARGS            more flags for run_squad.py, such as "--optimizer Lamb --max-seq-length 256"; words can be
+                        quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
 HELP
+}
+
+# The folder of the model that init_checkpoint names: itself, or its newest step.
+find_model_folder() {
+  local newest
+  newest=$(find "$init_checkpoint/" -maxdepth 1 -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1)
+  if [[ -f $init_checkpoint/config.json || -z $newest ]]; then
+    echo "$init_checkpoint"
+  else
+    echo "$init_checkpoint/$newest"
+  fi
 }
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -55,24 +75,35 @@ if (($# >= 12)); then
 fi
 parse_arguments "$@"
 
-if [[ $config_file == None ]]; then
-  BERT_MODEL=${BERT_MODEL:-bert-large-uncased}
-else
-  require_file 'argument 13 (config_file)' "$config_file"
-  BERT_MODEL=${BERT_MODEL:-custom}
-fi
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
 require_folder 'argument 9 (squad_dir)' "$squad_dir"
+model_folder=$(find_model_folder)
+if [[ $config_file != None ]]; then
+  require_file 'argument 13 (config_file)' "$config_file"
+elif [[ -z ${BERT_MODEL:-} && -f $model_folder/config.json ]]; then
+  config_file=$model_folder/config.json
+fi
+if [[ $config_file != None ]]; then
+  BERT_MODEL=${BERT_MODEL:-$(model_of_config "$config_file")}
+fi
+BERT_MODEL=${BERT_MODEL:-bert-large-uncased}
+if [[ $vocab_file == None && -f $model_folder/vocab.txt ]]; then
+  vocab_file=$model_folder/vocab.txt
+elif [[ $vocab_file == None ]]; then
+  [[ $BERT_MODEL != custom ]] || fail "$model_folder has no vocab.txt: give argument 10 (vocab_file)"
+  vocab_file=$root/vocab/$BERT_MODEL-vocab.txt
+fi
 require_file 'argument 10 (vocab_file)' "$vocab_file"
 if [[ -z ${SQUAD_VERSION:-} ]]; then
   SQUAD_VERSION=$([[ -f $squad_dir/dev-v1.1.json ]] && echo 1.1 || echo 2.0)
 fi
+is_valid 1.1,2.0 "$SQUAD_VERSION" || fail "SQUAD_VERSION is '$SQUAD_VERSION': expected 1.1 or 2.0"
 
 flags=(
   --bert-model "$BERT_MODEL" --config-file "$config_file" --vocab-file "$vocab_file"
   --init-checkpoint "$init_checkpoint"
-  --output-dir "$OUT_DIR" --report-file "$OUT_DIR/$BERT_MODEL/squad-report.json" --seed "$seed"
-  --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)"
+  --output-dir "$OUT_DIR" --report-file "$OUT_DIR/dllogger_${num_gpus}_$precision.json" --seed "$seed"
+  --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --log-freq=100
 )
 if [[ $mode == *train* ]]; then
   require_file 'argument 9 (squad_dir)' "$squad_dir/train-v$SQUAD_VERSION.json"
@@ -84,26 +115,26 @@ if [[ $mode == *train* ]]; then
 fi
 if [[ $mode != train ]]; then
   require_file 'argument 9 (squad_dir)' "$squad_dir/dev-v$SQUAD_VERSION.json"
-  flags+=(--predict-file "$squad_dir/dev-v$SQUAD_VERSION.json")
+  flags+=(--predict-file "$squad_dir/dev-v$SQUAD_VERSION.json" --predict-batch-size "$batch_size")
 fi
 case $mode in
   prediction) flags+=(--do-predict) ;;
   eval | train_eval) flags+=(--do-eval) ;;
 esac
-case $SQUAD_VERSION in
-  1.1) ;;
-  2.0) flags+=(--version-2-with-negative) ;;
-  *) fail "SQUAD_VERSION is '$SQUAD_VERSION', not one of 1.1, 2.0" ;;
-esac
+if [[ $SQUAD_VERSION == 2.0 ]]; then
+  flags+=(--version-2-with-negative)
+fi
 if [[ $enable_benchmark == true ]]; then
   flags+=(--benchmark --benchmark-steps "$benchmark_steps" --benchmark-warmup-steps "$benchmark_warmup_steps")
 fi
-read -r -a precision_words <<<"$(precision_flags "$precision")"
-read -r -a extra_words <<<"${EXTRA_ARGS:-}"
+mapfile -t precision_words < <(precision_flags "$precision" 128)
+read_extra_args
 
 find_nodes
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
-log_file=''
+mkdir -p "$OUT_DIR" || fail "argument 11 (OUT_DIR): the folder $OUT_DIR cannot be made: give a folder you can write to"
+log_file=$OUT_DIR/logfile.txt
+((node_rank == 0)) || log_file=$OUT_DIR/logfile.node$node_rank.txt
 launch $((num_gpus > 0 ? num_gpus : 1)) "$root/run_squad.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"

@@ -3,7 +3,7 @@
 #   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && dgxa100-80g_8gpu_amp)
 #
 # The GPU presets keep BERT-large's global batch: 65,536 sequences of 128 in phase 1 and 32,768 of 512 in phase 2.
-# Paths are relative: run them from the repository's root.
+# Paths are relative to the root of the repository: run the commands there.
 # shellcheck shell=bash
 
 dgxa100-80g_8gpu_amp() { _pretraining_arguments amp 8 256 32 32 128; }
