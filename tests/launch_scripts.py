@@ -1,0 +1,137 @@
+"""For tests of the launch scripts: runs them as users do, with a `python3` in PATH that records its arguments. What the
+scripts pass on is read by the programs' own parsers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import run_pretraining
+import run_squad
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FAKE_PYTHON = """#!{python}
+import json, os, pathlib, shutil, signal, subprocess, sys, time
+
+arguments = sys.argv[1:]
+if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
+    sys.exit("FAKE_LACKS" in os.environ)
+if arguments[0] == "-c":
+    sys.exit(print(os.environ["FAKE_GPUS"]) if "torch" in arguments[1] else 0)
+with open(os.environ["FAKE_CALLS"], "a") as calls:
+    calls.write(json.dumps(arguments) + "\\n")
+if arguments[:2] == ["-m", "venv"]:
+    folder = pathlib.Path(arguments[-1])
+    shutil.rmtree(folder, ignore_errors="--clear" in arguments)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python3").symlink_to(os.path.abspath(__file__))
+    (folder / "pyvenv.cfg").write_text("prompt = 'bert-recipe'")
+if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
+    if arguments[0] == "-m":  # torchrun: the workers run, it waits
+        signal.signal(signal.SIGTERM, signal.SIG_DFL) if "FAKE_DEAF" not in os.environ else None
+        worker = subprocess.Popen([sys.executable, __file__, *arguments[arguments.index("--standalone") + 1 :]])
+        sys.exit(worker.wait())
+    def stop(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(float(os.environ.get("FAKE_SAVES_FOR", 0)))
+        print("saved and stopped", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_DEAF" in os.environ else stop)
+    pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
+    time.sleep(60)
+flags = dict(zip(arguments, arguments[1:]))
+if "--max-steps" in flags and "FAKE_STOPS_EARLY" not in os.environ:
+    phase = "phase1" if "--phase1" in arguments else "phase2"
+    last = pathlib.Path(flags["--output-dir"]) / flags["--bert-model"] / phase / flags["--max-steps"]
+    last.mkdir(parents=True, exist_ok=True)
+print("ran", arguments[0])
+"""
+
+
+class Checkout:
+    """A folder that looks like this repository, with data for all presets, and a recording `python3`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.calls_file = folder / "calls"
+        for name in ["scripts", "vocab", "bert_configs", "run_pretraining.py", "run_squad.py"]:
+            (folder / name).symlink_to(ROOT / name)
+        for name in ["requirements.txt", "requirements-test.txt"]:
+            (folder / name).write_text((ROOT / name).read_text())
+        (folder / "data").mkdir()
+        (folder / "data" / "sample").symlink_to(ROOT / "data" / "sample")
+        for kind in ["seq_128_pred_20", "seq_512_pred_80"]:
+            (folder / "data" / "hdf5" / kind / "training").mkdir(parents=True)
+            (folder / "quickstart" / "hdf5" / kind / "training").mkdir(parents=True)
+        squad = folder / "data" / "download" / "squad" / "v1.1"
+        squad.mkdir(parents=True)
+        for name in ["train-v1.1.json", "dev-v1.1.json"]:
+            (squad / name).touch()
+        (folder / "init").mkdir()
+        fake = folder / "bin" / "python3"
+        fake.parent.mkdir()
+        fake.write_text(FAKE_PYTHON.format(python=sys.executable))
+        fake.chmod(0o755)
+
+    def environment(self, settings: dict[str, str]) -> dict[str, str]:
+        return {
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "FAKE_CALLS": str(self.calls_file),
+            "FAKE_GPUS": "8",
+        } | settings
+
+    def run(self, command: str, **settings: str) -> subprocess.CompletedProcess:
+        """Runs `command` in bash from the checkout's root, with `settings` in its environment."""
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment(settings),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def calls(self) -> list[list[str]]:
+        """What `python3` was called with, in order."""
+        if not self.calls_file.exists():
+            return []
+        return [json.loads(line) for line in self.calls_file.read_text().splitlines()]
+
+
+def program_arguments(call: list[str], program: str) -> list[str]:
+    """The arguments after the program's name."""
+    return call[next(i for i, word in enumerate(call) if word.endswith(program)) + 1 :]
+
+
+def pretraining_runs(checkout: Checkout):
+    """The two phases' arguments, as run_pretraining.py understands them."""
+    return [run_pretraining.parse_arguments(program_arguments(call, "run_pretraining.py")) for call in checkout.calls()]
+
+
+def squad_run(checkout: Checkout):
+    (call,) = checkout.calls()
+    return run_squad.parse_arguments(program_arguments(call, "run_squad.py"))
+
+
+def processes_of(call: list[str]) -> int:
+    return int(call[call.index("--nproc_per_node") + 1]) if "--nproc_per_node" in call else 1
+
+
+def presets(name: str) -> list[str]:
+    text = (ROOT / "scripts" / "configs" / name).read_text()
+    return re.findall(r"^([a-z][\w-]*)\(\)", text, re.MULTILINE)
+
+
+def assert_refused(result: subprocess.CompletedProcess, checkout: Checkout, *words: str) -> None:
+    """One line that begins with `error:` and has the words in it, exit code 2, and nothing was started."""
+    assert result.returncode == 2
+    assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert result.stdout == ""
+    assert checkout.calls() == []

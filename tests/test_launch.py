@@ -1,0 +1,107 @@
+"""How the scripts start processes: one or several, on one or several nodes, and what a signal does."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+from launch_scripts import Checkout, assert_refused, processes_of
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+def test_one_process_runs_without_torchrun_and_several_with_it(checkout):
+    checkout.run("bash scripts/run_pretraining.sh '' '' '' 1")
+    checkout.run("bash scripts/run_squad.sh init '' '' '' '' '' 4")
+    assert "torch.distributed.run" not in checkout.calls()[0]
+    assert checkout.calls()[-1][:2] == ["-m", "torch.distributed.run"]
+    assert "--standalone" in checkout.calls()[-1]
+    assert processes_of(checkout.calls()[-1]) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "1234"},
+        {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "2", "SLURM_STEP_NODELIST": "node-[a-c]", "MASTER_PORT": "1234"},
+    ],
+    ids=["environment", "slurm"],
+)
+def test_several_nodes_meet_at_the_first(checkout, settings):
+    scontrol = checkout.folder / "bin" / "scontrol"  # lists the nodes of a job one a line
+    scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames node-[a-c]' ] && printf 'node-a\\nnode-b\\nnode-c\\n'\n")
+    scontrol.chmod(0o755)
+    result = checkout.run("bash scripts/run_pretraining.sh", **settings)
+    assert result.returncode == 0, result.stderr
+    flags = checkout.calls()[0]
+    given = {
+        name: flags[flags.index(f"--{name}") + 1] for name in ("nnodes", "node_rank", "master_addr", "master_port")
+    }
+    assert given == {"nnodes": "3", "node_rank": "2", "master_addr": "node-a", "master_port": "1234"}
+    assert processes_of(flags) == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"NNODES": "2"}, "MASTER_ADDR"),
+        ({"NNODES": "two"}, "NNODES"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK"),
+    ],
+)
+def test_nodes_that_cannot_meet_are_refused(checkout, settings, word):
+    assert_refused(checkout.run("bash scripts/run_pretraining.sh", **settings), checkout, word)
+
+
+def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals, **settings: str):
+    """Starts `command`, sends the signals once the training process runs, and returns exit code and output."""
+    running = checkout.folder / "running"
+    with subprocess.Popen(
+        ["bash", *command.split()],
+        cwd=checkout.folder,
+        env=checkout.environment(settings | {"FAKE_RUNS_UNTIL_SIGNAL": "1"}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not running.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        output, _ = process.communicate(timeout=30)
+    return process.returncode, output
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_reaches_the_training_process_and_is_waited_for(checkout, num_gpus, number):
+    code, output = start_and_signal(checkout, f"scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 {num_gpus}", number)
+    assert code == 128 + number
+    assert "saved and stopped" in output
+    assert "ran" not in output
+
+
+def test_a_second_ctrl_c_kills_a_process_that_ignores_signals(checkout):
+    command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 0"
+    started = time.monotonic()
+    code, _ = start_and_signal(checkout, command, signal.SIGINT, signal.SIGINT, FAKE_DEAF="1")
+    assert code == 128 + signal.SIGINT
+    assert time.monotonic() - started < 30
+
+
+def test_a_repeated_sigterm_does_not_interrupt_the_checkpoint(checkout):
+    command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 2"
+    code, output = start_and_signal(checkout, command, *[signal.SIGTERM] * 3, FAKE_SAVES_FOR="1")
+    assert code == 128 + signal.SIGTERM
+    assert output.count("saved and stopped") == 1
+
+
+def test_after_a_signal_in_phase_1_there_is_no_phase_2(checkout):
+    code, _ = start_and_signal(checkout, "scripts/run_pretraining.sh 1 1e-3 fp32 0", signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+    assert len(checkout.calls()) == 1

@@ -1,0 +1,61 @@
+"""scripts/setup_environment.sh: which Python environment is used, and when one is made."""
+
+import pytest
+from launch_scripts import Checkout, assert_refused
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+def environment_calls(checkout: Checkout) -> list[str]:
+    """What was made and installed, in short."""
+    words = {"venv": "venv", "-r": "requirements", "--no-deps": "weights"}
+    short = []
+    for call in checkout.calls():
+        torch = [word for word in call if word.startswith("torch==")]
+        short += torch[:1] or [next(name for word, name in words.items() if word in call)]
+    return short
+
+
+def test_a_python_with_all_packages_is_used_as_it_is(checkout):
+    assert checkout.run("bash scripts/setup_environment.sh tests").returncode == 0
+    assert checkout.calls() == []
+    assert not (checkout.folder / ".venv").exists()
+
+
+def test_torch_is_installed_first_and_nothing_twice(checkout):
+    for _ in range(2):
+        result = checkout.run("source scripts/setup_environment.sh && command -v python3", FAKE_LACKS="1")
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == str(checkout.folder / ".venv" / "bin" / "python3")
+    venv, torch, requirements = environment_calls(checkout)
+    assert (venv, requirements) == ("venv", "requirements")
+    assert torch.startswith("torch==")
+    checkout.run("bash scripts/setup_environment.sh tests", FAKE_LACKS="1")
+    assert environment_calls(checkout)[3:] == ["requirements", "weights"]
+    checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
+    assert len(checkout.calls()) == 5
+
+
+def test_new_requirements_and_a_half_made_environment_are_made_anew(checkout):
+    checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
+    (checkout.folder / ".venv" / ".made").unlink()  # as a kill during an installation leaves it
+    checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
+    assert environment_calls(checkout)[3:5] == ["venv", environment_calls(checkout)[1]]
+    with (checkout.folder / "requirements.txt").open("a") as file:
+        file.write("something>=1\n")
+    checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
+    assert environment_calls(checkout).count("venv") == 3
+
+
+def test_an_environment_of_the_users_is_not_touched(checkout):
+    (checkout.folder / ".venv").mkdir()
+    (checkout.folder / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    assert_refused(checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1"), checkout, ".venv")
+
+
+def test_a_launch_makes_no_environment(checkout):
+    result = checkout.run("bash scripts/run_pretraining.sh", FAKE_LACKS="1")
+    assert_refused(result, checkout, "setup_environment.sh")
