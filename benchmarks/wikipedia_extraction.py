@@ -1,10 +1,10 @@
-"""What the text of a Wikipedia dump has left of markup, what it has lost of the prose, and how fast it comes: this
-project's reader beside mwparserfromhell, which is used in two ways. Its `strip_code` is the other extractor; and its
-syntax tree, in which this project has no part, says which paragraphs a page has, so that each can be looked for in
-this project's text.
+"""Quality and speed of the Wikipedia reader: markup that is left, prose that is lost, compared with mwparserfromhell.
 
     python benchmarks/wikipedia_extraction.py data/sample/wiki/enwiki-sample-pages-articles.xml.bz2
-    python benchmarks/wikipedia_extraction.py DUMP --show paragraph "table cell"    # read what was not found
+    python benchmarks/wikipedia_extraction.py DUMP --show paragraph "table cell"    # print the lost paragraphs
+
+mwparserfromhell is used in two ways: its `strip_code` is the other extractor, and its syntax tree, which is independent
+of this project, gives the paragraphs of each page, which are looked for in this project's text.
 """
 
 import bz2
@@ -45,8 +45,8 @@ RESIDUE = {
     "thumb| and the like": r"\b(?:thumb|right|left|\d+px)\|",
 }
 
-# A paragraph counts as prose if it has so many words and ends like a sentence, and as lost if less than this share of
-# its runs of three words is in this project's text.
+# A paragraph is prose if it has at least MIN_WORDS words and ends like a sentence. It is lost if less than MIN_FOUND of
+# its runs of three words are in this project's text.
 MIN_WORDS = 8
 SENTENCE_END = re.compile(r"[.?!][\"'”’)\]\0]*$")
 MIN_FOUND = 0.5
@@ -55,18 +55,18 @@ KINDS = {
     "indented": "lines with : and ;",
     "quotation": "in a template for quotations",
     "table cell": "",
-    "list item": "left out on purpose",
-    "template": "captions, notes: left out on purpose",
+    "list item": "removed on purpose",
+    "template": "captions, notes: removed on purpose",
 }
-GAP = "\0"  # where the page shows something that is not looked for: a formula, what a template makes
+GAP = "\0"  # stands for what is not looked for: a formula, the output of a template
 LINE_KINDS = {"*": "list item", "#": "list item", ":": "indented", ";": "indented"}
 HIDDEN_ELEMENTS = ("ref", "references", "gallery", "math", "imagemap", "timeline", "pre", "source", "syntaxhighlight")
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Compare extractors on a Wikipedia dump.")
-    parser.add_argument("dump", type=Path, help="pages-articles.xml.bz2, small enough to be held in memory")
-    parser.add_argument("--show", nargs="+", choices=tuple(KINDS), default=[], help="kinds whose losses to print")
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dump", type=Path, help="pages-articles.xml.bz2 that fits in memory")
+    parser.add_argument("--show", nargs="+", choices=tuple(KINDS), default=[], help="kinds of lost paragraphs to print")
     args = parser.parse_args()
     started = time.perf_counter()
     texts = read_texts(args.dump)
@@ -94,13 +94,13 @@ def read_texts(path: Path) -> list[str]:
     texts = []
     for page in re.findall(re.escape(PAGE_START) + b".*?" + re.escape(PAGE_END), xml, re.S):
         if read_page(page, FILE_ALIASES | {"file", "category"}):
-            text = ElementTree.fromstring(page).findtext("revision/text")  # noqa: S314 - as in read_page
+            text = ElementTree.fromstring(page).findtext("revision/text")
             texts.append(text)
     return texts
 
 
 def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]:
-    """MB of markup a second of processor time, words, sentences with residue in %, and residues in 1,000 words."""
+    """MB of markup per second of processor time, words, % of sentences with residue, and residues per 1,000 words."""
     started = time.process_time()
     extracted = [extract(text) for text in texts]
     seconds = time.process_time() - started
@@ -120,7 +120,7 @@ def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]
 
 @dataclass
 class Coverage:
-    """Of the paragraphs of prose of one kind, how much is in this project's text."""
+    """How much of the paragraphs of one kind is in this project's text."""
 
     paragraphs: int = 0
     runs: int = 0  # of three words
@@ -129,7 +129,7 @@ class Coverage:
 
 
 def find_lost(texts: list[str]) -> dict[str, Coverage]:
-    """By kind, the paragraphs of prose that mwparserfromhell finds, and which of them this project's text lacks."""
+    """The paragraphs of prose that mwparserfromhell finds, by kind, and those that this project's text lacks."""
     kinds = {kind: Coverage() for kind in KINDS}
     for text in texts:
         here = runs_of_three("\n".join(prose_of(text)))
@@ -166,7 +166,7 @@ def runs_of_three(text: str) -> set[tuple[str, ...]]:
 
 
 def paragraphs_of(nodes: list, kind: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each line that the page shows, as mwparserfromhell sees it."""
+    """(kind, text) of each line of a page."""
     line, line_kind = "", kind
     for part in parts_of(nodes, kind):
         if isinstance(part, str):
@@ -182,7 +182,7 @@ def paragraphs_of(nodes: list, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def parts_of(nodes: list, kind: str) -> Iterator[str | tuple[str, list | None]]:
-    """Text; (kind, None) where a line of that kind begins; (kind, nodes) for what has lines of its own."""
+    """Text; (kind, None) at the start of a line of that kind; (kind, nodes) for nodes with lines of their own."""
     node_types = mwparserfromhell.nodes
     for node in nodes:
         if isinstance(node, node_types.Text):

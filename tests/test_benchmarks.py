@@ -1,44 +1,47 @@
-"""The benchmarks at toy size: they run, and what they print can be trusted where it can be checked."""
+"""The benchmarks at toy size: they run, and their figures are right where that can be checked."""
 
 import json
 import sys
 
 import pytest
-from benchmarks.sides import Side
-from conftest import ROOT, write_shards
-from pretraining_dataset import PretrainingDataset
+import torch
+from conftest import write_shards
 
-from benchmarks import around_the_step, data_loading, device_checks, pretraining_step, step_floor
-from modeling import BertConfig, training_flops
+from benchmarks import data_loading, device_checks, optimizer_step, pretraining_step, startup_and_checkpoints
+from benchmarks.common.shards import make_shards
+from benchmarks.common.worker import Worker
+from tasks.pretraining import PretrainingDataset
 from utils.errors import UserError
 
 
-def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_ones(tmp_path):
+def test_fast_paths_compiled_graphs_and_fixed_sizes_agree_with_the_plain_one(tmp_path):
+    output = tmp_path / "result.json"
     toy = ["--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device", "cpu"]
-    assert device_checks.main([*toy, "--measure-optimizer", "tiny", "--output-dir", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "device_checks-cpu-tiny.json").read_text())
-    names = {check["check"] for check in result["checks"]}
-    assert {"by_length, bf16", "compiled layers, bf16", "compiled model, bf16", "by_length, fp32"} <= names
+    assert device_checks.main([*toy, "--output", str(output)]) == 0
+    checks = json.loads(output.read_text())["checks"]
+    names = {check["check"] for check in checks}
+    assert {"length_bucketed, bf16", "compiled layers, bf16", "compiled model, bf16", "length_bucketed, fp32"} <= names
     assert {"Lamb, other form", "Lamb, compiled"} <= names
-    sides = json.loads((tmp_path / "optimizer_step-cpu-tiny.json").read_text())["sides"]
-    assert {"AdamW", "Lamb", "Lamb, other form", "Lamb, compiled"} == set(sides)
-    assert all(side["milliseconds"]["median"] > 0 for side in sides.values())
+    assert all(check["passed"] for check in checks)
 
 
-def test_the_compiler_counts_the_operations_that_the_formula_gives(tmp_path):
-    output = tmp_path / "floor.json"
-    toy = ["--model", "tiny", "--seq-length", "24", "--batch-size", "8", "--device", "cpu", "--output", str(output)]
-    rates = ["--gigabytes-per-second", "10", "--tflops", "0.1"]
-    assert step_floor.main([*toy, *rates]) == 0
-    result = json.loads(output.read_text())
-    bert_config = BertConfig.from_json_file(ROOT / "bert_configs" / "bert-tiny-uncased.json")
-    formula = training_flops(bert_config, [24] * 8, num_masked=8 * 3)
-    # The last layer computes its second half for some tokens only; attention is matrix products on a CPU.
-    assert 0.8 * formula < result["kinds"]["matrix products"]["flops"] < 1.02 * formula
-    for kind in result["kinds"].values():
-        assert kind["floor_milliseconds"] == pytest.approx(max(kind["num_bytes"] / 10e6, kind["flops"] / 0.1e9))
-    # Each weight and its gradient are read or written at the least.
-    assert result["kinds"]["fused kernels"]["num_bytes"] > 8 * result["kinds"]["optimizer"]["num_bytes"] / 60
+def test_a_path_with_another_gradient_fails_its_check():
+    args = device_checks.parse_arguments(["--model", "tiny", "--seq-length", "24", "--batch-size", "4"])
+    reference = device_checks.loss_and_gradients(args, device_checks.REFERENCE, torch.device("cpu"))
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    errors = device_checks.relative_errors({**reference, name: 2 * reference[name]}, reference)
+    assert errors["loss"] == 0 and errors["gradients"] > device_checks.TOLERANCES[torch.float32]
+
+
+def test_the_optimizers_are_measured_and_compared_with_adamw(tmp_path):
+    output = tmp_path / "result.json"
+    toy = ["--model", "tiny", "--rounds", "2", "--no-compile", "--device", "cpu", "--output", str(output)]
+    assert optimizer_step.main(toy) == 0
+    found = json.loads(output.read_text())["implementations"]
+    assert set(found) == {"AdamW", "Lamb", "Lamb, other form"}
+    medians = {name: figures["milliseconds"]["median"] for name, figures in found.items()}
+    for name, figures in found.items():
+        assert figures["ratio_to_adamw"]["ratio_of_medians"] == pytest.approx(medians[name] / medians["AdamW"])
 
 
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
@@ -46,40 +49,47 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     toy = ["--model", "tiny", "--batch-size", "4", "--rounds", "2", "--steps", "1", "--device", "cpu"]
     assert pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
     result = json.loads(output.read_text())
-    medians = {name: side["tokens_per_second"]["median"] for name, side in result["sides"].items()}
-    assert set(medians) == {"ours", "transformers", "transformers, our settings"}
-    for peer, ratio in result["ours_is_faster_by"].items():
-        assert ratio["ratio_of_medians"] == pytest.approx(medians["ours"] / medians[peer])
-    # Each side's memory is that of a process of its own.
-    assert len({side["peak_memory_gib"] for side in result["sides"].values()}) == 3
-    for side in result["sides"].values():
-        assert set(side["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
-        seconds = sum(side["milliseconds"].values()) / 1000
-        assert side["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+    found = result["implementations"]
+    medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
+    assert set(medians) == {"this project", "transformers", "transformers, same settings"}
+    for name, ratio in result["speedup"].items():
+        assert ratio["ratio_of_medians"] == pytest.approx(medians["this project"] / medians[name])
+    # Each one's memory is that of its own process.
+    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
+    for figures in found.values():
+        assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
+        seconds = sum(figures["milliseconds"].values()) / 1000
+        assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
 
-def test_shards_without_a_full_sample_are_no_ground_for_full_ones(tmp_path):
+def test_full_sequences_need_shards_with_full_samples(tmp_path):
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
     dataset = PretrainingDataset(shards, vocab_size=30522)
-    dataset.sequence_length = 129  # which no sample has
+    dataset.sequence_length = 129  # no sample is that long
     args = pretraining_step.parse_arguments(["--full", "--batch-size", "2"])
     with pytest.raises(UserError, match="no sample of full length"):
         pretraining_step.samples_of_steps(args, dataset)
 
 
+def test_the_sample_corpus_gives_shards_of_the_length_that_is_asked_for(tmp_path):
+    dataset = PretrainingDataset(make_shards(tmp_path, 128), vocab_size=30522)
+    assert dataset.sequence_length == 128 and dataset.predictions_per_sequence == 20
+    assert len(dataset) > 5000
+
+
 def without_a_package():
-    raise ModuleNotFoundError("No module named 'peer'", name="peer")
+    raise ModuleNotFoundError("No module named 'other'", name="other")
 
 
 @pytest.mark.parametrize(
-    ("make", "words"), [(without_a_package, "pip install peer"), (sys.exit, "its own message is above")]
+    ("make", "words"), [(without_a_package, "pip install other"), (sys.exit, "its own message is above")]
 )
-def test_a_side_that_cannot_start_is_one_clear_line(make, words):
+def test_an_implementation_that_cannot_start_is_an_error_of_one_line(make, words):
     with pytest.raises(UserError, match=words):
-        Side(make, (), is_tuned=False).call("turn", 0)
+        Worker(make, (), same_settings=False).call("turn", 0)
 
 
-def test_the_loader_benchmark_runs_on_shards_of_its_own(tmp_path):
+def test_the_loader_benchmark_runs_on_its_own_shards(tmp_path):
     output = tmp_path / "result.json"
     toy = ["--samples", "400", "--batch-size", "20", "--batches", "2", "--rounds", "2"]
     assert data_loading.main([*toy, "--output", str(output)]) == 0
@@ -88,14 +98,14 @@ def test_the_loader_benchmark_runs_on_shards_of_its_own(tmp_path):
     assert all(rate["median"] > 0 for rate in result["sequences_per_second"].values())
 
 
-def test_launches_and_checkpoints_are_timed_from_outside(tmp_path):
+def test_launches_and_checkpoints_are_timed(tmp_path):
     shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
     toy = ["--model", "tiny", "--device", "cpu", "--launches", "1", "--checkpoints", "1"]
-    assert around_the_step.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
+    assert startup_and_checkpoints.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
     result = json.loads(output.read_text())
     for stages in result["seconds_to_first_step"].values():
-        *parts, whole = (seconds["median"] for seconds in stages.values())
-        assert all(part > 0 for part in parts) and whole == pytest.approx(sum(parts))
+        *parts, total = (seconds["median"] for seconds in stages.values())
+        assert all(part > 0 for part in parts) and total == pytest.approx(sum(parts))
     (stopped,), (durable,) = (result["checkpoint"][f"{kind}_seconds"] for kind in ("stopped", "durable"))
     assert 0 < stopped < durable
     assert result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000  # weights and two moments of BERT-tiny, in float32

@@ -570,23 +570,24 @@ def test_a_disk_too_small_is_refused_before_writing(text_folder, tokenizer, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_the_benchmark_compares_both_sides_and_numbers_of_workers(text_folder, tmp_path):
+def test_the_benchmark_compares_implementations_and_numbers_of_workers(text_folder, tmp_path):
     output = tmp_path / "result.json"
     toy = ("--rounds", 1, "--reference-megabytes", 0.01, "--workers", 1, 2)
     result = run_program("benchmarks/data_creation.py", "--input-dir", text_folder, "--output", output, *toy)
     assert result.returncode == 0, result.stderr
     found = json.loads(output.read_text())
-    sides = found["results"]["text"]["sides"]
+    implementations = found["results"]["text"]["implementations"]
+    this_project, reference = implementations["this project"], implementations["reference"]
     text_bytes = sum(path.stat().st_size for path in text_folder.iterdir())
-    assert sides["ours"]["text_megabytes"] == pytest.approx(text_bytes / 1e6)
-    assert 0.01 <= sides["reference"]["text_megabytes"] < text_bytes / 1e6
-    rates = [side["text_megabytes"] / side["seconds"]["median"] for side in (sides["ours"], sides["reference"])]
-    assert found["results"]["text"]["ratio"] == pytest.approx(rates[0] / rates[1])
+    assert this_project["text_megabytes"] == pytest.approx(text_bytes / 1e6)
+    assert 0.01 <= reference["text_megabytes"] < text_bytes / 1e6
+    rates = [figures["text_megabytes"] / figures["seconds"]["median"] for figures in (this_project, reference)]
+    assert found["results"]["text"]["speedup"] == pytest.approx(rates[0] / rates[1])
     # Both make about as many samples of a megabyte.
-    samples = [side["samples_per_second"] / side["text_megabytes_per_second"] for side in sides.values()]
+    samples = [f["samples_per_second"] / f["text_megabytes_per_second"] for f in (this_project, reference)]
     assert samples[0] == pytest.approx(samples[1], rel=0.2)
     assert found["program"]["by_workers"].keys() == {"1", "2"}
-    assert f"{found['results']['text']['ratio']:.1f} times" in result.stdout
+    assert f"{found['results']['text']['speedup']:.1f} times" in result.stdout
 
 
 def test_the_benchmarks_long_text_brings_new_words_at_the_rate_that_it_names(monkeypatch, tmp_path):

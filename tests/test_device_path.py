@@ -1,30 +1,45 @@
 """What a step on a GPU does, on tensors without values: torch's meta device takes the paths of every device but the
-CPU, and raises where a program reads a number, for which it would have to wait for a GPU."""
+CPU, and raises an error if a program reads a number, for which it would have to wait for a GPU."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.contenders import RandomSamples
-from token_stream import Limits, make_step_batch
-from utils.logger import Reporter
+from torch.utils.flop_counter import FlopCounterMode
 
-from lr_scheduler import make_schedule
-from modeling import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
-from optimizer import LossScale, MasterWeights, make_optimizer
-from run_pretraining import Pretraining
-from run_squad import QuestionAnswering
-from trainer import Provenance, Runtime, Settings, Task, Totals, Trainer
-from utils.distributed import Precision, Processes
+import run_setup
+from benchmarks.common.training import RandomDataset, batch_stats
+from bert_config import BertConfig
+from data_loader import LoaderConfig, make_step_batch
+from lr_scheduler import ScheduleConfig
+from metrics import training_flops
+from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
+from optimizer import OptimizerConfig, make_optimizer
+from parallelize import ParallelConfig
+from precision import Precision
+from run_setup import RunConfig, build_trainer
+from tasks.pretraining import PretrainingTask
+from tasks.squad import LABELS, SquadTask
+from train_state import CheckpointMetadata, StartConfig
+from trainer import Runtime, Task, Trainer, TrainerConfig
 
 META = torch.device("meta")
 TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)
 
 
-@pytest.fixture
-def fused_kernels_of_meta_tensors():
-    """Some torch releases have these for devices with values only. They write in place and return nothing."""
+@pytest.fixture(autouse=True)
+def meta_kernels(monkeypatch):
+    """Some releases of torch have the fused optimizers only for devices with values. They write in place and return
+    nothing. An optimizer checks the learning rate that it is created with, so it is created with a number."""
+
+    def make_meta_optimizer(config, named_parameters, lr, shard_group=None):
+        optimizer = make_optimizer(config, named_parameters, 1e-4, shard_group)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        return optimizer
+
+    monkeypatch.setattr(run_setup, "make_optimizer", make_meta_optimizer)
     library = torch.library.Library("aten", "IMPL", "Meta")
     for overload in ("_fused_adamw_", "_fused_adamw_.tensor_lr"):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
@@ -33,55 +48,89 @@ def fused_kernels_of_meta_tensors():
     library._destroy()
 
 
-class RandomQuestions(RandomSamples):
-    """The same sequences, with the places of answers in place of masked tokens."""
+class RandomQuestions(RandomDataset):
+    """The same sequences, with positions of answers instead of masked tokens."""
+
+    stream_arrays = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", *LABELS)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         stream = super().stream(indices)
-        inputs = {name: stream[name] for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
+        inputs = {name: stream[name] for name in self.stream_arrays if name not in LABELS}
         return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
 
 
-def make_trainer(model_class: type[BertPreTrainedModel], task: Task) -> Trainer:
+def make_trainer(
+    model_class: type[BertPreTrainedModel],
+    task: Task,
+    loader: LoaderConfig,
+    precision: Precision,
+    attention: str,
+    bert_config: BertConfig = TINY,
+) -> Trainer:
     with META:
-        model, learning_rate = model_class(TINY), torch.zeros(())
-    model.bert.attention_implementation = "flash"
-    masters = MasterWeights(model)
-    model.bfloat16()
-    optimizer = make_optimizer("Lamb", masters.named_parameters(), 1e-4, (0.9, 0.999), 1e-6, 0.01)
-    for group in optimizer.param_groups:  # an optimizer reads the number that it is made with
-        group["lr"] = learning_rate
-    return Trainer(
-        model,
-        task,
-        optimizer,
-        learning_rate,
-        make_schedule("constant", 1e-4, 10, 0.0),
-        Settings(max_steps=10, checkpoint_folder=Path("unused"), benchmark=True),
-        Provenance("benchmark", {}, 0, Path("unused"), True),
-        Runtime(META, Precision(torch.bfloat16, pure=True), Processes(), Reporter(None)),
-        loss_scale=LossScale(2.0**16, dynamic=True, device=META),
-        masters=masters,
+        model = model_class(bert_config)
+    config = RunConfig(
+        TrainerConfig(max_steps=10, checkpoint_folder=Path("unused"), benchmark=True),
+        loader,
+        OptimizerConfig("Lamb"),
+        ScheduleConfig(total_steps=10, learning_rate=1e-4),
+        ParallelConfig(),
+        StartConfig(),
+        CheckpointMetadata("phase1", {}, num_samples=8, seed=0, vocab_file=Path("unused"), do_lower_case=True),
+        record=None,
+        loss_scale=2.0**16,
+        dynamic_loss_scale=True,
     )
+    trainer = build_trainer(model, task, config, Runtime(META, precision))
+    model.bert.attention_implementation = attention
+    return trainer
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["real sizes", "fixed sizes"])
 @pytest.mark.parametrize(
-    ("model_class", "task", "samples_class"),
+    ("precision", "attention"),
     [
-        (BertForPreTraining, Pretraining(True, 24), RandomSamples),
-        (BertForQuestionAnswering, QuestionAnswering(24), RandomQuestions),
+        (Precision(torch.bfloat16, pure=True), "flash"),
+        (Precision(torch.float16, pure=True), "flash"),
+        (Precision(), "padded"),
+    ],
+    ids=["bfloat16", "float16 with loss scaling", "float32"],
+)
+@pytest.mark.parametrize(
+    ("model_class", "task", "dataset_class"),
+    [
+        (BertForPreTraining, PretrainingTask(True, 24), RandomDataset),
+        (BertForQuestionAnswering, SquadTask(24), RandomQuestions),
     ],
     ids=["pre-training", "SQuAD"],
 )
-def test_no_step_reads_a_number_from_the_device(model_class, task, samples_class, fixed, fused_kernels_of_meta_tensors):
-    trainer = make_trainer(model_class, task)
-    samples = samples_class(8, 24, TINY.vocab_size)
-    batch = make_step_batch(samples, np.arange(8), Limits.for_batch(4, 24, 4, fixed))
+def test_no_step_reads_a_number_from_the_device(model_class, task, dataset_class, precision, attention, fixed):
+    loader = LoaderConfig(4, 8, 24, 4, fixed_shapes=fixed)
+    trainer = make_trainer(model_class, task, loader, precision, attention)
+    batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), loader.limits)
     assert len(batch.micro_batches) > 1
     for _ in range(2):
-        sums = trainer.training_step(batch, Totals(batch.num_sequences, batch.num_tokens, batch.num_targets))
+        sums = trainer.training_step(batch, batch_stats(batch))
         assert all(value.device == META for value in sums.values())
         trainer.optimizer_step()
     with pytest.raises(RuntimeError, match="meta tensors"):
         float(trainer.grad_norm)
+
+
+def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
+    length, sequences = 128, 8
+    bert_config = BertConfig(1000, 64, num_hidden_layers=12, num_attention_heads=1, intermediate_size=256)
+    dataset = RandomDataset(sequences, length, bert_config.vocab_size)
+    dataset.lengths[:], dataset.num_targets[:] = length, length - 1  # with [CLS], the heads read every token
+    loader = LoaderConfig(sequences, sequences, length, length)
+    batch = make_step_batch(dataset, np.arange(sequences), loader.limits)
+    task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
+    trainer = make_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config=bert_config)
+    with FlopCounterMode(display=False) as counter:
+        trainer.training_step(batch, batch_stats(batch))
+    counts = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
+    attention = counts.pop("aten._flash_attention_forward")
+    # The backward pass computes the scores again, which the formula, made of what is needed, does not count.
+    assert counts.pop("aten._flash_attention_backward") == 2.5 * attention
+    formula = training_flops(bert_config, batch.lengths, batch.num_targets.sum())
+    assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)

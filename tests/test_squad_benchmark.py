@@ -1,17 +1,35 @@
-"""The side-by-side fine-tuning in benchmarks/, in small."""
+"""The SQuAD benchmarks at toy size."""
 
 import json
 import shutil
-from argparse import Namespace
 
 import numpy as np
 import pytest
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, run_program
-from test_run_squad import squad_document
 
-from benchmarks.squad import BY_LENGTH, FILE_ORDER, prediction_batches
-from run_squad import prediction_batches as batches_of_run_squad
-from utils.distributed import Processes
+from benchmarks.squad import BY_LENGTH, FILE_ORDER, ordered_batches
+from prediction import PredictionConfig, prediction_batches
+
+FACTS = [
+    ("Anna", "Paris", "a baker"),
+    ("Boris", "Cairo", "an old pilot"),
+    ("Carla", "Lima", "a judge"),
+    ("Dmitri", "Oslo", "a painter of ships"),
+]
+
+
+def squad_document() -> dict:
+    """Eight questions that a tiny model can learn by heart."""
+    paragraphs = []
+    for name, town, trade in FACTS:
+        context = f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
+        answers = {f"Where did {name} live?": town, f"What was {name}?": trade}
+        questions = [
+            {"id": question, "question": question, "answers": [{"text": text, "answer_start": context.index(text)}]}
+            for question, text in answers.items()
+        ]
+        paragraphs.append({"context": context, "qas": questions})
+    return {"version": "1.1", "data": [{"title": "People", "paragraphs": paragraphs}]}
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +49,31 @@ def model_folder(tmp_path_factory):
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin starve each other where cores are shared
 
 
-def test_both_sides_learn_the_questions_and_the_halves_meet_in_one_file(model_folder, tmp_path):
+def test_both_implementations_learn_the_questions_and_their_results_are_in_one_file(model_folder, tmp_path):
     squad = tmp_path / "squad.json"
-    squad.write_text(json.dumps(squad_document(with_impossible=False)))
-    result_file = tmp_path / "result.json"
+    squad.write_text(json.dumps(squad_document()))
+    output = tmp_path / "result.json"
     command = [
         *("benchmarks/squad_finetune.py", "--train-file", squad, "--predict-file", squad),
-        *("--model-folder", model_folder, "--result-file", result_file, "--device", "cpu"),
+        *("--model-folder", model_folder, "--output", output, "--device", "cpu"),
         *("--max-seq-length", 80, "--epochs", 60, "--batch-size", 8, "--learning-rate", 0.005),
         *("--max-train-questions", 6, "--max-predict-questions", 6),
     ]
-    for half in ("ours", "transformers"):
-        done = run_program(*command, "--only", half, env=PASSIVE)
+    for implementation in ("this project", "transformers"):
+        done = run_program(*command, "--only", implementation, env=PASSIVE)
         assert done.returncode == 0, done.stderr
-    result = json.loads(result_file.read_text())
-    for half in ("ours", "transformers"):
-        assert (result[half]["exact_match"], result[half]["f1"], result[half]["steps"]) == (100.0, 100.0, 45)
-        assert result[half]["train_seconds"] > 0
-        assert result[half]["surroundings"]["torch"]
-    assert str(ROOT) not in result_file.read_text()
-    refused = run_program(*command, "--only", "ours", "--seed", 7, env=PASSIVE)
+    result = json.loads(output.read_text())
+    for implementation in ("this project", "transformers"):
+        found = result[implementation]
+        assert (found["exact_match"], found["f1"], found["steps"]) == (100.0, 100.0, 45)
+        assert found["train_seconds"] > 0
+        assert found["machine_info"]["torch"]
+    assert str(ROOT) not in output.read_text()
+    refused = run_program(*command, "--only", "this project", "--seed", 7, env=PASSIVE)
     assert_refused(refused, "result.json holds results with other settings")
 
 
-def test_steps_and_inference_are_measured_beside_transformers_with_the_same_logits(tmp_path):
+def test_steps_and_inference_are_compared_with_transformers_at_the_same_logits(tmp_path):
     output = tmp_path / "squad.json"
     sizes = ("--train-batch-size", 2, "--predict-batch-size", 2, "--max-seq-length", 96, "--rounds", 2, "--steps", 1)
     sizes += ("--predict-windows", 7)
@@ -64,26 +83,25 @@ def test_steps_and_inference_are_measured_beside_transformers_with_the_same_logi
     assert done.returncode == 0, done.stderr
     result = json.loads(output.read_text())
     assert result["largest_difference_of_logits"] < 1e-5
-    longest = {"padded to the longest", "padded to the longest, our settings"}
-    in_both_orders = {f"{peer}, {order}" for peer in longest for order in ("in file order", "sorted by length")}
-    for what in ("training", "inference", "latency"):
-        peers = {"padded to 96"} | (in_both_orders if what == "inference" else longest)
-        assert set(result[what]) == {"ours", *peers}
-        medians = {side: figures["sequences_per_second"]["median"] for side, figures in result[what].items()}
-        for peer in peers:
-            ratio = result[what][peer]["ours_is_faster_by"]["ratio_of_medians"]
-            assert ratio == pytest.approx(medians["ours"] / medians[peer])
-        assert all(figures["sequences_per_second"]["median"] > 0 for figures in result[what].values())
-    padding = result["tokens_with_padding_to_the_longest"]
-    assert padding["in file order"] > padding["sorted by length"] >= 1
+    longest = {"padded to the longest", "padded to the longest, same settings"}
+    in_both_orders = {f"{name}, {order}" for name in longest for order in ("in file order", "sorted by length")}
+    for work in ("training", "inference", "latency"):
+        others = {"padded to 96"} | (in_both_orders if work == "inference" else longest)
+        assert set(result[work]) == {"this project", *others}
+        medians = {name: figures["sequences_per_second"]["median"] for name, figures in result[work].items()}
+        for name in others:
+            ratio = result[work][name]["speedup"]["ratio_of_medians"]
+            assert ratio == pytest.approx(medians["this project"] / medians[name])
+        assert all(median > 0 for median in medians.values())
+    tokens = result["tokens_per_real_token"]
+    assert tokens["in file order"] > tokens["sorted by length"] >= 1
 
 
 def test_the_throughput_is_of_the_same_windows_in_both_orders():
     length_F = np.random.default_rng(0).integers(20, 384, 71)
-    in_file_order = prediction_batches(length_F, 8, FILE_ORDER)
+    in_file_order = ordered_batches(length_F, 8, FILE_ORDER)
     assert [list(batch) for batch in in_file_order] == [list(range(71))[k : k + 8] for k in range(0, 71, 8)]
-    by_length = {tuple(batch) for batch in prediction_batches(length_F, 8, BY_LENGTH)}
+    by_length = {tuple(batch) for batch in ordered_batches(length_F, 8, BY_LENGTH)}
     assert sorted(feature for batch in by_length for feature in batch) == list(range(71))
-    args = Namespace(predict_batch_size=8, seed=0, benchmark=False)
-    predicted = batches_of_run_squad(Namespace(lengths=length_F), args, Namespace(processes=Processes()))
+    predicted = prediction_batches(length_F, PredictionConfig(8, seed=0), rank=0, world_size=1)
     assert by_length == {tuple(batch) for batch in predicted}
