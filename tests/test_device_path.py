@@ -1,4 +1,4 @@
-"""What a step on a GPU does, on tensors without values: torch's meta device takes the paths of every device but the
+"""A training step on a GPU, on tensors without values: torch's meta device takes the code paths of every device but the
 CPU, and raises where a program reads a number, for which it would have to wait for a GPU."""
 
 from pathlib import Path
@@ -6,17 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.contenders import RandomSamples
-from token_stream import Limits, make_step_batch
-from utils.logger import Reporter
+from conftest import InMemoryDataset
 
-from lr_scheduler import make_schedule
-from modeling import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
-from optimizer import LossScale, MasterWeights, make_optimizer
-from run_pretraining import Pretraining
-from run_squad import QuestionAnswering
-from trainer import Provenance, Runtime, Settings, Task, Totals, Trainer
-from utils.distributed import Precision, Processes
+from bert_config import BertConfig
+from data_loader import make_step_batch
+from lr_scheduler import ScheduleConfig, make_schedule
+from metrics import GlobalBatchStats
+from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
+from optimizer import OptimizerConfig, make_optimizer
+from packing import MicroBatchLimits
+from parallelize import ParallelModel
+from precision import LossScale, Precision
+from tasks.pretraining import PretrainingTask
+from tasks.squad import SquadTask
+from train_state import CheckpointMetadata, TrainState
+from trainer import Runtime, Task, Trainer, TrainerConfig
+from utils.distributed import DistributedContext
 
 META = torch.device("meta")
 TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)
@@ -33,54 +38,55 @@ def fused_kernels_of_meta_tensors():
     library._destroy()
 
 
-class RandomQuestions(RandomSamples):
-    """The same sequences, with the places of answers in place of masked tokens."""
+class InMemoryQuestions(InMemoryDataset):
+    """The same sequences with answer positions instead of masked tokens."""
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         stream = super().stream(indices)
         inputs = {name: stream[name] for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
-        return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
+        positions = np.zeros(len(indices), np.int64)
+        return inputs | {"start_positions": positions, "end_positions": positions + 1}
 
 
 def make_trainer(model_class: type[BertPreTrainedModel], task: Task) -> Trainer:
+    precision = Precision(torch.bfloat16, pure=True)
     with META:
         model, learning_rate = model_class(TINY), torch.zeros(())
     model.bert.attention_implementation = "flash"
-    masters = MasterWeights(model)
-    model.bfloat16()
-    optimizer = make_optimizer("Lamb", masters.named_parameters(), 1e-4, (0.9, 0.999), 1e-6, 0.01)
-    for group in optimizer.param_groups:  # an optimizer reads the number that it is made with
+    parallel = ParallelModel(model, precision)
+    optimizer = make_optimizer(OptimizerConfig("Lamb"), parallel.named_parameters().items(), 1e-4)
+    for group in optimizer.param_groups:  # the optimizer's constructor reads its learning rate
         group["lr"] = learning_rate
+    metadata = CheckpointMetadata("benchmark", {}, 0, 42, Path("unused"), do_lower_case=True)
+    state = TrainState(parallel, optimizer, LossScale(2.0**16, True, META), metadata, DistributedContext())
     return Trainer(
-        model,
         task,
-        optimizer,
+        parallel,
+        state,
         learning_rate,
-        make_schedule("constant", 1e-4, 10, 0.0),
-        Settings(max_steps=10, checkpoint_folder=Path("unused"), benchmark=True),
-        Provenance("benchmark", {}, 0, Path("unused"), True),
-        Runtime(META, Precision(torch.bfloat16, pure=True), Processes(), Reporter(None)),
-        loss_scale=LossScale(2.0**16, dynamic=True, device=META),
-        masters=masters,
+        make_schedule(ScheduleConfig(10, 1e-4, "constant")),
+        TrainerConfig(max_steps=10, checkpoint_folder=Path("unused"), benchmark=True),
+        Runtime(META, precision),
     )
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["real sizes", "fixed sizes"])
 @pytest.mark.parametrize(
-    ("model_class", "task", "samples_class"),
+    ("model_class", "task", "dataset_class"),
     [
-        (BertForPreTraining, Pretraining(True, 24), RandomSamples),
-        (BertForQuestionAnswering, QuestionAnswering(24), RandomQuestions),
+        (BertForPreTraining, PretrainingTask(True, 24), InMemoryDataset),
+        (BertForQuestionAnswering, SquadTask(24), InMemoryQuestions),
     ],
     ids=["pre-training", "SQuAD"],
 )
-def test_no_step_reads_a_number_from_the_device(model_class, task, samples_class, fixed, fused_kernels_of_meta_tensors):
+def test_no_step_reads_a_number_from_the_device(model_class, task, dataset_class, fixed, fused_kernels_of_meta_tensors):
     trainer = make_trainer(model_class, task)
-    samples = samples_class(8, 24, TINY.vocab_size)
-    batch = make_step_batch(samples, np.arange(8), Limits.for_batch(4, 24, 4, fixed))
+    dataset = dataset_class(np.random.default_rng(0).integers(12, 25, 8))
+    batch = make_step_batch(dataset, np.arange(8), MicroBatchLimits.for_batch(4, 24, 4, fixed))
     assert len(batch.micro_batches) > 1
+    stats = GlobalBatchStats(len(batch.lengths), batch.lengths.sum(), batch.num_targets.sum())
     for _ in range(2):
-        sums = trainer.training_step(batch, Totals(batch.num_sequences, batch.num_tokens, batch.num_targets))
+        sums = trainer.training_step(batch, stats)
         assert all(value.device == META for value in sums.values())
         trainer.optimizer_step()
     with pytest.raises(RuntimeError, match="meta tensors"):
