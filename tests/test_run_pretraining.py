@@ -1,4 +1,4 @@
-"""run_pretraining.py does what its flags say: the same numbers however the work is divided, and honest figures."""
+"""run_pretraining.py: the same updates at any division of the work, what is learned, evaluated, logged and measured."""
 
 import json
 import math
@@ -15,29 +15,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard
+from processes import exit_codes, start_several, torchrun
 from safetensors.torch import load_file
-from small_runs import (
-    Ground,
-    ended,
-    losses,
-    run_here,
-    start_several,
-    steps_folder,
-    steps_in,
-    torchrun,
-    trained,
-    weights,
-)
+from small_runs import losses, run_here, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
-from utils.logger import duration, metrics_text
 
-from run_pretraining import has_no_capitals
-from utils import distributed
-
-
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory) -> Ground:
-    return Ground.make(tmp_path_factory.mktemp("ground"))
+import precision
+from run_setup import is_uncased
 
 
 def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
@@ -46,24 +30,24 @@ def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
-# --- however the work is divided --------------------------------------------------------------------------------------
+# --- division of the work ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "rel", "atol"),
-    # Which sequences share a micro-batch differs, and with it the rounding of each of its gradients to 16 bits.
+    # In 16 bits, gradients are rounded per micro-batch, and the micro-batches hold other sequences.
     [("--optimizer=Lamb", 1e-5, 2e-6), ("--optimizer=AdamW", 1e-5, 2e-6), ("--use-pure-fp16", 2e-3, 5e-4)],
 )
-def test_one_process_and_two_make_the_same_updates(ground, tmp_path, kind, rel, atol):
-    """1 process of 4 micro-batches equals 2 of 2 each, without dropout; LAMB's two in fp32 under a real torchrun."""
-    flags = ("--max-steps", 10, "--log-freq", 1, kind, "--learning-rate", 1e-3, "--eval-dir", ground.held_out)
-    trained(ground.command(tmp_path / "one", *flags, "--gradient-merge-steps", 4, dropout=False))
-    two = ground.command(tmp_path / "two", *flags, "--gradient-merge-steps", 2, dropout=False)
+def test_one_process_and_two_make_the_same_updates(inputs, tmp_path, kind, rel, atol):
+    """1 process with 4 micro-batches equals 2 with 2 each, without dropout; LAMB in fp32 runs under torchrun."""
+    flags = ("--max-steps", 10, "--log-freq", 1, kind, "--learning-rate", 1e-3, "--eval-dir", inputs.held_out)
+    train(inputs.command(tmp_path / "one", *flags, "--gradient-merge-steps", 4, dropout=False))
+    two = inputs.command(tmp_path / "two", *flags, "--gradient-merge-steps", 2, dropout=False)
     if kind == "--optimizer=Lamb":
         with torchrun(two, tmp_path / "log") as process:
             assert process.wait(120) == 0, (tmp_path / "log").read_text()
     else:
-        assert ended(start_several(two, tmp_path / "log")) == [0, 0], (tmp_path / "log.0").read_text()
+        assert exit_codes(start_several(two, tmp_path / "log")) == [0, 0], (tmp_path / "log.0").read_text()
 
     one, two = (reported(tmp_path / name / "report.json") for name in ("one", "two"))
     assert len(one) == 10
@@ -75,16 +59,16 @@ def test_one_process_and_two_make_the_same_updates(ground, tmp_path, kind, rel, 
     assert_same_weights(weights(tmp_path / "two", 10), weights(tmp_path / "one", 10), atol=atol)
 
 
-def test_the_global_batch_is_what_counts_and_not_the_micro_batches(ground, tmp_path):
+def test_updates_depend_on_the_global_batch_and_not_on_its_micro_batches(inputs, tmp_path):
     for batch_size, merge in ((8, 1), (4, 2), (1, 8)):
         flags = ("--max-steps", 6, "--log-freq", 1, "--batch-size", batch_size, "--gradient-merge-steps", merge)
-        trained(ground.command(tmp_path / str(merge), *flags, "--learning-rate", 1e-3, dropout=False))
+        train(inputs.command(tmp_path / str(merge), *flags, "--learning-rate", 1e-3, dropout=False))
     for merge in ("2", "8"):
         assert losses(tmp_path / merge) == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
         assert_same_weights(weights(tmp_path / merge, 6), weights(tmp_path / "1", 6), atol=2e-6)
 
 
-def test_threads_that_read_ahead_and_tf32_change_nothing_to_the_last_bit(ground, tmp_path):
+def test_worker_threads_tf32_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tmp_path):
     for name, flags in {
         "plain": ("--num-workers", 0),
         "one": ("--num-workers", 1),
@@ -92,15 +76,15 @@ def test_threads_that_read_ahead_and_tf32_change_nothing_to_the_last_bit(ground,
         "tf32": ("--tf32",),
         "no affinity": ("--enable-cpu-affinity", "false"),
     }.items():
-        trained(ground.command(tmp_path / name, "--max-steps", 8, "--log-freq", 1, *flags))
+        train(inputs.command(tmp_path / name, "--max-steps", 8, "--log-freq", 1, *flags))
         assert losses(tmp_path / name) == losses(tmp_path / "plain")
         model = (steps_folder(tmp_path / name) / "8" / "model.safetensors").read_bytes()
         assert model == (steps_folder(tmp_path / "plain") / "8" / "model.safetensors").read_bytes()
 
 
-def test_another_seed_is_another_run(ground, tmp_path):
+def test_seed_changes_the_losses(inputs, tmp_path):
     for seed in (1, 2):
-        trained(ground.command(tmp_path / str(seed), "--max-steps", 2, "--log-freq", 1, "--seed", seed))
+        train(inputs.command(tmp_path / str(seed), "--max-steps", 2, "--log-freq", 1, "--seed", seed))
     assert losses(tmp_path / "1") != losses(tmp_path / "2")
 
 
@@ -117,43 +101,45 @@ def test_another_seed_is_another_run(ground, tmp_path):
     ],
     ids=" ".join,
 )
-def test_the_loss_falls(ground, tmp_path, flags):
+def test_loss_falls(inputs, tmp_path, flags):
     rate = 5e-3 if "AdamW" in flags else 3e-2
-    trained(ground.command(tmp_path, "--max-steps", 80, "--learning-rate", rate, "--batch-size", 8, *flags))
+    train(inputs.command(tmp_path, "--max-steps", 80, "--learning-rate", rate, "--batch-size", 8, *flags))
     found = losses(tmp_path)
     assert found[80] < found[10] - 1.0
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--use-pure-fp16"])
-def test_bfloat16_stays_near_float32_and_saves_float32_weights(ground, tmp_path, flag):
+def test_bfloat16_is_close_to_float32_and_saves_float32_weights(inputs, tmp_path, flag):
     flags = ("--max-steps", 8, "--log-freq", 1, "--learning-rate", 1e-3)
-    trained(ground.command(tmp_path / "fp32", *flags, dropout=False))
-    trained(ground.command(tmp_path / "bf16", *flags, flag, dropout=False))
+    train(inputs.command(tmp_path / "fp32", *flags, dropout=False))
+    train(inputs.command(tmp_path / "bf16", *flags, flag, dropout=False))
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=5e-3)
     assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")
     assert {tensor.dtype for tensor in weights(tmp_path / "bf16", 8).values()} == {torch.float32}
 
 
-def test_float16_is_refused_where_the_processor_has_none(ground, tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "has_float16", lambda device: False)
-    result = run_here(ground.command(tmp_path / "output", "--max-steps", 2, "--amp", "--amp-dtype", "float16"))
+def test_float16_is_an_error_on_a_processor_without_it(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "has_float16", lambda device: False)
+    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 2, "--amp", "--amp-dtype", "float16"))
     assert_refused(result, "--amp-dtype float16", "bfloat16")
     assert not (tmp_path / "output").exists()
 
 
-def test_a_loss_scale_that_overflows_skips_steps_and_is_halved(ground, tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "has_float16", lambda device: True)  # slow on this processor, but it computes
+def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "has_float16", lambda device: True)  # slow on this processor, but correct
     flags = ("--amp", "--amp-dtype", "float16", "--use-dynamic-loss-scaling", "--scale-loss", 2.0**24)
-    trained(ground.command(tmp_path, "--max-steps", 4, "--log-freq", 1, *flags))
+    train(inputs.command(tmp_path, "--max-steps", 4, "--log-freq", 1, *flags))
     found = reported(tmp_path / "report.json")
     assert found[4]["loss_scale"] < 2.0**24
     assert math.log2(found[4]["loss_scale"]).is_integer()
-    assert found[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), "a skipped step advances no schedule"
+    assert found[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), (
+        "a skipped step does not advance the schedule"
+    )
     consumed = json.loads((steps_folder(tmp_path) / "4" / "model_progress.json").read_text())["samples_consumed"]
     assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
 
 
-DECAYS = {  # update k of 10, of which 2 warm up, at a learning rate of 0.01
+DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of 0.01
     ("poly",): lambda k: 0.01 * (k / 2 if k < 2 else (10 - k) / 8),
     ("poly", "--lr-decay-power", "0.5", "--warmup-start-lr", "0.004"): (
         lambda k: 0.004 + 0.006 * k / 2 if k < 2 else 0.01 * math.sqrt((10 - k) / 8)
@@ -170,18 +156,18 @@ DECAYS = {  # update k of 10, of which 2 warm up, at a learning rate of 0.01
 
 
 @pytest.mark.parametrize("decay", DECAYS, ids=" ".join)
-def test_every_decay_gives_its_learning_rates(ground, tmp_path, decay):
+def test_every_decay_gives_its_learning_rates(inputs, tmp_path, decay):
     flags = ("--max-steps", 10, "--log-freq", 1, "--warmup-proportion", 0.2, "--lr-decay", *decay)
-    trained(ground.command(tmp_path, *flags))
+    train(inputs.command(tmp_path, *flags))
     found = {step: entry["learning_rate"] for step, entry in reported(tmp_path / "report.json").items()}
     assert found == pytest.approx({k + 1: DECAYS[decay](k) for k in range(10)}, rel=1e-6)
 
 
-def test_a_run_without_next_sentences_says_nothing_of_them(ground, tmp_path):
+def test_data_without_sentence_pairs_logs_no_next_sentence_loss(inputs, tmp_path):
     rows = sample_rows(32, 32, 5, seed=1)
     rows["next_sentence_labels"][:] = -1
     write_shard(tmp_path / "shards" / "a.hdf5", rows, {"next_sentence_prediction": False})
-    result = trained(ground.command(tmp_path, "--max-steps", 10, "--input-dir", tmp_path / "shards"))
+    result = train(inputs.command(tmp_path, "--max-steps", 10, "--input-dir", tmp_path / "shards"))
     (entry,) = reported(tmp_path / "report.json").values()
     assert "nsp" not in result.stdout and not [name for name in entry if "nsp" in name]
     assert entry["loss"] == entry["mlm_loss"]
@@ -190,12 +176,12 @@ def test_a_run_without_next_sentences_says_nothing_of_them(ground, tmp_path):
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_is_what_transformers_finds_on_the_same_held_out_samples(ground, tmp_path):
-    flags = ("--max-steps", 9, "--num-steps-per-checkpoint", 3, "--eval-dir", ground.held_out, "--eval-steps", 3)
-    trained(ground.command(tmp_path, *flags))
+def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_path):
+    flags = ("--max-steps", 9, "--num-steps-per-checkpoint", 3, "--eval-dir", inputs.held_out, "--eval-steps", 3)
+    train(inputs.command(tmp_path, *flags))
     found = {step: entry for step, entry in reported(tmp_path / "report.json").items() if "eval_loss" in entry}
     assert list(found) == [3, 6, 9]
-    with h5py.File(ground.held_out / "shard_000.hdf5") as file:
+    with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
         rows = {key: torch.from_numpy(file[key][:].astype(np.int64)) for key in file}
     labels = torch.full_like(rows["input_ids"], -100)
     for row, (places, ids) in enumerate(zip(rows["masked_lm_positions"], rows["masked_lm_ids"], strict=True)):
@@ -216,20 +202,20 @@ def test_evaluation_is_what_transformers_finds_on_the_same_held_out_samples(grou
         assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
 
 
-def test_evaluation_changes_nothing_in_the_training(ground, tmp_path):
+def test_evaluation_does_not_change_the_training(inputs, tmp_path):
     flags = ("--max-steps", 6, "--log-freq", 1)
-    trained(ground.command(tmp_path / "without", *flags))
-    trained(ground.command(tmp_path / "with", *flags, "--eval-dir", ground.held_out, "--eval-steps", 2))
+    train(inputs.command(tmp_path / "without", *flags))
+    train(inputs.command(tmp_path / "with", *flags, "--eval-dir", inputs.held_out, "--eval-steps", 2))
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
-    trained(ground.command(tmp_path / "end", *flags, "--eval-dir", ground.held_out))
+    train(inputs.command(tmp_path / "end", *flags, "--eval-dir", inputs.held_out))
     assert [step for step, entry in reported(tmp_path / "end" / "report.json").items() if "eval_loss" in entry] == [6]
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+# --- logs -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_is_dllogger_lines_that_begin_with_the_settings(ground, tmp_path):
-    result = trained(ground.command(tmp_path, "--max-steps", 20, "--log-freq", 5))
+def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp_path):
+    result = train(inputs.command(tmp_path, "--max-steps", 20, "--log-freq", 5))
     lines = (tmp_path / "report.json").read_text().splitlines()
     assert all(line.startswith("DLLL {") for line in lines)
     entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
@@ -240,13 +226,13 @@ def test_the_report_is_dllogger_lines_that_begin_with_the_settings(ground, tmp_p
     speeds = "step_seconds sequences_per_second tokens_per_second model_tflops data_wait"
     assert set(entries[1]["data"]) == {*named.split(), *speeds.split()}
     assert len([line for line in result.stdout.splitlines() if line.startswith("step ")]) == 4
-    assert not result.stderr, "no progress bar where there is no terminal"
+    assert not result.stderr, "no progress bar without a terminal"
 
 
-def test_a_terminal_shows_a_progress_bar_and_lines_above_it(ground, tmp_path):
+def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
     reader, writer = pty.openpty()
     termios.tcsetwinsize(writer, (40, 120))
-    command = ground.command(tmp_path, "--max-steps", 20, "--log-freq", 10, "--show-config", "true")
+    command = inputs.command(tmp_path, "--max-steps", 20, "--log-freq", 10, "--show-config", "true")
     with subprocess.Popen(
         [sys.executable, "run_pretraining.py", *command],
         cwd=ROOT,
@@ -256,7 +242,7 @@ def test_a_terminal_shows_a_progress_bar_and_lines_above_it(ground, tmp_path):
     ) as process:
         os.close(writer)
         shown = b""
-        while chunk := read_or_nothing(reader):
+        while chunk := read_to_the_end(reader):
             shown += chunk
         assert process.wait(60) == 0
     os.close(reader)
@@ -267,16 +253,16 @@ def test_a_terminal_shows_a_progress_bar_and_lines_above_it(ground, tmp_path):
     assert any("\rstep 10/20  loss " in line for line in lines)
 
 
-def read_or_nothing(descriptor: int) -> bytes:
+def read_to_the_end(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
     except OSError:  # the other end is closed
         return b""
 
 
-def test_the_benchmark_prints_figures_and_saves_nothing(ground, tmp_path):
+def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     flags = ("--max-steps", 3, "--benchmark", "--benchmark-steps", 6, "--benchmark-warmup-steps", 4)
-    result = trained(ground.command(tmp_path, *flags))
+    result = train(inputs.command(tmp_path, *flags))
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     last = json.loads((tmp_path / "report.json").read_text().splitlines()[-1].removeprefix("DLLL "))
     assert last["step"] == []
@@ -289,25 +275,17 @@ def test_the_benchmark_prints_figures_and_saves_nothing(ground, tmp_path):
     assert "benchmark of 6 steps: " in result.stdout
 
 
-def test_figures_are_shown_as_people_read_them():
-    shown = metrics_text(
-        {"loss": 1.23456, "mlm_accuracy": 0.5, "learning_rate": 1e-4, "tokens_per_second": 12345.6, "f1": 88.12}
-    )
-    assert shown == "loss 1.2346 (50.0%)  lr 0.0001  12,346 tokens/s  f1 88.1"
-    assert [duration(seconds) for seconds in (0, 61.4, 90000)] == ["0:00:00", "0:01:01", "1 day, 1:00:00"]
+# --- other flags ------------------------------------------------------------------------------------------------------
 
 
-# --- what else a run takes from its flags -----------------------------------------------------------------------------
-
-
-def test_steps_this_run_stops_early_and_saves(ground, tmp_path):
-    result = trained(ground.command(tmp_path, "--max-steps", 20, "--steps-this-run", 7, "--phase2"))
+def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):
+    result = train(inputs.command(tmp_path, "--max-steps", 20, "--steps-this-run", 7, "--phase2"))
     assert steps_in(tmp_path, "phase2") == ["7"]
     assert "phase2: step 7 of 20" in result.stdout
 
 
-def test_weight_decay_and_clipping_reach_the_optimizer(ground, tmp_path):
-    """Each moves the weights elsewhere from the same start and data; a tiny clip makes LAMB's updates no smaller."""
+def test_flags_of_the_optimizer_change_the_weights(inputs, tmp_path):
+    """Each gives other weights from the same start and data."""
     found = {}
     for name, flags in {
         "plain": (),
@@ -317,7 +295,7 @@ def test_weight_decay_and_clipping_reach_the_optimizer(ground, tmp_path):
         "beta2": ("--beta2", 0.9),
         "epsilon": ("--epsilon", 0.1),
     }.items():
-        trained(ground.command(tmp_path / name, "--max-steps", 4, *flags))
+        train(inputs.command(tmp_path / name, "--max-steps", 4, *flags))
         found[name] = load_file(steps_folder(tmp_path / name) / "4" / "model.safetensors")
     for name in found.keys() - {"plain"}:
         moved = found[name]["bert.encoder.layer.0.output.dense.weight"]
@@ -325,7 +303,7 @@ def test_weight_decay_and_clipping_reach_the_optimizer(ground, tmp_path):
 
 
 @pytest.mark.parametrize("words, expected", [("[PAD] [UNK] the a", True), ("[PAD] The the", False)])
-def test_the_casing_of_a_vocabulary_is_seen_in_its_words(tmp_path, words, expected):
+def test_casing_of_a_vocabulary_is_that_of_its_words(tmp_path, words, expected):
     path = Path(tmp_path / "vocab.txt")
     path.write_text("\n".join(words.split()))
-    assert has_no_capitals(path) is expected
+    assert is_uncased(path) is expected

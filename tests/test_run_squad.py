@@ -1,4 +1,4 @@
-"""run_squad.py through its command line, on a tiny model and questions that it can learn by heart."""
+"""run_squad.py through its command line, on a tiny model and questions that it can memorize."""
 
 import json
 import sys
@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, reported, run_program
 from safetensors.torch import load_file, save_file
-from squad_dataset import SquadDataset, read_squad
-from squad_utils import decode
-from token_stream import sample_order
 
 import run_squad
+from sample_order import sample_order
+from tasks.squad import SquadDataset
+from tasks.squad_answers import decode
+from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.errors import run_main
 
@@ -51,9 +52,9 @@ def answers_of(document: dict) -> dict[str, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """A model this small only waits for a second thread."""
+    """A second thread makes a model this small slower."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("run_setup.use_threads", lambda: torch.set_num_threads(1))
+        patch.setattr("run_setup.set_num_threads", lambda: torch.set_num_threads(1))
         yield
 
 
@@ -70,8 +71,8 @@ def files(tmp_path_factory) -> dict[str, Path]:
     return {name: folder / f"{name}.json" for name in contents}
 
 
-def words(files: dict[str, Path], output: Path, *extra) -> list[str]:
-    """A command line without tasks; windows are short, so that a context has several."""
+def arguments(files: dict[str, Path], output: Path, *extra) -> list[str]:
+    """A command line without tasks. Windows are so short that a context has several."""
     command = [
         *("--bert-model", "custom", "--config-file", files["config"], "--vocab-file", VOCAB_FILE),
         *("--output-dir", output, "--report-file", output / "report.json", "--show-config", "false"),
@@ -83,7 +84,7 @@ def words(files: dict[str, Path], output: Path, *extra) -> list[str]:
 
 
 def run(files: dict[str, Path], output: Path, *extra) -> int:
-    return run_squad.main(words(files, output, *extra))
+    return run_squad.main(arguments(files, output, *extra))
 
 
 @pytest.fixture(scope="module")
@@ -104,21 +105,21 @@ def scores_in(report: Path) -> dict[str, float]:
     return next(data for data in logged if "f1" in data)
 
 
-def test_questions_learnt_by_heart_are_answered_and_scored(trained, files):
+def test_memorized_questions_are_answered_and_scored(trained, files):
     predictions = json.loads((trained / "predictions.json").read_text())
     assert predictions == answers_of(json.loads(files["v1"].read_text()))
     assert scores_in(trained.parents[1] / "report.json") == {"exact_match": 100.0, "f1": 100.0}
 
 
-def test_answers_from_the_checkpoint_are_those_after_training(trained, files, tmp_path):
-    for given in (trained, newest(trained)):  # a folder of steps, and one of its steps
+def test_checkpoint_gives_the_answers_of_the_training_run(trained, files, tmp_path):
+    for given in (trained, newest(trained)):  # the folder of steps, and one of its checkpoints
         assert run(files, tmp_path, "--do-predict", "--predict-file", files["v1"], "--init-checkpoint", given) == 0
         for name in ("predictions.json", "nbest_predictions.json"):
             assert (tmp_path / "custom" / "squad" / name).read_text() == (trained / name).read_text()
     assert not any(path.name.isdigit() for path in (tmp_path / "custom" / "squad").iterdir())
 
 
-def test_transformers_opens_the_checkpoint_and_gives_the_same_answers(trained, files):
+def test_transformers_gives_the_same_answers_from_the_checkpoint(trained, files):
     from transformers import BertForQuestionAnswering
 
     model = BertForQuestionAnswering.from_pretrained(newest(trained)).eval()
@@ -131,7 +132,7 @@ def test_transformers_opens_the_checkpoint_and_gives_the_same_answers(trained, f
         stream = {name: torch.from_numpy(array)[None] for name, array in dataset.stream(np.array([feature])).items()}
         with torch.no_grad():
             output = model(stream["input_ids"], token_type_ids=stream["token_type_ids"])
-        logits[:, dataset.token_places(np.array([feature]))] = torch.cat([output.start_logits, output.end_logits])
+        logits[:, dataset.token_indices(np.array([feature]))] = torch.cat([output.start_logits, output.end_logits])
     expected = decode(dataset, *logits).nbest
     for question, entries in json.loads((trained / "nbest_predictions.json").read_text()).items():
         best, best_expected = entries[0], expected[question][0]
@@ -140,9 +141,9 @@ def test_transformers_opens_the_checkpoint_and_gives_the_same_answers(trained, f
             assert best[key] == pytest.approx(best_expected[key], abs=1e-4)
 
 
-def test_several_processes_give_the_answers_of_one(trained, files, tmp_path):
+def test_several_processes_give_the_same_answers_as_one(trained, files, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "run_squad.py"]
-    command = words(
+    command = arguments(
         *(files, tmp_path, "--do-eval", "--predict-file", files["v1"], "--init-checkpoint", trained),
         *("--predict-batch-size", 3),
     )
@@ -156,7 +157,7 @@ def test_several_processes_give_the_answers_of_one(trained, files, tmp_path):
     assert scores_in(tmp_path / "report.json")["exact_match"] == 100.0
 
 
-def test_v20_learns_which_questions_have_no_answer(files, tmp_path):
+def test_v20_predicts_which_questions_have_no_answer(files, tmp_path):
     tasks = ("--do-train", "--do-eval", "--train-file", files["v2"], "--predict-file", files["v2"])
     flags = ("--version-2-with-negative", "--max-seq-length", 48, "--epochs", 100)
     assert run(files, tmp_path, *tasks, *flags) == 0
@@ -169,22 +170,24 @@ def test_v20_learns_which_questions_have_no_answer(files, tmp_path):
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"], scores["best_f1"]) == (100, 100, 100, 100)
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights_and_only_then_predicts(files, tmp_path):
+def test_stopped_run_continues_to_the_same_weights_and_then_predicts(files, tmp_path):
     tasks = ["--do-train", "--do-eval", "--train-file", files["v1"], "--predict-file", files["v1"], "--max-steps", 7]
-    folders = {name: tmp_path / name / "custom" / "squad" for name in ("whole", "parts")}
-    assert run(files, tmp_path / "whole", *tasks) == 0
+    folders = {name: tmp_path / name / "custom" / "squad" for name in ("uninterrupted", "parts")}
+    assert run(files, tmp_path / "uninterrupted", *tasks) == 0
     tasks += ["--from-checkpoint", folders["parts"], "--last-step-of-checkpoint", "auto"]
     assert run(files, tmp_path / "parts", *tasks, "--steps-this-run", 3) == 0
     assert newest(folders["parts"]).name == "3"
     assert not (folders["parts"] / "predictions.json").exists()
     assert run(files, tmp_path / "parts", *tasks) == 0
-    whole, parts = (load_file(folder / "7" / "model.safetensors") for folder in folders.values())
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert (folders["parts"] / "predictions.json").read_text() == (folders["whole"] / "predictions.json").read_text()
+    uninterrupted, parts = (load_file(folder / "7" / "model.safetensors") for folder in folders.values())
+    assert uninterrupted.keys() == parts.keys()
+    assert all(torch.equal(uninterrupted[name], parts[name]) for name in uninterrupted)
+    assert (folders["parts"] / "predictions.json").read_text() == (
+        folders["uninterrupted"] / "predictions.json"
+    ).read_text()
 
 
-def test_the_warm_up_is_applied_and_then_the_rate_falls_to_nothing(files, tmp_path):
+def test_learning_rate_warms_up_and_then_falls_to_zero(files, tmp_path):
     flags = ("--do-train", "--train-file", files["v1"], "--max-steps", 10, "--warmup-proportion", 0.4, "--log-freq", 1)
     assert run(files, tmp_path, *flags) == 0
     rates = [data["learning_rate"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
@@ -193,18 +196,18 @@ def test_the_warm_up_is_applied_and_then_the_rate_falls_to_nothing(files, tmp_pa
     assert rates == pytest.approx(expected, rel=1e-5)
 
 
-def row_of_transformers(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+def as_batch_of_one(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """One sequence's stream as the batch of one row that transformers takes."""
     row = {name: torch.from_numpy(stream[name]) for name in ("start_positions", "end_positions")}
     return row | {name: torch.from_numpy(stream[name])[None] for name in ("input_ids", "token_type_ids")}
 
 
-def test_training_takes_the_steps_of_transformers(files, tmp_path):
+def test_training_losses_match_transformers(files, tmp_path):
     from transformers import BertConfig, BertForQuestionAnswering
 
     torch.manual_seed(0)
-    peer = BertForQuestionAnswering(BertConfig.from_json_file(files["config"])).train()
-    peer.save_pretrained(tmp_path / "start")
+    reference = BertForQuestionAnswering(BertConfig.from_json_file(files["config"])).train()
+    reference.save_pretrained(tmp_path / "start")
     flags = ("--do-train", "--train-file", files["v2"], "--version-2-with-negative", "--max-steps", 12, "--log-freq", 1)
     assert run(files, tmp_path, *flags, "--init-checkpoint", tmp_path / "start") == 0
     losses = [data["loss"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
@@ -218,27 +221,27 @@ def test_training_takes_the_steps_of_transformers(files, tmp_path):
         training=True,
         version_2_with_negative=True,
     )
-    undecayed = [p for name, p in peer.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
-    decayed = [p for name, p in peer.named_parameters() if not (name.endswith("bias") or "LayerNorm" in name)]
+    undecayed = [p for name, p in reference.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for name, p in reference.named_parameters() if not (name.endswith("bias") or "LayerNorm" in name)]
     groups = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.005, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
     order = sample_order(np.arange(12 * 8), len(dataset), seed=42)
     for step, loss in enumerate(losses):
         rows = [dataset.stream(order[[place]]) for place in range(8 * step, 8 * step + 8)]
-        for group in optimizer.param_groups:  # the first of 12 updates warms up, by --warmup-proportion 0.1
+        for group in optimizer.param_groups:  # one update of warmup, from --warmup-proportion 0.1
             group["lr"] = 0.005 * min(step, (12 - step) / 11)
-        # Row by row: beside longer rows, transformers would let the padding take a share of the softmax.
-        expected = torch.stack([peer(**row_of_transformers(row)).loss for row in rows]).mean()
+        # Row by row, because transformers gives probability to padding.
+        expected = torch.stack([reference(**as_batch_of_one(row)).loss for row in rows]).mean()
         assert loss == pytest.approx(expected.item(), rel=1e-4)
         optimizer.zero_grad()
         expected.backward()
-        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
         optimizer.step()
     assert len(losses) == 12
     assert losses[-1] < losses[0]
 
 
-def test_steps_are_the_epochs_and_at_most_max_steps(files, tmp_path):
+def test_number_of_steps_is_that_of_the_epochs_and_at_most_max_steps(files, tmp_path):
     dataset = SquadDataset(
         read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10
     )
@@ -249,7 +252,7 @@ def test_steps_are_the_epochs_and_at_most_max_steps(files, tmp_path):
     assert newest(tmp_path / "steps/custom/squad").name == "2"
 
 
-def test_a_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
+def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
     tasks = ("--do-train", "--do-predict", "--train-file", files["v1"], "--predict-file", files["v1"])
     benchmark = ("--benchmark", "--benchmark-steps", 2, "--benchmark-warmup-steps", 1, "--predict-batch-size", 1)
     assert run(files, tmp_path, *tasks, *benchmark) == 0
@@ -266,7 +269,7 @@ def test_a_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "says"),
+    ("extra", "message"),
     [
         ([], "nothing to do"),
         (["--do-train"], "--do-train needs --train-file"),
@@ -277,7 +280,7 @@ def test_a_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
         (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "max_position_embeddings 64"),
         (["--do-train", "--train-file", "{v1}", "--max-query-length", "25"], "leaves no room"),
         (["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"], "nowhere does not exist"),
-        (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"], "not fine-tuned on SQuAD"),
+        (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"], "not fine-tuned for this task"),
         (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{broken}"], "logits are not finite"),
         (["--do-train", "--train-file", "{cut}"], "not valid JSON"),
         (["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{cut}"], "not valid JSON"),
@@ -289,7 +292,7 @@ def test_a_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2_with_nothing_written(trained, files, tmp_path, capsys, extra, says):
+def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(trained, files, tmp_path, capsys, extra, message):
     config = newest(trained) / "config.json"
     weights = load_file(newest(trained) / "model.safetensors")
     variants = {
@@ -308,10 +311,10 @@ def test_bad_input_is_one_line_and_exit_code_2_with_nothing_written(trained, fil
     assert exit_.value.code == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert says in errors[0]
+    assert message in errors[0]
     assert not [path for path in (output / "custom").rglob("*") if path.is_file()]
 
 
-def test_the_program_itself_refuses_in_one_line(files, tmp_path):
-    done = run_program(ROOT / "run_squad.py", *words(files, tmp_path, "--do-train", "--train-file", "nowhere.json"))
+def test_error_of_the_program_in_its_own_process(files, tmp_path):
+    done = run_program(ROOT / "run_squad.py", *arguments(files, tmp_path, "--do-train", "--train-file", "nowhere.json"))
     assert_refused(done, "nowhere.json does not exist")

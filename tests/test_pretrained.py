@@ -1,0 +1,186 @@
+"""Weights from model folders: Hugging Face's names, heads that a model adds or lacks, and errors that name tensors."""
+
+import json
+
+import pytest
+import torch
+from conftest import TINY, assert_refused
+from safetensors.torch import load_file, save_file
+from small_runs import run_here, steps_folder, train, weights
+from transformers import BertConfig as HFConfig
+from transformers import BertForPreTraining as HFForPreTraining
+
+from bert_config import BertConfig
+from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
+from pretrained import checkpoint_shapes, copy_rows, load_pretrained
+from safetensors_rows import LazyTensor
+from utils.errors import UserError
+
+SMALL = {**TINY, "vocab_size": 1000, "num_hidden_layers": 1}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder of transformers."""
+    torch.manual_seed(3)
+    HFForPreTraining(HFConfig(**SMALL)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(folder, edit) -> None:
+    """Writes the folder's tensors again, after `edit` has changed the dict of them."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def assert_same(model, folder, prefix="") -> None:
+    """All parameters of the encoder of `model` are the folder's."""
+    given = load_file(folder / "model.safetensors")
+    heads = ("cls.", "qa_outputs.")
+    found = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(heads)}
+    assert len(found) > 20
+    for name, tensor in found.items():
+        assert torch.equal(tensor, given["bert." + name.removeprefix(prefix)]), name
+
+
+# --- names and heads --------------------------------------------------------------------------------------------------
+
+
+def test_folder_of_transformers_is_loaded_into_every_model(folder, capsys):
+    pretraining = BertForPreTraining.from_pretrained(folder)
+    assert_same(pretraining, folder, "bert.")
+    given = load_file(folder / "model.safetensors")
+    assert torch.equal(pretraining.cls.seq_relationship.weight, given["cls.seq_relationship.weight"])
+    assert capsys.readouterr().out == ""
+    assert_same(BertModel.from_pretrained(folder), folder)
+    assert "are not used by BertModel" in capsys.readouterr().out
+    questions = BertForQuestionAnswering.from_pretrained(folder)
+    assert_same(questions, folder, "bert.")
+    assert "has no qa_outputs.bias, qa_outputs.weight: they start from their initial values" in capsys.readouterr().out
+    assert 0.001 < questions.qa_outputs.weight.std() < 0.1
+
+
+def test_encoder_without_prefix_is_loaded_into_models_with_heads(folder, tmp_path):
+    change(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("cls.")])
+    stripped = {name.removeprefix("bert."): t for name, t in load_file(folder / "model.safetensors").items()}
+    (tmp_path / "encoder").mkdir()
+    save_file(stripped, tmp_path / "encoder" / "model.safetensors")
+    (tmp_path / "encoder" / "config.json").write_text((folder / "config.json").read_text())
+    assert_same(BertForPreTraining.from_pretrained(tmp_path / "encoder"), folder, "bert.")
+    assert_same(BertModel.from_pretrained(tmp_path / "encoder"), folder)
+
+
+def test_old_names_buffers_and_copies_of_tied_weights_are_accepted(folder):
+    expected = BertForPreTraining.from_pretrained(folder).state_dict()
+
+    def edit(tensors):
+        for name in list(tensors):
+            if "LayerNorm" in name:
+                old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+                tensors[old] = tensors.pop(name)
+        tensors["bert.embeddings.position_ids"] = torch.arange(64)[None]
+        tensors["cls.predictions.decoder.weight"] = torch.zeros(1000, 32)
+        tensors["cls.predictions.decoder.bias"] = torch.zeros(1000)
+
+    change(folder, edit)
+    found = BertForPreTraining.from_pretrained(folder).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
+    change(folder, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()}))
+    model = BertForPreTraining.from_pretrained(folder)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    given = load_file(folder / "model.safetensors")["bert.pooler.dense.weight"]
+    assert torch.equal(model.bert.pooler.dense.weight, given.float())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"bert.pooler.dense.bias": torch.zeros(31)}, ["another shape", "bert.pooler.dense.bias is [31]"]),
+        ({"bert.pooler.dense.weight": torch.zeros(32)}, ["another shape", "bert.pooler.dense.weight is [32]"]),
+        ({"bert.embeddings.LayerNorm.weight": None}, ["lacks 1", "bert.embeddings.LayerNorm.weight"]),
+        ({"bert.adapter.weight": torch.zeros(3)}, ["has 1 tensors", "bert.adapter.weight"]),
+        ({"bert.pooler.dense.bias": torch.zeros(32).int()}, ["bert.pooler.dense.bias", "floating-point"]),
+        (
+            {"bert.embeddings.word_embeddings.weight": torch.zeros(999, 32)},
+            ["bert.embeddings.word_embeddings.weight is [999, 32]", "[1000, 32]"],
+        ),
+    ],
+    ids=["shape", "dimensions", "missing", "unexpected", "whole numbers", "vocabulary"],
+)
+def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
+    tensors = {**load_file(folder / "model.safetensors"), **changed}
+    save_file({name: t for name, t in tensors.items() if t is not None}, folder / "model.safetensors")
+    with pytest.raises(UserError) as caught:
+        BertForPreTraining.from_pretrained(folder)
+    assert str(folder / "model.safetensors") in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_required_head_must_be_in_the_folder(folder):
+    with pytest.raises(UserError, match=r"has no qa_outputs\.bias: it was not fine-tuned for this task"):
+        load_pretrained(BertForQuestionAnswering, folder, required=("qa_outputs.",))
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"model folder .*nowhere does not exist"):
+        BertModel.from_pretrained(tmp_path / "nowhere")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 12])
+def test_rows_beyond_the_end_of_the_source_become_zero(start):
+    source = torch.arange(30.0).reshape(10, 3)
+    target = torch.full((5, 3), 7.0)
+    copy_rows(target, start, LazyTensor.of(source))
+    padded = torch.cat([source, torch.zeros(10, 3)])
+    assert torch.equal(target, padded[start : start + 5])
+
+
+def test_shapes_in_a_checkpoint_have_no_vocabulary_padding():
+    model = BertForPreTraining(BertConfig(**SMALL))
+    shapes = checkpoint_shapes(model)
+    assert model.bert.embeddings.word_embeddings.weight.shape == (1024, 32)
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+# --- through the command line -----------------------------------------------------------------------------------------
+
+
+def test_training_starts_from_the_weights_of_transformers(inputs, tmp_path):
+    model = HFForPreTraining(HFConfig(**json.loads(inputs.config.read_text())))
+    model.save_pretrained(tmp_path / "theirs")
+    flags = ("--learning-rate", 0, "--from-pretrained-params", tmp_path / "theirs")
+    train(inputs.command(tmp_path, "--max-steps", 1, *flags))
+    found, given = weights(tmp_path, 1), model.state_dict()
+    assert all(torch.equal(tensor, given[name]) for name, tensor in found.items())
+    assert not [name for name in given.keys() - found.keys() if "decoder" not in name and "position_ids" not in name]
+
+
+def test_weights_of_another_number_of_heads_are_an_error(inputs, tmp_path):
+    """Their shapes are the same, so only the config tells."""
+    train(inputs.command(tmp_path, "--max-steps", 1))
+    folder = steps_folder(tmp_path) / "1"
+    other = tmp_path / "four_heads.json"
+    other.write_text(json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4}))
+    flags = ("--max-steps", 1, "--config-file", other, "--from-pretrained-params", folder)
+    result = run_here(inputs.command(tmp_path / "output", *flags))
+    assert_refused(result, str(folder / "config.json"), "num_attention_heads is 2", "4")
+
+
+def test_weights_of_another_vocabulary_of_the_same_size_are_an_error(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 1))
+    folder = steps_folder(tmp_path) / "1"
+    words = inputs.vocab_file.read_text().split("\n")
+    words[900], words[901] = words[901], words[900]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    flags = ("--vocab-file", tmp_path / "vocab.txt", "--from-pretrained-params", folder)
+    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
+    assert_refused(result, str(folder / "vocab.txt"), "other words")
