@@ -169,7 +169,7 @@ find_nodes() {
   ((node_rank < nodes)) || fail "NODE_RANK is $node_rank with $nodes nodes: ranks are 0 to $((nodes - 1))"
   ((nodes > 1)) || return 0
   if [[ -z $master_addr && -n ${SLURM_STEP_NODELIST:-} ]]; then
-    master_addr=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+    read -r master_addr < <(scontrol show hostnames "$SLURM_STEP_NODELIST") || true
   fi
   [[ -n $master_addr ]] || fail "NNODES is $nodes, but MASTER_ADDR is not set: give the address of the first node"
 }
