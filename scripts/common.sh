@@ -85,6 +85,14 @@ read_extra_args() {
   wait $! || fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
 }
 
+# Sets seeds to the numbers of a list such as 0,1,2.
+read_seeds() { # list
+  [[ $1 =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "argument 1 (SEEDS) is '$1': expected a list such as 0,1,2 (see --help)"
+  IFS=, read -r -a seeds <<<"$1"
+  [[ -z $(printf '%s\n' "${seeds[@]}" | sort | uniq --repeated) ]] ||
+    fail "argument 1 (SEEDS) is '$1': a seed is given twice"
+}
+
 # ---- checks -----------------------------------------------------------------------------------------------------
 
 require_folder() { # argument path
