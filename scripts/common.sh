@@ -85,6 +85,14 @@ read_extra_args() {
   wait $! || fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
 }
 
+# Sets seeds to the numbers of a list such as 0,1,2.
+read_seeds() { # list
+  [[ $1 =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "argument 1 (SEEDS) is '$1': expected a list such as 0,1,2 (see --help)"
+  IFS=, read -r -a seeds <<<"$1"
+  [[ -z $(printf '%s\n' "${seeds[@]}" | sort | uniq --repeated) ]] ||
+    fail "argument 1 (SEEDS) is '$1': a seed is given twice"
+}
+
 # ---- checks -----------------------------------------------------------------------------------------------------
 
 require_folder() { # argument path
@@ -169,7 +177,7 @@ find_nodes() {
   ((node_rank < nodes)) || fail "NODE_RANK is $node_rank with $nodes nodes: ranks are 0 to $((nodes - 1))"
   ((nodes > 1)) || return 0
   if [[ -z $master_addr && -n ${SLURM_STEP_NODELIST:-} ]]; then
-    master_addr=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+    read -r master_addr < <(scontrol show hostnames "$SLURM_STEP_NODELIST") || true
   fi
   [[ -n $master_addr ]] || fail "NNODES is $nodes, but MASTER_ADDR is not set: give the address of the first node"
 }

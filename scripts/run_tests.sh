@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=setup_environment.sh
 source scripts/setup_environment.sh tests
 
-mapfile -t shell_scripts < <(find scripts data benchmarks .ci -name '*.sh' -o -path .ci/run | sort)
+mapfile -t shell_scripts < <(find scripts data benchmarks .ci run.sub -name '*.sh' -o -name '*.sub' -o -path .ci/run | sort)
 for script in "${shell_scripts[@]}"; do
   bash -n "$script"
 done

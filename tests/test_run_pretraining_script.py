@@ -9,6 +9,7 @@ from launch_scripts import Checkout, assert_refused, pretraining_runs, processes
 
 import run_pretraining
 import run_squad
+from arguments import amp_dtype
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_without_arguments_the_recipe_of_eight_gpus_runs(checkout):
     for phase in (phase1, phase2):
         assert phase.bert_model == "bert-large-uncased"
         assert phase.optimizer == "Lamb"
-        assert (phase.amp, phase.amp_dtype, phase.tf32) == (True, "bfloat16", False)
+        assert (phase.amp, amp_dtype(phase), phase.tf32) == (True, "bfloat16", False)
 
 
 def test_each_position_reaches_the_flag_of_its_name(checkout):
@@ -78,11 +79,11 @@ def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):
 @pytest.mark.parametrize(
     ("precision", "amp", "dtype", "tf32"),
     [
-        ("amp", True, "bfloat16", False),
+        ("amp", True, None, False),  # which is bfloat16 without loss scaling
         ("bf16", True, "bfloat16", False),
         ("fp16", True, "float16", False),
-        ("fp32", False, "bfloat16", False),
-        ("tf32", False, "bfloat16", True),
+        ("fp32", False, None, False),
+        ("tf32", False, None, True),
     ],
 )
 def test_a_precision_means_the_same_in_both_scripts(checkout, precision, amp, dtype, tf32):
@@ -199,13 +200,14 @@ def test_what_has_no_position_comes_from_the_environment(checkout):
     checkout.run(
         "bash scripts/run_pretraining.sh",
         BERT_MODEL="bert-base-cased",
+        EVAL_DIR_PHASE1="held-out",
         EVAL_DIR_PHASE2="held-out",
         EXTRA_ARGS="--log-freq 3 --eval-steps 5",
     )
     phase1, phase2 = pretraining_runs(checkout)
     assert phase1.bert_model == phase2.bert_model == "bert-base-cased"
     assert phase1.vocab_file.name == "bert-base-cased-vocab.txt"
-    assert (phase1.eval_dir, phase2.eval_dir) == (None, Path("held-out"))
+    assert (phase1.eval_dir, phase2.eval_dir) == (Path("held-out"), Path("held-out"))
     assert (phase1.log_freq, phase2.eval_steps) == (3, 5)
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the container: bash scripts/docker/build.sh [IMAGE]. FROM_IMAGE_NAME names another NGC PyTorch container.
+# Builds the container: bash scripts/docker/build.sh [IMAGE]. IMAGE [bert] is its name; FROM_IMAGE_NAME sets another NGC
+# PyTorch container to build on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -7,4 +8,4 @@ build_arguments=()
 if [[ -n ${FROM_IMAGE_NAME:-} ]]; then
   build_arguments+=(--build-arg "FROM_IMAGE_NAME=$FROM_IMAGE_NAME")
 fi
-docker build --network=host "${build_arguments[@]}" --tag "${1:-bert}" .
+exec docker build --network host "${build_arguments[@]}" --tag "${1:-bert}" .

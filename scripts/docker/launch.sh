@@ -1,26 +1,50 @@
 #!/usr/bin/env bash
-# Starts the container that build.sh made, with the data and results of this checkout mounted:
+# Runs a command, or a shell, in the container that build.sh makes:
 #
-#   bash scripts/docker/launch.sh                                     a shell in it
-#   bash scripts/docker/launch.sh bash scripts/run_pretraining.sh ... a command in it
+#   bash scripts/docker/launch.sh [CMD] [GPUS] [NETWORK]
 #
-# DATA_DIR [data] holds what the data scripts download and make, RESULTS_DIR [results] the checkpoints. IMAGE [bert]
-# is the container and GPUS [all] the GPUs that it sees (docker's --gpus).
+# CMD [bash] is one word for the shell: 'bash scripts/run_pretraining.sh 32'. GPUS [all] is all, none, or numbers with
+# commas, as 0,1. NETWORK [host] is docker's --network.
+#
+# The checkout is mounted at /workspace/bert, RESULTS_DIR [results] at /results and BERT_PREP_WORKING_DIR [data] at
+# /data, under which the scripts in the container find them. The checkout may be read-only if the other two are not.
+# The container runs as the calling user. IMAGE [bert] is its name.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-data=${DATA_DIR:-$root/data}
-results=${RESULTS_DIR:-$root/results}
 
-# docker would make missing folders itself, as root's
-mkdir -p "$results" "$data"/{download,formatted,sharded,hdf5}
-mounts=(--volume "$(realpath "$results"):/workspace/bert/results")
-for folder in download formatted sharded hdf5; do
-  mounts+=(--volume "$(realpath "$data/$folder"):/workspace/bert/data/$folder")
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+(($# <= 3)) || fail "$# arguments given, but launch.sh takes CMD, GPUS and NETWORK: put the command in quotes"
+command=${1:-bash}
+gpus=${2:-all}
+network=${3:-host}
+case $gpus in
+  all) gpu_flags=(--gpus all) ;;
+  none) gpu_flags=() ;;
+  *)
+    [[ $gpus =~ ^[0-9]+(,[0-9]+)*$ ]] ||
+      fail "argument 2 (GPUS) is '$gpus': expected all, none or numbers as 0,1 (put the command in quotes)"
+    gpu_flags=(--gpus "\"device=$gpus\"") # docker needs the inner quotes where there are commas
+    ;;
+esac
+
+results=${RESULTS_DIR:-$root/results}
+data=${BERT_PREP_WORKING_DIR:-$root/data}
+for variable in RESULTS_DIR:"$results" BERT_PREP_WORKING_DIR:"$data"; do
+  path=${variable#*:}
+  mkdir -p "$path" 2>/dev/null && [[ -w $path ]] || # docker would make a missing folder as root's
+    fail "the folder $path cannot be written: set ${variable%%:*} to one that can"
 done
+
 terminal=()
 if [[ -t 0 && -t 1 ]]; then
   terminal=(--interactive --tty)
 fi
-# PyTorch's loader workers and NCCL share memory, which docker limits to 64 MiB otherwise.
-exec docker run --rm "${terminal[@]}" --gpus "${GPUS:-all}" --ipc=host --ulimit memlock=-1 --ulimit stack=67108864 \
-  --user "$(id -u):$(id -g)" "${mounts[@]}" --workdir /workspace/bert "${IMAGE:-bert}" "${@:-bash}"
+# PyTorch's worker processes and NCCL need more shared memory than docker's default of 64 MiB.
+exec docker run --rm "${terminal[@]}" "${gpu_flags[@]}" --network "$network" --ipc host --ulimit memlock=-1 \
+  --ulimit stack=67108864 --user "$(id -u):$(id -g)" --volume "$root:/workspace/bert" \
+  --volume "$(realpath "$results"):/results" --volume "$(realpath "$data"):/data" --env RESULTS_DIR=/results \
+  --env BERT_PREP_WORKING_DIR=/data --workdir /workspace/bert "${IMAGE:-bert}" bash -c "$command"

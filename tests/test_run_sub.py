@@ -1,0 +1,223 @@
+"""run.sub, the Slurm job. A fake `srun` starts the tasks as local processes, and a fake `scontrol` records its
+arguments; the programs and the shards are real."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY, reported, write_shards
+
+FAKE_SRUN = r"""#!/usr/bin/env bash
+printf '%s\n' "$@" >>"$FAKE_SLURM/srun"
+while [[ $1 == --* ]]; do
+  [[ $1 != --ntasks=* ]] || tasks=${1#*=}
+  shift
+done
+trap 'kill -TERM "${pids[@]}"' TERM
+for ((rank = 0; rank < tasks; rank++)); do
+  SLURM_STEP_NUM_NODES=$tasks SLURM_NODEID=$rank "$@" &
+  pids+=($!)
+done
+code=0
+for pid in "${pids[@]}"; do
+  wait "$pid" || code=$?
+  while kill -0 "$pid" 2>/dev/null; do wait "$pid" || code=$?; done
+done
+exit "$code"
+"""
+FAKE_SCONTROL = r"""#!/usr/bin/env bash
+echo "$*" >>"$FAKE_SLURM/scontrol"
+if [[ $1 == show ]]; then printf '127.0.0.1\n127.0.0.2\n'; fi
+"""
+
+
+class Cluster:
+    """A folder with a fake Slurm, and tiny data and a tiny model for jobs on the CPU."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name, text in (("srun", FAKE_SRUN), ("scontrol", FAKE_SCONTROL)):
+            path = folder / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        self.config = folder / "config.json"
+        self.config.write_text(json.dumps(TINY | {"max_position_embeddings": 512}))
+        self.data = folder / "data"
+        write_shards(self.data / "hdf5/seq_128_pred_20/training", (24,), 128, 20)
+        write_shards(self.data / "hdf5/seq_512_pred_80/training", (8,), 512, 80)
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "BERT"))}
+        return inherited | {
+            "PATH": f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "FAKE_SLURM": str(self.folder),
+            "SLURM_JOB_ID": "1234",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "node-[a-b]",
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "MASTER_PORT": str(port),
+            "BERT_PREP_WORKING_DIR": str(self.data),
+            "RESULTS_DIR": str(self.folder / "results"),
+            "BERT_CONFIG": str(self.config),
+            "GPUS": "0",
+            "PRECISION": "fp32",
+            "TRAIN_BATCH_SIZE": "2",
+            "GRADIENT_ACCUMULATION_STEPS": "1",
+            "TRAIN_STEPS": "2",
+            "TRAIN_STEPS_PHASE2": "2",
+            **settings,
+        }
+
+    def run(self, **settings: str) -> subprocess.CompletedProcess:
+        """A job, as `sbatch run.sub` with `settings` in the environment starts it on the first node."""
+        return subprocess.run(
+            ["bash", ROOT / "run.sub"],
+            cwd=self.folder,
+            env=self.environment(**settings),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def record_only(self) -> None:
+        """From here on, `srun` records its arguments and runs nothing."""
+        (self.folder / "bin" / "srun").write_text('#!/bin/sh\nprintf \'%s\\n\' "$@" >"$FAKE_SLURM/srun"\n')
+
+    def said(self, program: str) -> list[str]:
+        """What `srun` or `scontrol` was called with."""
+        path = self.folder / program
+        return path.read_text().splitlines() if path.exists() else []
+
+    def records(self, phase: int, step: list | str) -> list[dict]:
+        """What the report of `phase` says of `step`."""
+        lines = (self.folder / f"results/dllogger_p{phase}.json").read_text().splitlines()
+        records = [json.loads(line.removeprefix("DLLL ")) for line in lines]
+        return [record["data"] for record in records if record.get("step") in (step, *step)]
+
+    def losses(self, phase: int) -> list[float]:
+        return [entry["loss"] for entry in reported(self.folder / f"results/dllogger_p{phase}.json").values()]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return Cluster(tmp_path)
+
+
+def test_phase_1_is_sharded_over_two_nodes_and_phase_2_continues_on_one(cluster):
+    result = cluster.run(PHASE="1", SLURM_JOB_NUM_NODES="2", EXTRA_ARGS="--data-parallel-shard-degree -1")
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    assert "--ntasks=2" in cluster.said("srun")
+    assert cluster.said("scontrol")[0] == "show hostnames node-[a-b]"
+    result = cluster.run(PHASE="2")
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    for phase in (1, 2):
+        assert (cluster.folder / f"results/custom/phase{phase}/2/model.safetensors").is_file()
+        assert len(cluster.losses(phase)) == 2
+        settings = cluster.records(phase, ["PARAMETER"])
+        assert {data.get("data_parallel_shard_degree") for data in settings} >= {-1 if phase == 1 else 1}
+
+
+def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
+    steps = {"TRAIN_STEPS": "100000", "EXTRA_ARGS": "--num-steps-per-checkpoint 100000"}
+    report = cluster.folder / "results" / "dllogger_p1.json"
+    with subprocess.Popen(
+        ["bash", ROOT / "run.sub"],
+        cwd=cluster.folder,
+        env=cluster.environment(**steps),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        deadline = time.monotonic() + 60
+        while job.poll() is None and not (report.exists() and len(reported(report)) > 2):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
+        output, _ = job.communicate(timeout=60)
+    assert cluster.said("scontrol") == ["requeue 1234"], output
+    (saved,) = (int(path.name) for path in (cluster.folder / "results/custom/phase1").glob("[0-9]*"))
+    assert 2 < saved < 100000
+
+    stopped_at = max(reported(report))
+    assert stopped_at == saved
+    result = cluster.run(**steps | {"EXTRA_ARGS": "--num-steps-per-checkpoint 100000 --steps-this-run 2"})
+    assert "stopped at step" in result.stdout, (result.stdout, result.stderr)
+    assert max(reported(report)) == saved + 2
+
+
+def test_the_data_job_makes_shards_that_the_training_jobs_find(cluster):
+    text = cluster.folder / "text"
+    text.mkdir()
+    for number in range(2):
+        (text / f"{number}.txt").write_text("".join(f"The quick fox number {number} met {k} dogs. " for k in range(80)))
+    data = str(cluster.folder / "made here")
+    options = "--test-fraction 0 --num-workers 1 --dupe-factor 1"
+    result = cluster.run(
+        PHASE="data", SLURM_JOB_NUM_NODES="3", DATASET=f"corpus '{text}' {options}", BERT_PREP_WORKING_DIR=data
+    )
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    assert "--ntasks=1" in cluster.said("srun")
+    cluster.record_only()
+    for phase in ("1", "2"):
+        result = cluster.run(PHASE=phase, BERT_PREP_WORKING_DIR=data)
+        assert result.returncode == 0, (result.stdout, result.stderr)
+
+
+def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
+    cluster.record_only()
+    init = str(cluster.folder / "init")
+    result = cluster.run(PHASE="2", CONTAINER_IMAGE="image.sqsh", INIT_CHECKPOINT=init)
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    words = cluster.said("srun")
+    assert "--container-image=image.sqsh" in words
+    assert "--container-workdir=/workspace/bert" in words
+    (mounts,) = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-mounts=")]
+    assert mounts[0] == f"{ROOT}:/workspace/bert"
+    paths = [cluster.folder / "results", cluster.data, init, cluster.config]
+    assert mounts[1:] == [f"{path}:{path}" for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("phase", "nodes", "settings", "accumulation"),
+    [("1", "4", {}, "8"), ("2", "4", {}, "32"), ("1", "1", {"TRAIN_BATCH_SIZE": "128"}, "64")],
+)
+def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, settings, accumulation):
+    cluster.record_only()
+    defaults = {"GPUS": "", "TRAIN_BATCH_SIZE": "", "GRADIENT_ACCUMULATION_STEPS": ""}
+    result = cluster.run(PHASE=phase, SLURM_JOB_NUM_NODES=nodes, **defaults | settings)
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    words = cluster.said("srun")
+    arguments = words[words.index("scripts/run_pretraining.sh") + 1 :]
+    assert (arguments[8], arguments[15]) == (accumulation, accumulation)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"PHASE": "3"}, ["PHASE", "'3'"]),
+        ({"MASKING": "dynamic"}, ["MASKING", "--dupe-factor"]),
+        ({"BIN_SIZE": "64"}, ["BIN_SIZE", "LDDL"]),
+        ({"GPUS": "all"}, ["GPUS", "'all'"]),
+        ({"GRADIENT_ACCUMULATION_STEPS": "", "TRAIN_BATCH_SIZE": "100"}, ["65536", "TRAIN_BATCH_SIZE"]),
+        ({"SLURM_JOB_ID": ""}, ["sbatch"]),
+        ({"SLURM_SUBMIT_DIR": "/"}, ["checkout"]),
+        ({"BERT_PREP_WORKING_DIR": "/nowhere"}, ["/nowhere", "PHASE=data"]),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_before_it_starts_tasks(cluster, settings, words):
+    result = cluster.run(**settings)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+    assert cluster.said("srun") == []
