@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from checkpoint import (
     CONFIG_FILE,
@@ -182,16 +183,19 @@ def write_checkpoint(
         return folder
     error: BaseException | None = None
     layouts = {name: file_layout(*content) for name, content in checkpoint.tensor_files().items()}
+    digests: list[Tensor] = []
+    # If a rank fails in a stage, no rank starts the next one. So a stage may only fail before its collectives.
     stages = (
         lambda: rank == 0 and _create_files(temporary, checkpoint, layouts),
         lambda: _write_parts(temporary, checkpoint, layouts),
-        lambda: _hash_blocks(temporary, rank, writers, group),
+        lambda: digests.append(_hash_blocks(temporary, rank, writers)),
+        lambda: _write_manifest(temporary, digests[0], rank, group),
         lambda: rank == 0 and _publish(temporary, folder, keep),
     )
     for stage in stages:
         try:
             stage()
-        except (OSError, RuntimeError) as raised:
+        except Exception as raised:  # of any kind: the other ranks wait for this one
             error = raised
         if agree(error is not None, group):
             break
@@ -201,6 +205,8 @@ def write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
     if error is None:
         raise PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
+    if not isinstance(error, OSError | RuntimeError):
+        raise error
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     raise UserError(
         f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
@@ -232,18 +238,25 @@ def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
         write_rows(folder / name, layouts[name], tensors)
 
 
-def _hash_blocks(folder: Path, rank: int, writers: int, group: "dist.ProcessGroup | None") -> None:
-    """Every rank hashes its share of all blocks; the main process writes the manifest."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    blocks = [(folder / name, block) for name, size in sizes.items() for block in range(num_blocks(size))]
+def _file_sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+
+def _hash_blocks(folder: Path, rank: int, writers: int) -> Tensor:
+    """The digests of all blocks of all files, [number of blocks, 32] bytes: this rank's share of them, and zeros."""
+    blocks = [(folder / name, block) for name, size in _file_sizes(folder).items() for block in range(num_blocks(size))]
     digests_32 = torch.zeros(len(blocks), 32, dtype=torch.uint8)
     mine = range(rank, len(blocks), writers)
     for block, digest in zip(mine, block_digests([blocks[block] for block in mine]), strict=True):
         digests_32[block] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+    return digests_32
+
+
+def _write_manifest(folder: Path, digests_32: Tensor, rank: int, group: "dist.ProcessGroup | None") -> None:
     if group is not None:
-        dist.all_reduce(digests_32, group=group)  # every row is zero on all ranks but one
+        dist.all_reduce(digests_32, group=group)
     if rank == 0:
-        manifest = manifest_of(sizes, [bytes(row.tolist()).hex() for row in digests_32])
+        manifest = manifest_of(_file_sizes(folder), [bytes(row.tolist()).hex() for row in digests_32])
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 

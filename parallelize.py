@@ -191,6 +191,11 @@ class ShardedModel(ParallelModel):
     def begin_step(self, max_micro_batches: int) -> None:
         self.max_micro_batches = max_micro_batches
 
+    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        # Replicas add their gradients once per step; only within a replica are they reduced after each micro-batch.
+        self.model.set_requires_all_reduce(is_last)
+        return contextlib.nullcontext()
+
     def reduce_gradients(self) -> None:
         self.shards.take_gradients()
 

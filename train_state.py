@@ -8,6 +8,7 @@ it.
 import math
 import platform
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,20 +162,33 @@ class TrainState:
             found = find_start(config, checkpoint_folder, saves=record is not None)
             if record is not None:
                 write_record(checkpoint_folder, record)
+            if record is not None and self.parallel.shard_group is not None:
+                found["probe"] = make_probe(checkpoint_folder)
             return found
 
         found = self.distributed.on_main(prepare)
-        missing = [path for path in found.values() if path is not None and not Path(path).is_dir()]
-        (ranks_without,) = self.distributed.all_reduce_sum([bool(missing)])
-        if ranks_without:
-            raise UserError(
-                f"{', '.join(missing) or 'the checkpoint'} cannot be read on all machines of this run: "
-                f"checkpoints must be on storage that all machines share"
-            )
+        self._check_shared(found)
         if found["checkpoint"] is not None:
             self.restore(Path(found["checkpoint"]))
         elif found["weights"] is not None:
             self.load_weights(Path(found["weights"]))
+
+    def _check_shared(self, found: dict[str, str | None]) -> None:
+        """Raises UserError, on the main process, unless all ranks see the paths in `found`; removes the probe."""
+        paths = [path for path in found.values() if path is not None]
+        unseen_by = self.distributed.all_reduce_sum([not Path(path).exists() for path in paths])
+
+        def check() -> None:
+            if "probe" in found:
+                Path(found["probe"]).unlink()
+            for path, count in zip(paths, unseen_by, strict=True):
+                if count:
+                    raise UserError(
+                        f"{path} cannot be read by {int(count)} of the {self.distributed.world_size} processes: "
+                        f"checkpoints must be on storage that all machines share"
+                    )
+
+        self.distributed.on_main(check)
 
     def _log(self, text: str) -> None:
         if self.distributed.is_main:
@@ -263,6 +277,13 @@ def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str
                 f"{path}: {name} is {list(tensor.shape)} {tensor.dtype}, expected {list(shape)} {torch.float32}: "
                 f"{advice}"
             )
+
+
+def make_probe(folder: Path) -> str:
+    """The path of a new file, for other processes to look for."""
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    probe.touch()
+    return str(probe)
 
 
 def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:

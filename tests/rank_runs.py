@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import processes as child_processes
+import processes
 import torch
-from processes import ended
 
 import run_pretraining
 from utils.errors import run_main
@@ -40,15 +39,15 @@ def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: floa
     goes to files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    context = child_processes._server()
-    processes = []
+    context = processes._server()
+    started = []
     for rank in range(count):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         process = context.Process(target=_run_rank, args=(environment, folder / f"{rank}", function, args))
         process.start()
-        processes.append(process)
-    exit_codes = ended(processes, timeout)
+        started.append(process)
+    exit_codes = processes.exit_codes(started, timeout)
     return RankResults(exit_codes, [(folder / f"{rank}.err").read_text() for rank in range(count)])
 
 

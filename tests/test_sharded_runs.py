@@ -10,7 +10,7 @@ import torch
 from conftest import reported
 from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
-from small_runs import Ground, losses, progress, resuming, steps_folder, weights
+from small_runs import RunInputs, losses, progress, resuming, steps_folder, weights
 
 from data_loader import LoaderConfig, StepLoader
 from sharding import LocalShards
@@ -57,20 +57,20 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory) -> Ground:
-    return Ground.make(tmp_path_factory.mktemp("ground"))
+def inputs(tmp_path_factory) -> RunInputs:
+    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")
-def runs(ground, tmp_path_factory) -> dict[str, Run]:
+def runs(inputs, tmp_path_factory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("runs")
     commands = []
     for name, (count, flags) in LAYOUTS.items():
         output = folder / name
-        argv = ground.command(
+        argv = inputs.command(
             output,
             *("--max-steps", STEPS, "--global-batch-size", GLOBAL_BATCH, "--log-freq", 1),
-            *("--eval-dir", ground.held_out, "--eval-steps", 10, *resuming(output), *flags),
+            *("--eval-dir", inputs.held_out, "--eval-steps", 10, *resuming(output), *flags),
             dropout=False,
         )
         commands += [Command(count, [*argv, "--steps-this-run", "1"]), Command(count, argv)]
@@ -84,9 +84,9 @@ def max_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> di
     return {name: float((a[name] - b[name]).abs().max()) for name in a}
 
 
-def micro_batches_per_rank(ground: Ground, world_size: int) -> list[list[int]]:
+def micro_batches_per_rank(inputs: RunInputs, world_size: int) -> list[list[int]]:
     """For each step, the number of micro-batches of each rank before any filler."""
-    dataset = PretrainingDataset(ground.shards, 1210)
+    dataset = PretrainingDataset(inputs.shards, 1210)
     config = LoaderConfig(4, GLOBAL_BATCH, 32, 5)
     loaders = [StepLoader(dataset, config, 42, rank=rank, world_size=world_size) for rank in range(world_size)]
     return [[len(loader.load(step).micro_batches) for loader in loaders] for step in range(STEPS)]
@@ -96,9 +96,9 @@ def micro_batches_per_rank(ground: Ground, world_size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_the_compared_runs_have_ranks_with_unequal_numbers_of_micro_batches(ground, world_size):
+def test_the_compared_runs_have_ranks_with_unequal_numbers_of_micro_batches(inputs, world_size):
     assert GLOBAL_BATCH % world_size
-    assert any(len(set(counts)) > 1 for counts in micro_batches_per_rank(ground, world_size))
+    assert any(len(set(counts)) > 1 for counts in micro_batches_per_rank(inputs, world_size))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -143,7 +143,7 @@ def test_the_global_batch_is_what_the_flag_says_at_any_number_of_ranks(runs, nam
 # --- bit for bit ------------------------------------------------------------------------------------------------------
 
 
-def test_with_dropout_fsdp2_and_ddp_are_equal_to_the_bit_where_gradients_are_reduced_once(ground, tmp_path):
+def test_with_dropout_fsdp2_and_ddp_are_equal_to_the_bit_where_gradients_are_reduced_once(inputs, tmp_path):
     """Four steps of AdamW without clipping. First moments are linear in the gradients; second moments and weights go
     through vector instructions whose last digit depends on where a shard starts."""
     flags = ("--max-steps", 4, "--global-batch-size", 8, "--batch-size", 8, "--log-freq", 1)
@@ -152,9 +152,9 @@ def test_with_dropout_fsdp2_and_ddp_are_equal_to_the_bit_where_gradients_are_red
     commands = []
     for name in layouts:
         sharded = () if name == "DDP" else (*SHARDED, "--fsdp-reshard-after-forward", name)
-        commands.append(Command(2, ground.command(tmp_path / name, *flags, *sharded)))
+        commands.append(Command(2, inputs.command(tmp_path / name, *flags, *sharded)))
     pretrain_ranks(tmp_path / "logs", *commands).check()
-    dataset, config = PretrainingDataset(ground.shards, 1210), LoaderConfig(8, 8, 32, 5)
+    dataset, config = PretrainingDataset(inputs.shards, 1210), LoaderConfig(8, 8, 32, 5)
     for own_rank in range(2):
         loader = StepLoader(dataset, config, 42, rank=own_rank, world_size=2)
         assert all(len(loader.load(step).micro_batches) == 1 for step in range(4))
@@ -183,10 +183,10 @@ def pretrain_with_nan(command: Command, nan_rank: int, nan_step: int) -> int:
 
 
 @pytest.mark.parametrize("optimizer", ["Lamb", "AdamW"])
-def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(ground, tmp_path, optimizer):
+def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(inputs, tmp_path, optimizer):
     """The skipped step takes its samples and changes nothing else: a run that starts at the next sample agrees."""
     flags = ("--max-steps", 3, "--global-batch-size", 8, "--log-freq", 1, "--optimizer", optimizer, *SHARDED)
-    command = Command(2, ground.command(tmp_path / "run", *flags))
+    command = Command(2, inputs.command(tmp_path / "run", *flags))
     run_ranks(2, tmp_path / "logs", pretrain_with_nan, command, 1, 2).check()
     found = progress(tmp_path / "run", 3)
     assert (found["step"], found["samples_consumed"]) == (3, 4 * 8)
@@ -229,9 +229,9 @@ def pretrain_with_apex(command: Command) -> int:
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
 def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothing(
-    ground, tmp_path, count, flags, words
+    inputs, tmp_path, count, flags, words
 ):
-    command = Command(count, ground.command(tmp_path / "output", "--max-steps", 3, *flags))
+    command = Command(count, inputs.command(tmp_path / "output", "--max-steps", 3, *flags))
     result = run_ranks(count, tmp_path / "logs", pretrain_with_apex, command)
     assert result.exit_codes == [2] * count, result.errors
     (line,) = result.error_lines()

@@ -1,0 +1,306 @@
+"""Checkpoints of sharded runs: written by all ranks without gathering, and loadable at any number of ranks."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
+from safetensors.torch import load_file
+from small_runs import RunInputs, progress, resuming, steps_folder
+from torch.distributed.tensor import DTensor
+
+import checkpoint
+import checkpoint_writer
+from checkpoint import BadCheckpoint, checkpoint_steps, verify_checkpoint
+from checkpoint_writer import CheckpointWriter
+from trainer import Trainer
+
+STEP = 2
+SHARDED = ("--data-parallel-shard-degree", -1)
+HYBRID = ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree", 2)
+TENSOR_FILES = ("model.safetensors", "model_optimizer.safetensors")
+LARGE = 4096  # bytes: more than any norm or flag, less than most tensors
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> RunInputs:
+    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+def refuse(what: str):
+    def raise_error(*_args, **_kwargs):
+        raise AssertionError(f"{what} was called")
+
+    return raise_error
+
+
+def forbid_pickle() -> None:
+    for name in ("load", "loads", "Unpickler", "dump", "dumps", "Pickler"):
+        setattr(pickle, name, refuse(f"pickle.{name}"))
+    torch.load, torch.save = refuse("torch.load"), refuse("torch.save")
+
+
+def forbid_gathering() -> None:
+    """From here on no collective hands large tensors on, but the trainer's forward and backward passes."""
+    DTensor.full_tensor = refuse("full_tensor")
+    allowed: list[bool] = []
+    training_step = Trainer.training_step
+
+    def step(*args, **kwargs):
+        allowed.append(True)
+        try:
+            return training_step(*args, **kwargs)
+        finally:
+            allowed.pop()
+
+    def guard(name: str):
+        collective = getattr(dist, name)
+
+        def guarded(*args, **kwargs):
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            assert allowed or all(tensor.nbytes < LARGE for tensor in tensors), f"{name} of a large tensor"
+            return collective(*args, **kwargs)
+
+        setattr(dist, name, guarded)
+
+    Trainer.training_step = step
+    for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "all_gather_single"):
+        if hasattr(dist, name):  # the last one is new in torch 2.13
+            guard(name)
+    for name in ("all_gather", "gather", "all_gather_object", "gather_object", "broadcast_object_list", "scatter"):
+        setattr(dist, name, refuse(f"dist.{name}"))
+
+
+def pretrain_without_pickle_or_gathering(*commands: Command) -> int:
+    forbid_pickle()
+    forbid_gathering()
+    return pretrain(*commands)
+
+
+@pytest.fixture(scope="module")
+def saved(inputs, tmp_path_factory) -> Path:
+    """The output folder of two steps at 2 ranks, sharded; the second step was made after resuming."""
+    folder = tmp_path_factory.mktemp("saved")
+    output = folder / "output"
+    argv = inputs.command(output, "--max-steps", 4, "--steps-this-run", 1, *SHARDED, *resuming(output))
+    commands = (Command(2, argv), Command(2, argv))
+    run_ranks(2, folder / "logs", pretrain_without_pickle_or_gathering, *commands).check()
+    return output
+
+
+def temporary_folders(output: Path) -> list[Path]:
+    return list(steps_folder(output).glob("*.tmp*"))
+
+
+def step_folder(output: Path) -> Path:
+    return steps_folder(output) / str(STEP)
+
+
+# --- what a folder holds ----------------------------------------------------------------------------------------------
+
+
+def test_save_and_resume_neither_pickle_nor_gather(saved):
+    assert checkpoint_steps(steps_folder(saved)) == [1, 2] and progress(saved, STEP)["step"] == STEP
+
+
+def test_a_folder_of_a_sharded_run_opens_in_transformers(saved):
+    # Imported here, since the processes of the other tests would wait seconds for it.
+    from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
+
+    folder = step_folder(saved)
+    model, loading = AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    tensors = load_file(folder / "model.safetensors")
+    for name, p in model.named_parameters():
+        assert torch.equal(p, tensors[name]), name
+    assert AutoModel.from_pretrained(folder).config.vocab_size == 1210
+    assert len(AutoTokenizer.from_pretrained(folder)) == 1210
+
+
+def test_the_vocabularys_padding_is_not_in_the_folder(saved):
+    """1,210 words are 1,216 rows in memory."""
+    for name in TENSOR_FILES:
+        tensors = load_file(step_folder(saved) / name)
+        assert not [key for key, value in tensors.items() if 1216 in value.shape]
+        words = [value for key, value in tensors.items() if "word_embeddings.weight" in key and value.dim() == 2]
+        assert words and all(value.shape == (1210, 32) for value in words)
+    assert all(
+        bool(row.any())
+        for row in load_file(step_folder(saved) / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    )
+
+
+# --- loading at other numbers of ranks --------------------------------------------------------------------------------
+
+
+def load_and_save_again(command: Command, target: Path) -> int:
+    """Saves the state right after it was restored."""
+
+    def save_here(trainer: Trainer, _loader) -> int:
+        trainer.state.step += 1  # a folder of its own
+        writer = CheckpointWriter(target, trainer.distributed, sharded=trainer.parallel.shard_group is not None)
+        writer.write(trainer.state.capture())
+        writer.wait()
+        return 0
+
+    Trainer.train = save_here
+    return pretrain(command)
+
+
+@pytest.mark.parametrize(
+    "count, flags",
+    [(1, ()), (2, ()), (2, SHARDED), (3, SHARDED), (4, SHARDED), (4, HYBRID)],
+    ids=["one process", "DDP 2", "FSDP2 2", "FSDP2 3", "FSDP2 4", "hybrid 2x2"],
+)
+def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(saved, inputs, tmp_path, count, flags):
+    flags = ("--max-steps", 4, "--from-checkpoint", step_folder(saved), *flags)
+    command = Command(count, inputs.command(tmp_path / "output", *flags))
+    run_ranks(count, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
+    for name in TENSOR_FILES:
+        assert (tmp_path / "again" / "3" / name).read_bytes() == (step_folder(saved) / name).read_bytes(), name
+    verify_checkpoint(tmp_path / "again" / "3")
+
+
+def test_weights_alone_are_loaded_at_another_number_of_ranks_too(saved, inputs, tmp_path):
+    flags = ("--max-steps", 4, "--from-pretrained-params", step_folder(saved), *SHARDED)
+    command = Command(3, inputs.command(tmp_path / "output", *flags))
+    run_ranks(3, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
+    again = tmp_path / "again" / "1" / "model.safetensors"
+    assert again.read_bytes() == (step_folder(saved) / "model.safetensors").read_bytes()
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+
+def pretrain_with_small_blocks(folder: Path, command: Command) -> int:
+    """Blocks of 8 KiB, so that a small checkpoint has many; writes which of them this rank hashed."""
+    checkpoint.HASH_BLOCK = 8 << 10
+    hashed = []
+    block_digests = checkpoint_writer.block_digests
+
+    def record(blocks):
+        hashed.extend((path.name, block) for path, block in blocks)
+        return block_digests(blocks)
+
+    checkpoint_writer.block_digests = record
+    code = pretrain(command)
+    (folder / f"{rank()}.json").write_text(json.dumps(hashed))
+    return code
+
+
+def test_every_rank_hashes_its_share_of_the_blocks(inputs, tmp_path):
+    output = tmp_path / "output"
+    command = Command(2, inputs.command(output, "--max-steps", 1, *SHARDED))
+    run_ranks(2, tmp_path / "logs", pretrain_with_small_blocks, tmp_path, command).check()
+    first, second = ({tuple(b) for b in json.loads((tmp_path / f"{r}.json").read_text())} for r in range(2))
+    folder = steps_folder(output) / "1"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    listed = {(name, block) for name, file in manifest["files"].items() for block in range(len(file["sha256"]))}
+    assert not first & second and first | second == listed
+    assert len(listed) > 50 and abs(len(first) - len(second)) <= 1
+    for name, file in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        blocks = [content[start : start + (8 << 10)] for start in range(0, len(content), 8 << 10)]
+        assert file["sha256"] == [hashlib.sha256(block).hexdigest() for block in blocks]
+
+
+def test_a_manifest_of_format_1_is_still_read(saved, tmp_path):
+    """It has one checksum per file."""
+    folder = shutil.copytree(step_folder(saved), tmp_path / str(STEP))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = {
+        name: {"size": file["size"], "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest()}
+        for name, file in manifest["files"].items()
+    }
+    (folder / "manifest.json").write_text(json.dumps({"format_version": 1, "files": files}))
+    verify_checkpoint(folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors is damaged"):
+        verify_checkpoint(folder)
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
+    """Rank 1 fails in one of the stages of the second checkpoint."""
+    function, calls = getattr(checkpoint_writer, stage), []
+
+    def fail(*args):
+        calls.append(stage)
+        if rank() == 1 and len(calls) == 2:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(28, "No space left on device")
+        return function(*args)
+
+    setattr(checkpoint_writer, stage, fail)
+    return pretrain(command)
+
+
+@pytest.mark.parametrize("stage", ["_write_parts", "_hash_blocks"])
+def test_a_write_error_on_one_rank_ends_all_with_one_error_line(inputs, tmp_path, stage):
+    output = tmp_path / "output"
+    argv = inputs.command(output, "--max-steps", 9, "--num-steps-per-checkpoint", 1, *SHARDED)
+    result = run_ranks(2, tmp_path / "logs", pretrain_and_fail_to_write, Command(2, argv), stage, "error")
+    assert result.exit_codes == [2, 2], result.errors
+    (line,) = result.error_lines()
+    assert "No space left on device" in line and str(steps_folder(output) / "2") in line
+    assert checkpoint_steps(steps_folder(output)) == [1] and not temporary_folders(output)
+    verify_checkpoint(steps_folder(output) / "1")
+
+
+@pytest.mark.parametrize("stage", ["_write_parts", "_hash_blocks"])
+def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run_removes(inputs, tmp_path, stage):
+    output = tmp_path / "output"
+    flags = ("--max-steps", 3, "--num-steps-per-checkpoint", 1, *SHARDED, *resuming(output))
+    command = Command(2, inputs.command(output, *flags, dropout=False))
+    result = run_ranks(2, tmp_path / "logs", pretrain_and_fail_to_write, command, stage, "killed")
+    assert result.exit_codes == [2, -signal.SIGKILL], result.errors
+    assert len(result.error_lines()) == 1
+    assert checkpoint_steps(steps_folder(output)) == [1]
+    (temporary,) = temporary_folders(output)
+    assert temporary.name.startswith("2.tmp-")
+    (temporary / "model.safetensors").write_bytes(b"of another attempt")
+
+    pretrain_ranks(tmp_path / "logs", Command(2, inputs.command(output, *flags, dropout=False))).check()
+    assert checkpoint_steps(steps_folder(output)) == [1, 2, 3] and not temporary_folders(output)
+    straight = tmp_path / "straight"
+    flags = ("--max-steps", 3, "--num-steps-per-checkpoint", 1, *SHARDED)
+    pretrain_ranks(tmp_path / "logs", Command(2, inputs.command(straight, *flags, dropout=False))).check()
+    for name in TENSOR_FILES:
+        found, expected = (steps_folder(folder) / "3" / name for folder in (output, straight))
+        assert found.read_bytes() == expected.read_bytes(), name
+
+
+def pretrain_in_own_folder(folders: list[Path], command: Command) -> int:
+    os.chdir(folders[rank()])
+    return pretrain(command)
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["a new run", "a run that resumes"])
+def test_storage_that_not_all_ranks_see_is_one_error_line(saved, inputs, tmp_path, resume):
+    """Relative paths in two working directories stand for the disks of two machines."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    flags = ("--report-file", "None")
+    if resume:
+        shutil.copytree(saved, folders[0] / "output")
+        flags = (*flags, *resuming(Path("output")))
+    command = Command(2, inputs.command(Path("output"), "--max-steps", 3, *SHARDED, *flags))
+    result = run_ranks(2, tmp_path / "logs", pretrain_in_own_folder, folders, command)
+    assert result.exit_codes == [2, 2], result.errors
+    (line,) = result.error_lines()
+    assert "must be on storage that all machines share" in line and "output/custom/phase1" in line
+    assert not (folders[1] / "output").exists()
+    assert not list(folders[0].rglob(".probe-*"))
