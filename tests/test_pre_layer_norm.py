@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from conftest import TINY, assert_refused
-from small_runs import Ground, run_here, steps_folder, trained
+from small_runs import RunInputs, run_here, steps_folder, train
 from transformers import AutoModel
 
 from bert_config import BertConfig
@@ -76,9 +76,9 @@ def test_hidden_states_and_gradients_are_those_of_a_written_out_loop():
 @pytest.fixture(scope="module")
 def trained_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pre_ln")
-    ground = Ground.make(folder / "ground")
-    trained(ground.command(folder, "--max-steps", 2, "--pre-layer-norm"))
-    return ground, steps_folder(folder) / "2"
+    inputs = RunInputs.make(folder / "inputs")
+    train(inputs.command(folder, "--max-steps", 2, "--pre-layer-norm"))
+    return inputs, steps_folder(folder) / "2"
 
 
 def test_a_folder_says_that_it_is_pre_ln_and_opens_here(trained_folder):
@@ -94,6 +94,6 @@ def test_transformers_refuses_the_folder_instead_of_computing_post_ln(trained_fo
 
 
 def test_weights_of_the_other_kind_are_refused(trained_folder, tmp_path):
-    ground, folder = trained_folder
-    result = run_here(ground.command(tmp_path, "--max-steps", 1, "--from-pretrained-params", folder))
+    inputs, folder = trained_folder
+    result = run_here(inputs.command(tmp_path, "--max-steps", 1, "--from-pretrained-params", folder))
     assert_refused(result, "config.json", "pre_layer_norm is True")

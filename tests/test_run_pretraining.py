@@ -21,7 +21,7 @@ from small_runs import losses, run_here, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
 
 import precision
-from run_setup import is_uncased
+from model_choice import is_uncased
 
 
 def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
