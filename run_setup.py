@@ -18,7 +18,7 @@ from modeling import BertPreTrainedModel
 from optimizer import OptimizerConfig, make_optimizer
 from parallelize import ParallelConfig, ParallelModel, parallelize
 from precision import LossScale, select_precision
-from run_identity import RunRecord, make_record
+from run_identity import make_record
 from train_state import CheckpointMetadata, StartConfig, TrainState
 from trainer import Runtime, Task, Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
@@ -68,7 +68,6 @@ class RunConfig:
     parallel: ParallelConfig
     start: StartConfig
     metadata: CheckpointMetadata
-    record: RunRecord | None
     loss_scale: float = 1.0
     dynamic_loss_scale: bool = False
 
@@ -106,6 +105,7 @@ def make_run_config(
         TrainerConfig(
             max_steps=max_steps,
             checkpoint_folder=folder,
+            record=record,
             steps_this_run=args.steps_this_run,
             max_grad_norm=args.max_grad_norm,
             max_skipped_steps=args.max_skipped_steps,
@@ -138,7 +138,6 @@ def make_run_config(
             args.overwrite,
         ),
         metadata,
-        record,
         INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
         dynamic,
     )
@@ -168,7 +167,7 @@ def build_trainer(
     if precision.needs_loss_scale:
         loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)
     state = TrainState(parallel, optimizer, loss_scale, config.metadata, distributed)
-    state.start_from(config.start, config.trainer.checkpoint_folder, config.record)
+    state.start_from(config.start, config.trainer.checkpoint_folder, config.trainer.record)
     return Trainer(
         task,
         parallel,

@@ -148,23 +148,17 @@ class TrainState:
         """Restores a checkpoint, or else loads weights, or else changes nothing, as `config` says. Only the main
         process looks for folders and verifies checksums; the others read what it found.
 
-        record: that of the run, if it will write checkpoints to `checkpoint_folder`: the folder is locked, and must not
-        belong to another run.
+        record: that of the run, on the main process, if it will write checkpoints to `checkpoint_folder`. A folder that
+        is there already is locked, and must not belong to another run.
         """
 
         def prepare() -> dict[str, str | None]:
-            if record is not None:
-                prepare_folder(checkpoint_folder)
+            if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
                 if config.overwrite:
                     overwrite(checkpoint_folder)
                 check_record(checkpoint_folder, record, print_line)
-            found = find_start(config, checkpoint_folder, saves=record is not None)
-            if record is not None:
-                write_record(checkpoint_folder, record)
-            if record is not None and self.parallel.shard_group is not None:
-                found["probe"] = make_probe(checkpoint_folder)
-            return found
+            return find_start(config, checkpoint_folder, saves=record is not None)
 
         found = self.distributed.on_main(prepare)
         self._check_shared(found)
@@ -172,6 +166,18 @@ class TrainState:
             self.restore(Path(found["checkpoint"]))
         elif found["weights"] is not None:
             self.load_weights(Path(found["weights"]))
+
+    def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
+        """Makes `checkpoint_folder` that of this run, before its first step; see `start_from`."""
+
+        def claim() -> dict[str, str | None]:
+            prepare_folder(checkpoint_folder)
+            if self.lock is None:
+                self.lock = lock_folder(checkpoint_folder)
+            write_record(checkpoint_folder, record)
+            return {} if self.parallel.shard_group is None else {"probe": make_probe(checkpoint_folder)}
+
+        self._check_shared(self.distributed.on_main(claim))
 
     def _check_shared(self, found: dict[str, str | None]) -> None:
         """Raises UserError, on the main process, unless all ranks see the paths in `found`; removes the probe."""

@@ -32,6 +32,7 @@ from metrics import (
 from optimizer import apply_step, gradients, total_norm
 from parallelize import ParallelConfig, ParallelModel
 from precision import Precision
+from run_identity import RunRecord
 from train_state import TrainState
 from utils.distributed import DistributedContext, translate_peer_failure
 from utils.errors import UserError
@@ -55,10 +56,12 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The length of a run, and what it does besides training. `eval_steps` 0: no evaluation."""
+    """The length of a run, and what it does besides training. `eval_steps` 0: no evaluation. `record`: see
+    run_identity.py; None on ranks other than the main one, and for benchmarks."""
 
     max_steps: int
     checkpoint_folder: Path
+    record: RunRecord | None = None
     steps_this_run: int | None = None
     max_grad_norm: float = 1.0
     max_skipped_steps: int = 25
@@ -207,12 +210,13 @@ class Trainer:
     # --- before and after ---
 
     def _begin(self) -> None:
+        self.reporter.log("PARAMETER", self.state.metadata.arguments | {"SEED": self.state.metadata.seed})
+        self.reporter.log("PARAMETER", {"train_start": True})
         if not self.config.benchmark:
+            self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
             # Weights and two moments, in float32.
             num_bytes = 12 * sum(p.numel() for p in self.parallel.named_parameters().values())
             self.writer.reserve(num_bytes, pinned=self.device.type == "cuda")
-        self.reporter.log("PARAMETER", self.state.metadata.arguments | {"SEED": self.state.metadata.seed})
-        self.reporter.log("PARAMETER", {"train_start": True})
 
     def _last_step(self) -> int:
         config, step = self.config, self.state.step

@@ -77,7 +77,6 @@ def make_trainer(
         ParallelConfig(),
         StartConfig(),
         CheckpointMetadata("phase1", {}, num_samples=8, seed=0, vocab_file=Path("unused"), do_lower_case=True),
-        record=None,
         loss_scale=2.0**16,
         dynamic_loss_scale=True,
     )

@@ -50,7 +50,6 @@ def make_trainer(
         ParallelConfig(compile),
         StartConfig(),
         CheckpointMetadata("benchmark", {}, num_samples=0, seed=0, vocab_file=Path("unused"), do_lower_case=True),
-        record=None,
     )
     return build_trainer(model, task, config, runtime)
 
