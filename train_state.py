@@ -5,7 +5,6 @@ one integer, the number of samples consumed: the order of the data and the rando
 it.
 """
 
-import math
 import platform
 import time
 import uuid
@@ -247,6 +246,7 @@ class TrainState:
             for key in state_names(self.optimizer)
         }
         check_tensors(path, tensors, expected)
+        check_steps(path, tensors, progress["step"])
         for name, p in parameters.items():
             for key in state_names(self.optimizer):
                 tensor = tensors[f"{name}.{key}"]
@@ -292,6 +292,16 @@ def make_probe(folder: Path) -> str:
     return str(probe)
 
 
+def check_steps(path: Path, tensors: dict[str, LazyTensor], last: int) -> None:
+    """Raises UserError, naming a tensor, unless the optimizer's step counts are whole numbers up to `last`."""
+    for name, tensor in tensors.items():
+        if name.endswith(".step") and not ((step := float(tensor.read())).is_integer() and 0 <= step <= last):
+            raise UserError(
+                f"{path}: {name} is {step}, expected a whole number from 0 to {last}: use the checkpoint before it, or "
+                f"take only its weights with --from-pretrained-params"
+            )
+
+
 def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
     """The checkpoint, or else the model folder, that `config` names; see `TrainState.start_from`."""
     if config.last_step_of_checkpoint is not None and config.from_checkpoint is None:
@@ -328,7 +338,8 @@ def _is_count(value: Any, minimum: int = 0) -> bool:
 
 
 def _is_number(value: Any, minimum: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value < math.inf
+    """Whether `value` is a number from `minimum` up that fits float32."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= 3.4e38
 
 
 PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -367,6 +378,6 @@ def check_progress(folder: Path, prefix: str) -> dict[str, Any]:
             raise UserError(f"{path} has no {key}: {advice}")
         if not is_possible(progress[key]):
             raise UserError(f"{path}: {key} is {progress[key]!r}, expected {description}: {advice}")
-    if folder.name.isdigit() and progress["step"] != int(folder.name):
+    if folder.name.isdecimal() and progress["step"] != int(folder.name):
         raise UserError(f"{path}: step is {progress['step']}, and the folder is {folder.name}: {advice}")
     return progress

@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 import run_pretraining
 from checkpoint import MANIFEST_FILE, block_digests, manifest_of, num_blocks
+from run_identity import RECORD_FILE
 from utils.errors import run_main
 from utils.files import file_digest
 
 AUTO = ("--last-step-of-checkpoint", "auto")
+RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,16 @@ def progress(output: Path, step: int, phase: str = "phase1") -> dict:
 
 
 def steps_in(output: Path, phase: str = "phase1") -> list[str]:
-    """The names in the folder of steps."""
+    """The names in the folder of steps, without the files of the run itself."""
     folder = steps_folder(output, phase)
-    return (
-        sorted((path.name for path in folder.iterdir()), key=lambda name: (len(name), name)) if folder.is_dir() else []
-    )
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return sorted(names - RUN_FILES, key=lambda name: (len(name), name))
+
+
+def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """The time of change and the content of each file of all checkpoints in `folder`."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in RUN_FILES]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
 def rewrite_manifest(folder: Path, format_version: int = 2) -> None:

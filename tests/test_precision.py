@@ -62,12 +62,18 @@ def tf32_flags():
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_applies_to_float32_products_on_gpus_only(tf32_flags, tf32):
+def test_tf32_sets_the_type_of_float32_products(tf32_flags, monkeypatch, tf32):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not tf32
-    assert select_precision(False, "bfloat16", False, tf32, CPU) == Precision()
-    assert torch.backends.cuda.matmul.allow_tf32 == (not tf32)
     assert select_precision(False, "bfloat16", False, tf32, GPU) == Precision()
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
+
+
+def test_tf32_on_a_device_without_it_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    for device in (CPU, GPU):
+        with pytest.raises(UserError, match=r"--tf32: this device has no TF32"):
+            select_precision(False, "bfloat16", False, True, device)
 
 
 # --- the loss scale ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import assert_refused
 from processes import exit_codes, start, start_several, torchrun
-from small_runs import losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
+from small_runs import files_of, losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
 
 from trainer import seed_of_step
 
@@ -167,21 +167,31 @@ def test_checkpoint_of_another_phase_is_an_error(inputs, tmp_path):
     assert_refused(result, str(folder), "phase1", "--from-phase1-final-params")
 
 
-def test_change_of_seed_or_data_gives_a_warning(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 2))
-    result = train(
-        inputs.command(tmp_path, "--max-steps", 3, *resuming(tmp_path), "--seed", 1, "--input-dir", inputs.held_out)
-    )
-    assert "warning: --seed was 42 and is 1 now" in result.stdout
-    assert "warning: the number of samples was 64 and is 20 now" in result.stdout
+def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
+    train(inputs.command(tmp_path / "run", "--max-steps", 2))
+    folder = steps_folder(tmp_path / "run")
+    before = files_of(folder)
+    for flags, words in (
+        (("--seed", 1), ["seed 42 (this one has 1)"]),
+        (("--input-dir", inputs.held_out), ["other data"]),
+    ):
+        result = run_here(inputs.command(tmp_path / "run", "--max-steps", 3, *resuming(tmp_path / "run"), *flags))
+        assert_refused(result, str(folder), *words, "--output-dir")
+        assert files_of(folder) == before
+    # In another folder, without the record of the run, the checkpoint itself tells.
+    flags = ("--max-steps", 3, "--from-checkpoint", folder / "2")
+    result = run_here(inputs.command(tmp_path / "other", *flags, "--seed", 1))
+    assert_refused(result, str(folder / "2"), "--seed is 42, and this one's is 1")
+    result = run_here(inputs.command(tmp_path / "other", *flags, "--input-dir", inputs.held_out))
+    assert_refused(result, str(folder / "2"), "the number of samples is 64, and this one's is 20")
 
 
 def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
     command = inputs.command(tmp_path, "--max-steps", 3, *resuming(tmp_path))
     train(command)
-    before = {path: path.stat().st_mtime_ns for path in steps_folder(tmp_path).rglob("*")}
+    before = files_of(steps_folder(tmp_path))
     assert "step 3 of 3" in train(command).stdout
-    assert {path: path.stat().st_mtime_ns for path in steps_folder(tmp_path).rglob("*")} == before
+    assert files_of(steps_folder(tmp_path)) == before
 
 
 def test_process_that_is_killed_ends_the_others_and_no_step_is_lost(inputs, tmp_path):

@@ -1,0 +1,296 @@
+"""The state of a run in a checkpoint: restored exactly, or an error that names the file and the tensor or key."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import assert_refused
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import exit_codes, start_several
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from small_runs import files_of, losses, progress, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
+
+from train_state import PROGRESS_SCHEMA, check_progress
+from utils.errors import UserError
+
+OPTIMIZER_FILE, PROGRESS_FILE = "model_optimizer.safetensors", "model_progress.json"
+MATRIX = "bert.encoder.layer.0.intermediate.dense.weight"  # [64, 32]
+FLAGS = ("--max-steps", 6, "--log-freq", 1)
+
+
+@pytest.fixture(scope="module", params=["Lamb", "AdamW"])
+def stopped(request, inputs, tmp_path_factory):
+    """The output of a run that stopped at step 3 of 6, its optimizer flags, and the model after step 4."""
+    output, flags = tmp_path_factory.mktemp("stopped"), (*FLAGS, "--optimizer", request.param)
+    train(inputs.command(output, *flags, "--steps-this-run", 3))
+    continued = shutil.copytree(output, tmp_path_factory.mktemp("continued") / "output")
+    train(inputs.command(continued, *flags, *resuming(continued), "--steps-this-run", 1))
+    return output, flags, (steps_folder(continued) / "4" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def copied(stopped, tmp_path):
+    """A copy of the stopped run: its output, and the command that makes step 4."""
+    output, flags, _ = stopped
+    copy = Path(shutil.copytree(output, tmp_path / "output"))
+    return copy, (*flags, *resuming(copy), "--steps-this-run", 1)
+
+
+def folder_of(output: Path) -> Path:
+    return steps_folder(output) / "3"
+
+
+def change_progress(output: Path, **values) -> None:
+    """Replaces values of the progress file, or removes them if they are ..., and makes the manifest fit."""
+    path = folder_of(output) / PROGRESS_FILE
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+    rewrite_manifest(path.parent)
+
+
+def change_optimizer(output: Path, **values) -> None:
+    """The same for the optimizer's tensors."""
+    path = folder_of(output) / OPTIMIZER_FILE
+    tensors = {**load_file(path), **values}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not ...}, path)
+    rewrite_manifest(path.parent)
+
+
+# --- what is restored -------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_has_both_moments_and_the_step_of_each_parameter(stopped):
+    output, *_ = stopped
+    model, optimizer = (load_file(folder_of(output) / name) for name in ("model.safetensors", OPTIMIZER_FILE))
+    assert optimizer.keys() == {f"{name}.{key}" for name in model for key in ("exp_avg", "exp_avg_sq", "step")}
+    for name, tensor in model.items():
+        assert optimizer[f"{name}.exp_avg"].shape == optimizer[f"{name}.exp_avg_sq"].shape == tensor.shape
+        assert optimizer[f"{name}.step"].shape == () and optimizer[f"{name}.step"] == 3
+    assert {tensor.dtype for tensor in (*model.values(), *optimizer.values())} == {torch.float32}
+
+
+def test_progress_file_fits_its_schema(stopped):
+    output, *_ = stopped
+    found = check_progress(folder_of(output), "model")
+    assert found == progress(output, 3) and found.keys() >= PROGRESS_SCHEMA.keys()
+    assert (found["step"], found["samples_consumed"], found["seed"], found["num_samples"]) == (3, 12, 42, 64)
+
+
+def test_same_checkpoint_gives_the_same_next_step(inputs, stopped, copied):
+    output, command = copied
+    train(inputs.command(output, *command))
+    assert (steps_folder(output) / "4" / "model.safetensors").read_bytes() == stopped[2]
+
+
+def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
+    output, command = copied
+    result = run_here(inputs.command(output, *command, "--model-prefix", "bert"))
+    assert_refused(result, "bert_progress.json", "--model-prefix")
+
+
+# --- the progress file ------------------------------------------------------------------------------------------------
+
+NUMBERS = [-1, 1.5, "3", True, None, [3], {}, 2**63, float("nan"), float("inf")]
+WRONG_VALUES = {
+    "step": [0, 4, 10**400, *NUMBERS],
+    "samples_consumed": NUMBERS,
+    "phase": [3, None, ["phase1"], True],
+    "seed": ["42", 1.5, None, True, float("nan")],
+    "num_samples": [0, *NUMBERS],
+    "optimizer": [3, None, {"name": "Lamb"}],
+    "optimizer_step": [None, 3, [], [None], [None] * 3, [None, -1], [None, 1.5], [True, None], ["3", None], {"0": 3}],
+    "loss_scale": [
+        *(None, 1.0, [1.0, 0], {}, {"value": 1.0}, {"clean_steps": 0}),
+        *({"value": value, "clean_steps": 0} for value in (0, -2.0, "1", None, True, float("nan"), float("inf"), 1e39)),
+        *({"value": 10**400, "clean_steps": 0}, {"value": 1e-40, "clean_steps": 0}),
+        *({"value": 1.0, "clean_steps": value} for value in (-1, "0", None, float("nan"), float("inf"), 1e39)),
+    ],
+}
+
+
+def test_every_key_of_the_schema_has_wrong_values_to_test():
+    assert WRONG_VALUES.keys() == PROGRESS_SCHEMA.keys()
+
+
+@pytest.mark.parametrize("key", PROGRESS_SCHEMA)
+def test_missing_or_impossible_value_of_the_progress_is_an_error_that_names_the_key(inputs, copied, key):
+    output, command = copied
+    original = progress(output, 3)
+    for value in (..., *WRONG_VALUES[key]):
+        change_progress(output, **{key: value})
+        result = run_here(inputs.command(output, *command))
+        assert_refused(result, str(folder_of(output) / PROGRESS_FILE), key)
+        assert value is ... or key == "step" or f"{key} is " in result.stderr
+    assert steps_in(output) == ["3"]
+    change_progress(output, **original)
+    train(inputs.command(output, *command))
+
+
+def test_folder_under_the_number_of_another_step_is_an_error(inputs, copied):
+    output, command = copied
+    folder_of(output).rename(steps_folder(output) / "5")
+    assert_refused(run_here(inputs.command(output, *command)), "step is 3", "the folder is 5")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "\x00"])
+def test_progress_file_that_is_not_a_json_object_is_an_error(inputs, copied, content):
+    output, command = copied
+    (folder_of(output) / PROGRESS_FILE).write_text(content)
+    rewrite_manifest(folder_of(output))
+    assert_refused(run_here(inputs.command(output, *command)), str(folder_of(output) / PROGRESS_FILE))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda values: (
+        st.lists(values, max_size=3)
+        | st.dictionaries(st.sampled_from(["value", "clean_steps", "x"]), values, max_size=3)
+    ),
+    max_leaves=5,
+)
+SOME_PROGRESS = st.dictionaries(st.sampled_from(sorted(PROGRESS_SCHEMA)), JSON, min_size=1, max_size=3)
+
+
+@given(values=SOME_PROGRESS)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_progress_is_an_error_or_can_be_restored(stopped, tmp_path, values):
+    path = tmp_path / "3" / PROGRESS_FILE
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**progress(stopped[0], 3), **values}))
+    try:
+        found = check_progress(path.parent, "model")
+    except UserError as error:
+        assert str(path) in str(error) and any(key in str(error) for key in values)
+        return
+    # What follows from the values can be computed.
+    assert found["step"] == 3
+    assert torch.tensor(0).fill_(found["samples_consumed"]) >= 0
+    assert torch.tensor(0.0).fill_(found["loss_scale"]["value"]) > 0
+    assert torch.tensor(0.0).fill_(found["loss_scale"]["clean_steps"]).isfinite()
+
+
+@given(values=SOME_PROGRESS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_run_from_any_progress_ends_with_one_line_or_a_checkpoint(inputs, stopped, tmp_path_factory, values):
+    output = Path(shutil.copytree(stopped[0], tmp_path_factory.mktemp("any") / "output"))
+    change_progress(output, **values)
+    result = run_here(inputs.command(output, *stopped[1], *resuming(output), "--steps-this-run", 1))
+    if result.returncode == 0:
+        assert steps_in(output) == ["3", "4"]
+    else:
+        assert_refused(result, str(folder_of(output)))
+
+
+# --- the optimizer's tensors ------------------------------------------------------------------------------------------
+
+
+def load(stopped, name: str) -> torch.Tensor:
+    return load_file(folder_of(stopped[0]) / OPTIMIZER_FILE)[name]
+
+
+WRONG_TENSORS = {
+    "transposed": (f"{MATRIX}.exp_avg", lambda tensor: tensor.t().contiguous(), "[32, 64]"),
+    "shortened": (f"{MATRIX}.exp_avg_sq", lambda tensor: tensor[:-1].clone(), "[63, 32]"),
+    "lengthened": (f"{MATRIX}.exp_avg", lambda tensor: torch.cat([tensor, tensor]), "[128, 32]"),
+    "flattened": (f"{MATRIX}.exp_avg", lambda tensor: tensor.flatten(), "[2048]"),
+    "with vocabulary padding": (
+        "bert.embeddings.word_embeddings.weight.exp_avg",
+        lambda tensor: torch.cat([tensor, torch.zeros(6, 32)]),
+        "[1216, 32]",
+    ),
+    "step with a dimension": (f"{MATRIX}.step", lambda tensor: tensor[None], "[1]"),
+    "empty": (f"{MATRIX}.exp_avg", lambda tensor: torch.zeros(0), "[0]"),
+    "missing moment": (f"{MATRIX}.exp_avg", lambda tensor: ..., "lacks"),
+    "missing step": (f"{MATRIX}.step", lambda tensor: ..., "lacks"),
+    **{
+        str(dtype): (f"{MATRIX}.exp_avg", lambda tensor, dtype=dtype: tensor.to(dtype), "float32")
+        for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool)
+    },
+    "step of whole numbers": (f"{MATRIX}.step", lambda tensor: tensor.long(), "float32"),
+    **{
+        f"step {value}": (f"{MATRIX}.step", lambda tensor, value=value: torch.tensor(value), "step")
+        for value in (float("nan"), float("inf"), -1.0, 2.5, 4.0)
+    },
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TENSORS)
+def test_wrong_optimizer_tensor_is_an_error_that_names_it(inputs, stopped, copied, wrong):
+    output, command = copied
+    name, change, word = WRONG_TENSORS[wrong]
+    change_optimizer(output, **{name: change(load(stopped, name))})
+    result = run_here(inputs.command(output, *command))
+    assert_refused(result, str(folder_of(output) / OPTIMIZER_FILE), name, word)
+    assert steps_in(output) == ["3"]
+
+
+@pytest.mark.parametrize("name", ["bert.adapter.weight.exp_avg", f"{MATRIX}.max_exp_avg_sq", "x"])
+def test_unexpected_optimizer_tensor_is_an_error_that_names_it(inputs, copied, name):
+    output, command = copied
+    change_optimizer(output, **{name: torch.zeros(3)})
+    assert_refused(run_here(inputs.command(output, *command)), str(folder_of(output) / OPTIMIZER_FILE), name)
+
+
+def test_empty_optimizer_file_is_an_error(inputs, copied):
+    output, command = copied
+    save_file({}, folder_of(output) / OPTIMIZER_FILE)
+    rewrite_manifest(folder_of(output))
+    assert_refused(run_here(inputs.command(output, *command)), str(folder_of(output) / OPTIMIZER_FILE), "lacks")
+
+
+@given(data=st.data())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_header_of_a_tensor_file_is_an_error_or_gives_the_same_next_step(
+    inputs, stopped, tmp_path_factory, data
+):
+    """The manifest fits the damaged file, as if it had been written like this."""
+    output = Path(shutil.copytree(stopped[0], tmp_path_factory.mktemp("damaged") / "output"))
+    path = folder_of(output) / data.draw(st.sampled_from([OPTIMIZER_FILE, "model.safetensors"]))
+    content = bytearray(path.read_bytes())
+    header_size = 8 + int.from_bytes(content[:8], "little")
+    for _ in range(data.draw(st.integers(1, 2))):
+        content[data.draw(st.integers(0, header_size - 1))] = data.draw(
+            st.sampled_from(b' "0123456789abFI}],') | st.integers(0, 255)
+        )
+    path.write_bytes(content)
+    rewrite_manifest(path.parent)
+    result = run_here(inputs.command(output, *stopped[1], *resuming(output), "--steps-this-run", 1))
+    if result.returncode == 0:
+        assert (steps_folder(output) / "4" / "model.safetensors").read_bytes() == stopped[2]
+    else:
+        assert_refused(result, str(folder_of(output)))
+
+
+def test_names_in_the_optimizer_file_are_those_of_the_model_file(stopped):
+    with safe_open(folder_of(stopped[0]) / OPTIMIZER_FILE, "pt") as file:
+        assert file.metadata() is None
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_error_in_the_checkpoint_is_printed_by_the_main_process_only(inputs, copied, tmp_path):
+    output, command = copied
+    (folder_of(output) / "vocab.txt").write_text("[PAD]\n")
+    before = files_of(output)
+    flags = (*command, "--last-step-of-checkpoint", 3)
+    assert exit_codes(start_several(inputs.command(output, *flags), tmp_path / "log")) == [2, 2]
+    assert (tmp_path / "log.1").read_text() == ""
+    (line,) = [line for line in (tmp_path / "log.0").read_text().splitlines() if "error" in line]
+    assert line.startswith(f"error: {folder_of(output) / 'vocab.txt'} is damaged")
+    assert files_of(output) == before
+
+
+def test_only_the_main_process_warns_about_a_damaged_checkpoint(inputs, copied, tmp_path):
+    output, command = copied
+    shutil.copytree(folder_of(output), steps_folder(output) / "5")
+    (steps_folder(output) / "5" / "config.json").write_text("{}")
+    assert exit_codes(start_several(inputs.command(output, *command), tmp_path / "log")) == [0, 0]
+    assert (tmp_path / "log.1").read_text() == ""
+    log = (tmp_path / "log.0").read_text()
+    assert log.count("warning: ") == 1 and f"resumed from {folder_of(output)}" in log
+    assert steps_in(output) == ["3", "4", "5"] and 4 in losses(output)
