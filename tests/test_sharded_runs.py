@@ -70,7 +70,7 @@ def runs(inputs, tmp_path_factory) -> dict[str, Run]:
         argv = inputs.command(
             output,
             *("--max-steps", STEPS, "--global-batch-size", GLOBAL_BATCH, "--log-freq", 1),
-            *("--eval-dir", inputs.held_out, "--eval-steps", 10, *resuming(output), *flags),
+            *("--eval-dir", inputs.held_out, "--eval-steps", STEPS, *resuming(output), *flags),
             dropout=False,
         )
         commands += [Command(count, [*argv, "--steps-this-run", "1"]), Command(count, argv)]
@@ -128,7 +128,7 @@ def test_losses_gradient_norms_and_weights_agree_with_one_process_for_20_steps(r
 @pytest.mark.parametrize("name", OTHERS)
 def test_evaluation_agrees_with_one_process_where_ranks_have_unequal_shares(runs, name):
     expected, found = runs["one process"].evaluations(), runs[name].evaluations()
-    assert expected.keys() == found.keys() == {1, 10, 20}
+    assert expected.keys() == found.keys() == {1, STEPS}
     for step, metrics in expected.items():
         assert metrics.keys() == found[step].keys()
         for key, value in metrics.items():

@@ -1,10 +1,12 @@
 """Sharding of any torch model: which rows a rank has, and optimizers that work on shards as on whole tensors."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT
 from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
@@ -172,3 +174,21 @@ def shard_a_net(on_meta: bool) -> None:
 @pytest.mark.parametrize("on_meta", [False, True])
 def test_a_model_of_the_users_own_trains_on_shards_as_it_does_whole(tmp_path, on_meta):
     run_ranks(3, tmp_path, shard_a_net, on_meta).check()
+
+
+# --- the documentation ------------------------------------------------------------------------------------------------
+
+
+def run_example(code: str) -> None:
+    exec(compile(code, "docs/sharding.md", "exec"), {"__name__": "__main__"})  # noqa: S102
+
+
+def test_the_example_in_the_documentation_prints_the_same_losses_at_any_number_of_ranks(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sharding.md").read_text(), re.DOTALL)
+    printed = {}
+    for count in (1, 2, 4):
+        run_ranks(count, tmp_path / str(count), run_example, code).check()
+        printed[count] = (tmp_path / str(count) / "0.out").read_text()
+    lines = printed[1].splitlines()
+    assert len(lines) == 20 and float(lines[-1].split()[-1]) < float(lines[0].split()[-1])
+    assert printed[1] == printed[2] == printed[4]
