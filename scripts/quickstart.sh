@@ -34,4 +34,4 @@ stage '4/5 SQuAD: fine-tuning, predictions, evaluation'
 bash scripts/run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample_fp32)
 
 stage '5/5 summary'
-python3 scripts/quickstart_summary.py quickstart/results/custom
+python3 scripts/quickstart_summary.py quickstart/results/bert-tiny-uncased
