@@ -35,3 +35,6 @@ bash scripts/run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample
 
 stage '5/5 summary'
 python3 scripts/quickstart_summary.py quickstart/results/bert-tiny-uncased
+if python3 -c 'import matplotlib' 2>/dev/null; then
+  python3 report.py quickstart/results --output quickstart/report.html
+fi
