@@ -139,12 +139,23 @@ precision_flags() { # precision initial_loss_scale
   esac
 }
 
-# The name of the architecture in a config file: that of the file in bert_configs/ with the same sizes, or custom.
-model_of_config() { # config_file
-  local root name
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# The name of the model that a config file describes: that of a file in bert_configs/, otherwise custom.
+model_of_config_file() { # config_file
+  local configs
+  configs=$(cd "$(dirname "${BASH_SOURCE[0]}")/../bert_configs" && pwd -P)
+  if [[ $(realpath "$(dirname "$1")") == "$configs" ]]; then
+    basename "$1" .json
+  else
+    echo custom
+  fi
+}
+
+# The name of the architecture of a model folder: a value of --bert-model.
+model_of_folder() { # folder
+  local configs name
+  configs=$(dirname "${BASH_SOURCE[0]}")/../bert_configs
   for name in bert-large-uncased bert-large-cased bert-base-uncased bert-base-cased; do
-    if [[ $(config_sizes "$1") == "$(config_sizes "$root/bert_configs/$name.json")" ]]; then
+    if [[ $(config_sizes "$1/config.json") == "$(config_sizes "$configs/$name.json")" ]]; then
       echo "$name"
       return
     fi

@@ -34,4 +34,7 @@ stage '4/5 SQuAD: fine-tuning, predictions, evaluation'
 bash scripts/run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample_fp32)
 
 stage '5/5 summary'
-python3 scripts/quickstart_summary.py quickstart/results/custom
+python3 scripts/quickstart_summary.py quickstart/results/bert-tiny-uncased
+if python3 -c 'import matplotlib' 2>/dev/null; then
+  python3 report.py quickstart/results --output quickstart/report.html
+fi

@@ -55,8 +55,9 @@ Environment:
   RESULTS_DIR           checkpoints go to RESULTS_DIR/BERT_MODEL/<phase>/<step>, reports to
                         RESULTS_DIR/dllogger_p1.json and dllogger_p2.json [code_dir/results]
   PHASE                 1 or 2: only this phase; 2 starts from init_checkpoint_dir, if given [both phases]
-  BERT_MODEL            architecture's name [bert-large-uncased, or that of bert_config_file]
-  VOCAB_FILE            vocabulary that the shards were made with [code_dir/vocab/BERT_MODEL-vocab.txt]
+  BERT_MODEL            architecture [that of bert_config_file or init_checkpoint_dir, else bert-large-uncased]
+  VOCAB_FILE            vocabulary that the shards were made with
+                        [that of init_checkpoint_dir, else code_dir/vocab/BERT_MODEL-vocab.txt]
   EVAL_DIR_PHASE1, EVAL_DIR_PHASE2
                         held-out shards, evaluated at the end, or every --eval-steps given in EXTRA_ARGS
   EXTRA_ARGS            more flags for run_pretraining.py, such as "--data-parallel-shard-degree -1"; words can be
@@ -96,15 +97,25 @@ run_phase() {
   fi
 }
 
-if [[ $bert_config_file == None ]]; then
-  BERT_MODEL=${BERT_MODEL:-bert-large-uncased}
+# The model's name, which is that of its folder in RESULTS_DIR, is known to the program by the same rules.
+[[ $bert_config_file == None ]] || require_file 'argument 21 (bert_config_file)' "$bert_config_file"
+if [[ -n ${BERT_MODEL:-} ]]; then
+  model_flags=(--bert-model "$BERT_MODEL" --config-file "$bert_config_file")
+elif [[ $bert_config_file != None ]]; then
+  BERT_MODEL=$(model_of_config_file "$bert_config_file")
+  model_flags=(--config-file "$bert_config_file")
+elif [[ -f $init_checkpoint_dir/config.json ]]; then
+  BERT_MODEL=$(model_of_folder "$init_checkpoint_dir")
+  model_flags=(--bert-model "$BERT_MODEL" --config-file "$init_checkpoint_dir/config.json")
+  [[ ! -f $init_checkpoint_dir/vocab.txt ]] || VOCAB_FILE=${VOCAB_FILE:-$init_checkpoint_dir/vocab.txt}
 else
-  require_file 'argument 21 (bert_config_file)' "$bert_config_file"
-  BERT_MODEL=${BERT_MODEL:-$(model_of_config "$bert_config_file")}
+  BERT_MODEL=bert-large-uncased
+  model_flags=(--bert-model "$BERT_MODEL")
 fi
-vocab_of=$BERT_MODEL
-[[ $BERT_MODEL != custom ]] || vocab_of=bert-base-uncased
-VOCAB_FILE=${VOCAB_FILE:-$code_dir/vocab/$vocab_of-vocab.txt}
+if [[ -z ${VOCAB_FILE:-} ]]; then
+  VOCAB_FILE=$code_dir/vocab/$BERT_MODEL-vocab.txt
+  [[ -f $VOCAB_FILE ]] || VOCAB_FILE=$code_dir/vocab/bert-base-uncased-vocab.txt
+fi
 RESULTS_DIR=${RESULTS_DIR:-$code_dir/results}
 PHASE=${PHASE:-both}
 is_valid 1,2,both "$PHASE" || fail "PHASE is '$PHASE': expected 1, 2 or both"
@@ -126,7 +137,7 @@ require_gpus "$num_gpus"
 processes=$((num_gpus > 0 ? num_gpus : 1))
 mapfile -t precision_words < <(precision_flags "$precision" 1048576)
 shared_flags=(
-  --output-dir "$RESULTS_DIR" --bert-model "$BERT_MODEL" --vocab-file "$VOCAB_FILE" --config-file "$bert_config_file"
+  --output-dir "$RESULTS_DIR" "${model_flags[@]}" --vocab-file "$VOCAB_FILE"
   --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --seed "$seed"
   --num-steps-per-checkpoint "$save_checkpoint_steps" --log-freq=1 --optimizer=Lamb "${precision_words[@]}"
 )

@@ -18,10 +18,10 @@ ARGUMENTS=(
   "num_gpus               | 8                              | non_negative_int   | on this node; 0: run on the CPU"
   "seed                   | 1                              | non_negative_int   | seed of the span head, dropout and sample order"
   "squad_dir              | $data_dir/download/squad/v1.1  | text               | folder of train-v*.json and dev-v*.json"
-  "vocab_file             | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
-  "OUT_DIR                | ./results                      | text               | results go to OUT_DIR/BERT_MODEL/squad"
+  "vocab_file             | None                           | text               | None: that of init_checkpoint"
+  "OUT_DIR                | ./results                      | text               | results go to OUT_DIR/<model>/squad"
   "mode                   | train_eval                     | train,eval,prediction,train_eval | 'train eval' is train_eval"
-  "config_file            | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
+  "config_file            | None                           | text               | None: that of init_checkpoint"
   "max_steps              | -1                             | int                | most updates; -1: as many as the epochs need"
   "enable_benchmark       | false                          | true,false         | measure the speed, save nothing"
   "benchmark_steps        | 100                            | positive_int       | updates or batches to measure"
@@ -46,24 +46,13 @@ The report is OUT_DIR/dllogger_<num_gpus>_<precision>.json; the output is also a
 
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
-  BERT_MODEL            architecture's name [that of config_file, else of init_checkpoint]
+  BERT_MODEL            architecture [that of config_file, else of init_checkpoint, else bert-large-uncased]
   SQUAD_VERSION         1.1 or 2.0 [1.1 if squad_dir has it, else 2.0]
   EXTRA_ARGS            more flags for run_squad.py, such as "--optimizer Lamb --max-seq-length 256"; words can be
                         quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
 HELP
-}
-
-# The folder of the model that init_checkpoint names: itself, or its newest step.
-find_model_folder() {
-  local newest
-  newest=$(find "$init_checkpoint/" -maxdepth 1 -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1)
-  if [[ -f $init_checkpoint/config.json || -z $newest ]]; then
-    echo "$init_checkpoint"
-  else
-    echo "$init_checkpoint/$newest"
-  fi
 }
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -77,40 +66,25 @@ parse_arguments "$@"
 
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
 require_folder 'argument 9 (squad_dir)' "$squad_dir"
-model_folder=$(find_model_folder)
-if [[ $config_file != None ]]; then
-  require_file 'argument 13 (config_file)' "$config_file"
-elif [[ -z ${BERT_MODEL:-} && -f $model_folder/config.json ]]; then
-  config_file=$model_folder/config.json
-fi
-if [[ $config_file != None ]]; then
-  BERT_MODEL=${BERT_MODEL:-$(model_of_config "$config_file")}
-fi
-BERT_MODEL=${BERT_MODEL:-bert-large-uncased}
-if [[ $vocab_file == None && -f $model_folder/vocab.txt ]]; then
-  vocab_file=$model_folder/vocab.txt
-elif [[ $vocab_file == None ]]; then
-  [[ $BERT_MODEL != custom ]] || fail "$model_folder has no vocab.txt: give argument 10 (vocab_file)"
-  vocab_file=$root/vocab/$BERT_MODEL-vocab.txt
-fi
-require_file 'argument 10 (vocab_file)' "$vocab_file"
+[[ $vocab_file == None ]] || require_file 'argument 10 (vocab_file)' "$vocab_file"
+[[ $config_file == None ]] || require_file 'argument 13 (config_file)' "$config_file"
 if [[ -z ${SQUAD_VERSION:-} ]]; then
   SQUAD_VERSION=$([[ -f $squad_dir/dev-v1.1.json ]] && echo 1.1 || echo 2.0)
 fi
 is_valid 1.1,2.0 "$SQUAD_VERSION" || fail "SQUAD_VERSION is '$SQUAD_VERSION': expected 1.1 or 2.0"
 
 flags=(
-  --bert-model "$BERT_MODEL" --config-file "$config_file" --vocab-file "$vocab_file"
-  --init-checkpoint "$init_checkpoint"
+  --init-checkpoint "$init_checkpoint" --config-file "$config_file" --vocab-file "$vocab_file"
   --output-dir "$OUT_DIR" --report-file "$OUT_DIR/dllogger_${num_gpus}_$precision.json" --seed "$seed"
   --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --log-freq=100
 )
+[[ -z ${BERT_MODEL:-} ]] || flags+=(--bert-model "$BERT_MODEL")
 if [[ $mode == *train* ]]; then
   require_file 'argument 9 (squad_dir)' "$squad_dir/train-v$SQUAD_VERSION.json"
   flags+=(
     --do-train --train-file "$squad_dir/train-v$SQUAD_VERSION.json" --epochs "$epochs" --max-steps "$max_steps"
     --train-batch-size "$batch_size" --learning-rate "$learning_rate" --warmup-proportion "$warmup_proportion"
-    --from-checkpoint "$OUT_DIR/$BERT_MODEL/squad" --last-step-of-checkpoint auto
+    --resume-from-checkpoint
   )
 fi
 if [[ $mode != train ]]; then

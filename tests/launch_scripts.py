@@ -45,7 +45,8 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
 flags = dict(zip(arguments, arguments[1:]))
 if "--max-steps" in flags and "FAKE_STOPS_EARLY" not in os.environ:
     phase = "phase1" if "--phase1" in arguments else "phase2"
-    last = pathlib.Path(flags["--output-dir"]) / flags["--bert-model"] / phase / flags["--max-steps"]
+    model = flags.get("--bert-model") or pathlib.Path(flags["--config-file"]).stem
+    last = pathlib.Path(flags["--output-dir"]) / model / phase / flags["--max-steps"]
     last.mkdir(parents=True, exist_ok=True)
 print("ran", arguments[0])
 """

@@ -2,14 +2,17 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from launch_scripts import Checkout, assert_refused, pretraining_runs, processes_of, program_arguments
 
 import run_pretraining
 import run_squad
 from arguments import amp_dtype
+from model_choice import choose_model
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def test_each_position_reaches_the_flag_of_its_name(checkout):
     assert (phase1.phase1, phase1.phase2, phase2.phase1, phase2.phase2) == (True, False, False, True)
     for phase in (phase1, phase2):
         assert (phase.num_steps_per_checkpoint, phase.seed, phase.device, phase.amp) == (13, 15, "cpu", False)
-        assert (phase.bert_model, phase.config_file) == ("custom", Path(config))
+        assert (choose_model(phase).name, phase.config_file) == ("bert-mini-uncased", Path(config))
         assert not phase.benchmark
     assert (phase1.batch_size, phase1.learning_rate, phase1.warmup_proportion) == (11, 0.5, 0.25)
     assert (phase1.max_steps, phase1.gradient_merge_steps, phase1.input_dir) == (12, 14, Path("d1"))
@@ -123,25 +126,29 @@ def test_logs_and_reports_have_the_names_of_nvidias_recipe(checkout):
         assert "ran" in log.read_text()
 
 
-def test_a_config_file_of_a_known_architecture_names_the_model(checkout, tmp_path):
+@pytest.mark.parametrize("model", ["bert-large-uncased", "bert-base-cased", "bert-tiny-uncased"])
+def test_a_config_file_of_bert_configs_names_the_model(checkout, model):
     command = "bash scripts/run_pretraining.sh 32 6e-3 fp32 0 .1 50" + " ''" * 14
-    config = (checkout.folder / "bert_configs" / "bert-large-uncased.json").read_text()
-    (tmp_path / "padded.json").write_text(config.replace("30522", "30528").replace("\n", ""))
-    (tmp_path / "deeper.json").write_text(config.replace('"num_hidden_layers": 24', '"num_hidden_layers": 25'))
-    for file, model in (
-        ("bert_configs/bert-large-uncased.json", "bert-large-uncased"),
-        ("bert_configs/bert-base-cased.json", "bert-base-cased"),
-        ("padded.json", "bert-large-uncased"),
-        ("deeper.json", "custom"),
-        ("bert_configs/bert-tiny-uncased.json", "custom"),
-    ):
-        assert checkout.run(f"{command} {file}").returncode == 0
-        phase1, phase2 = pretraining_runs(checkout)
-        checkout.calls_file.unlink()
-        assert (phase1.bert_model, phase2.bert_model) == (model, model)
-        assert phase2.from_phase1_final_params == checkout.folder / "results" / model / "phase1" / "50"
-        if model != "custom":
-            assert phase1.vocab_file.name == f"{model}-vocab.txt"
+    result = checkout.run(f"{command} bert_configs/{model}.json")
+    assert result.returncode == 0, result.stderr
+    for phase in pretraining_runs(checkout):
+        assert choose_model(phase).name == model
+        assert phase.from_checkpoint.parent == checkout.folder / "results" / model
+    assert phase.from_phase1_final_params == checkout.folder / "results" / model / "phase1" / "50"
+
+
+@pytest.mark.parametrize("model", ["bert-base-cased", "custom"])
+def test_a_model_folder_to_start_from_brings_its_config_and_vocabulary(checkout, model):
+    source = "bert-base-cased" if model != "custom" else "bert-tiny-uncased"
+    shutil.copy(ROOT / "bert_configs" / f"{source}.json", checkout.folder / "init" / "config.json")
+    kind = "cased" if model != "custom" else "uncased"
+    shutil.copy(ROOT / "vocab" / f"bert-base-{kind}-vocab.txt", checkout.folder / "init" / "vocab.txt")
+    result = checkout.run("bash scripts/run_pretraining.sh 32 6e-3 fp32 0 .1 50" + " ''" * 13 + " init")
+    assert result.returncode == 0, result.stderr
+    for phase in pretraining_runs(checkout):
+        assert (phase.bert_model, phase.vocab_file) == (model, Path("init/vocab.txt"))
+        assert phase.config_file == Path("init/config.json")
+    assert phase.from_phase1_final_params == checkout.folder / "results" / model / "phase1" / "50"
 
 
 def test_data_in_the_working_folder_is_found(checkout, tmp_path):

@@ -1,11 +1,14 @@
 """scripts/run_squad.sh: what each argument and variable becomes."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from launch_scripts import Checkout, assert_refused, squad_run
+
+from model_choice import choose_model
 
 
 @pytest.fixture
@@ -26,7 +29,8 @@ def test_each_position_of_squad_reaches_the_flag_of_its_name(checkout):
     assert (run.train_batch_size, run.predict_batch_size) == (4, 4)
     assert (run.learning_rate, run.warmup_proportion, run.amp, run.device) == (5e-5, 0.3, False, "cpu")
     assert (run.seed, run.vocab_file, run.output_dir) == (6, Path(vocab), Path("out"))
-    assert (run.config_file, run.bert_model, run.max_steps) == (Path(config), "custom", 7)
+    assert (run.config_file, run.max_steps) == (Path(config), 7)
+    assert not run.given("bert_model")  # the config file names it
     assert (run.benchmark, run.benchmark_steps, run.benchmark_warmup_steps) == (True, 8, 9)
     assert run.train_file == Path("data/sample/squad/train-v1.1.json")
     assert run.predict_file == Path("data/sample/squad/dev-v1.1.json")
@@ -49,27 +53,23 @@ def test_predictions_are_made_in_batches_of_the_given_size(checkout, mode):
     assert squad_run(checkout).predict_batch_size == 32
 
 
-@pytest.mark.parametrize("model", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "custom"])
-@pytest.mark.parametrize("folder", ["", "/12"], ids=["model", "folder_of_steps"])
-def test_a_model_folder_brings_its_config_and_vocabulary(checkout, model, folder):
-    source = "bert-tiny-uncased" if model == "custom" else model
-    model_folder = Path(f"init{folder}")
-    (checkout.folder / "init" / "9").mkdir(parents=True)
-    (checkout.folder / model_folder).mkdir(exist_ok=True)
-    shutil.copy(ROOT / "bert_configs" / f"{source}.json", checkout.folder / model_folder / "config.json")
-    (checkout.folder / model_folder / "vocab.txt").touch()
+@pytest.mark.parametrize("model", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-tiny-uncased"])
+def test_a_model_folder_brings_its_config_and_vocabulary_unless_others_are_given(checkout, model):
+    shutil.copy(ROOT / "bert_configs" / f"{model}.json", checkout.folder / "init" / "config.json")
+    kind = "uncased" if "uncased" in model else "cased"
+    shutil.copy(ROOT / "vocab" / f"bert-base-{kind}-vocab.txt", checkout.folder / "init" / "vocab.txt")
+    (checkout.folder / "init" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     assert checkout.run("bash scripts/run_squad.sh init '' '' '' '' '' 1").returncode == 0
-    run = squad_run(checkout)
-    assert (run.bert_model, run.from_pretrained_params) == (model, Path("init"))
-    assert (run.config_file, run.vocab_file) == (model_folder / "config.json", model_folder / "vocab.txt")
-    assert run.from_checkpoint == Path("results") / model / "squad"
+    with contextlib.chdir(checkout.folder):
+        choice = choose_model(squad_run(checkout))
+    assert (choice.name, choice.do_lower_case, choice.vocab_file) == (model, True, Path("init/vocab.txt"))
 
     checkout.calls_file.unlink()
     given = "vocab/bert-base-cased-vocab.txt"
     config = "bert_configs/bert-base-cased.json"
     checkout.run(f"bash scripts/run_squad.sh init '' '' '' '' '' 1 '' '' {given} '' '' {config}")
-    run = squad_run(checkout)
-    assert (run.bert_model, run.vocab_file, run.config_file) == ("bert-base-cased", Path(given), Path(config))
+    choice = choose_model(squad_run(checkout))
+    assert (choice.name, choice.vocab_file) == ("bert-base-cased", Path(given))
 
 
 def test_squad_is_found_in_the_working_folder(checkout, tmp_path):
@@ -104,7 +104,7 @@ def test_a_mode_does_what_its_name_says(checkout, mode, train, predict, score):
     run = squad_run(checkout)
     assert (run.do_train, run.do_predict or run.do_eval, run.do_eval) == (train, predict, score)
     assert (run.train_file is not None, run.predict_file is not None) == (train, predict)
-    assert (run.from_checkpoint is not None) == train  # evaluation is of the checkpoint that was named
+    assert run.resume_from_checkpoint == train  # evaluation is of the checkpoint that was given
 
 
 def test_squad_v2_has_questions_without_an_answer(checkout):

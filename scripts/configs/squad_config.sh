@@ -29,7 +29,7 @@ _squad_arguments() {
 
 # The small BERT of the quickstart on the SQuAD sample, for a CPU with two cores.
 cpu_sample_fp32() {
-  local init_checkpoint=quickstart/results/custom/phase2/100 epochs=3 batch_size=16 learning_rate=3e-4
+  local init_checkpoint=quickstart/results/bert-tiny-uncased/phase2/100 epochs=3 batch_size=16 learning_rate=3e-4
   local warmup_proportion=0.1 precision=fp32 num_gpus=0 seed=1 squad_dir=data/sample/squad
   local vocab_file=vocab/bert-base-uncased-vocab.txt OUT_DIR=quickstart/results mode=train_eval
   local config_file=bert_configs/bert-tiny-uncased.json
