@@ -155,7 +155,11 @@ class SquadDataset(SequenceDataset):
 
     def text(self, feature: int, start: int, end: int) -> str:
         """The original text of the positions `start` to `end` (inclusive) of a feature's sequence."""
-        context = self.squad.questions[self.question_index[feature]].context
+        first, stop = self.characters(feature, start, end)
+        return self.squad.contexts[self.squad.questions[self.question_index[feature]].context][first:stop]
+
+    def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
+        """The first character of that text in its context, and one past the last."""
+        character_C2 = self.context_characters[self.squad.questions[self.question_index[feature]].context]
         to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
-        character_C2 = self.context_characters[context]
-        return self.squad.contexts[context][character_C2[start + to_token, 0] : character_C2[end + to_token, 1]]
+        return int(character_C2[start + to_token, 0]), int(character_C2[end + to_token, 1])
