@@ -75,13 +75,13 @@ def load_fine_tuned(
     folder: Path,
     required: tuple[str, ...],
     runtime: Runtime,
+    log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
     """The model in `folder`, to predict with. `required`: prefixes of the heads that it must have."""
     with torch.device("meta"):
         model = model_class(config)
     parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
-    log = print_line if runtime.distributed.is_main else lambda _text: None
-    load_weights(parallel, folder, log, required)
+    load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, required)
     return parallel
 
 
