@@ -18,13 +18,14 @@ import numpy as np
 import torch
 
 from bert_config import BertConfig
-from checkpoint import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, VOCAB_FILE, find_model_folder
+from checkpoint import find_model_folder
 from device import select_device, set_num_threads
+from model_choice import CUSTOM, choose_model
+from model_files import open_model_weights
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from parallelize import ParallelModel
 from prediction import PredictionConfig, predict
-from run_setup import check_vocabulary, is_uncased, load_fine_tuned, read_config
-from safetensors_rows import open_safetensors
+from run_setup import load_fine_tuned
 from tasks.glue import TextDataset
 from tasks.glue_files import Examples
 from tasks.squad import SquadDataset
@@ -34,7 +35,6 @@ from tokenizer import MASK, BertTokenizer
 from trainer import Runtime
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
-from utils.files import read_json
 from utils.progress import print_line
 
 MAX_SEQ_LENGTH = 384  # unless the model has fewer positions
@@ -47,11 +47,14 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--init-checkpoint",
+        dest="from_pretrained_params",
         type=Path,
         required=True,
         help="a checkpoint or Hugging Face model folder, or a folder of steps",
     )
-    model.add_argument("--config-file", type=optional_path, help="the architecture; by default the folder's")
+    model.add_argument(
+        "--config-file", type=optional_path, help="the architecture; by default the folder's, with its vocabulary"
+    )
     model.add_argument("--vocab-file", type=optional_path, help="the vocabulary; by default the folder's")
     model.add_argument("--do-lower-case", action=BooleanFlag, default=None, help="by default as the folder says")
     model.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: a GPU if there is one")
@@ -96,16 +99,8 @@ class LoadedModel:
 
 
 def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
-    config = read_config(args.config_file or folder / CONFIG_FILE)
-    vocab_file = args.vocab_file or folder / VOCAB_FILE
-    if not vocab_file.is_file():
-        raise UserError(f"vocabulary {vocab_file} does not exist: give --vocab-file")
-    check_vocabulary(vocab_file, config)
-    do_lower_case = args.do_lower_case
-    if do_lower_case is None and args.vocab_file is None and (folder / TOKENIZER_FILE).is_file():
-        do_lower_case = read_json(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
-    if do_lower_case is None:
-        do_lower_case = is_uncased(vocab_file)
+    choice = choose_model(args.replace(from_pretrained_params=folder, bert_model=CUSTOM, pre_layer_norm=False))
+    config = choice.config
     max_seq_length = args.max_seq_length or min(MAX_SEQ_LENGTH, config.max_position_embeddings)
     if max_seq_length > config.max_position_embeddings:
         raise UserError(
@@ -115,7 +110,8 @@ def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
     runtime = Runtime(select_device(args.device))
     parallel = load_fine_tuned(head.model_class, config, folder, (head.prefix,), runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
-    return LoadedModel(parallel, BertTokenizer(vocab_file, do_lower_case), config, max_seq_length, runtime)
+    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
+    return LoadedModel(parallel, BertTokenizer(choice.vocab_file, do_lower_case), config, max_seq_length, runtime)
 
 
 # --- a question about a passage ---------------------------------------------------------------------------------------
@@ -296,7 +292,7 @@ HEADS = (
 
 def choose_head(args: Arguments, folder: Path) -> Head:
     """The head in `folder` that the flags are for. Raises UserError if it has no such head."""
-    names = tuple(open_safetensors(folder / MODEL_FILE))
+    names = tuple(open_model_weights(folder))
     found = [head for head in HEADS if any(name.startswith(head.prefix) for name in names)]
     if not found:
         raise UserError(f"{folder} has no head to ask: fine-tune it with run_squad.py or run_glue.py")
@@ -330,10 +326,11 @@ def ask(prompt: str, answer: Callable[[str], None]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    path = args.from_pretrained_params
     set_num_threads()
-    if args.init_checkpoint.is_file():
-        raise UserError(f"--init-checkpoint {args.init_checkpoint} is a file: make a folder with convert_checkpoint.py")
-    folder = find_model_folder(args.init_checkpoint)
+    if path.is_file():
+        raise UserError(f"--init-checkpoint {path} is a file: make a folder with convert_checkpoint.py")
+    folder = find_model_folder(path)
     head = choose_head(args, folder)
     head.use(open_model(args, head, folder), args)
     return 0

@@ -2,15 +2,17 @@
 """Fine-tunes BERT on a task of GLUE or SuperGLUE, or on a file of one's own; scores it, and predicts.
 
     python3 run_glue.py --task-name mrpc --data-dir data/download/glue/MRPC --do-train --do-eval \\
-        --bert-model bert-base-uncased --init-checkpoint results/bert-base-uncased/phase2 --output-dir results
+        --init-checkpoint results/bert-base-uncased/phase2 --output-dir results
 
     python3 run_glue.py --train-file reviews.csv --eval-file held_out.csv --text-column review --label-column stars \\
-        --do-train --do-eval --bert-model bert-base-uncased --init-checkpoint MODEL_FOLDER --output-dir results
+        --do-train --do-eval --init-checkpoint MODEL_FOLDER --output-dir results
 
-Checkpoints, scores.json and predictions go to <output-dir>/<bert-model>/<task>. Under torchrun it runs on several GPUs.
+Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,26 +24,22 @@ from arguments import (
     add_parallel_arguments,
     add_precision_arguments,
     add_training_arguments,
+    check_shared_arguments,
 )
-from bert_config import BertConfig
 from data_loader import LoaderConfig
 from metrics import make_reporter
+from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
 from run_setup import (
     build_trainer,
-    check_vocabulary,
     count_steps,
     find_fine_tuned,
-    find_vocab_file,
     global_batch_size,
-    is_uncased,
-    load_config,
     load_fine_tuned,
     make_loader,
     make_run_config,
-    read_config,
     start_runtime,
 )
 from tasks.glue import (
@@ -78,12 +76,6 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on the training file")
     data.add_argument("--do-eval", action=BooleanFlag, help="score the model on the development file")
     data.add_argument("--do-predict", action=BooleanFlag, help="write predictions for the test file")
-    data.add_argument(
-        "--init-checkpoint",
-        dest="from_pretrained_params",
-        type=optional_path,
-        help="the same as --from-pretrained-params: a checkpoint or Hugging Face model folder, or a folder of steps",
-    )
     data.add_argument("--num-seeds", type=positive_int, default=1, help="runs, with the seeds from --seed up")
     data.add_argument(
         "--do-lower-case",
@@ -101,9 +93,17 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     files.add_argument("--regression", action=BooleanFlag, help="labels are numbers to predict, not classes")
     add_global_arguments(parser, steps_required=False)
     group = add_training_arguments(parser, "AdamW", 2.4e-5, 0.1)
-    group.add_argument("--epochs", type=positive_float, default=3, help="passes over the training data")
+    group.add_argument(
+        "--epochs", "--num-train-epochs", type=positive_float, default=3, help="passes over the training data"
+    )
     group.add_argument("--train-batch-size", type=positive_int, default=32, help="sequences per GPU and micro-batch")
-    group.add_argument("--predict-batch-size", type=positive_int, default=32, help="sequences per GPU and forward pass")
+    group.add_argument(
+        "--predict-batch-size",
+        "--eval-batch-size",
+        type=positive_int,
+        default=32,
+        help="sequences per GPU and forward pass",
+    )
     group.add_argument(
         "--max-seq-length", type=positive_int, default=128, help="most tokens of a sample; longer ones are cut"
     )
@@ -115,6 +115,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_tasks(args: Arguments, parser: ArgumentParser) -> None:
+    check_shared_arguments(args, parser)
     if not (args.do_train or args.do_eval or args.do_predict):
         parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
@@ -204,7 +205,7 @@ def stored_labels(folder: Path, task: TextTask) -> tuple[str, ...]:
 
 def train(
     args: Arguments,
-    bert_config: BertConfig,
+    choice: ModelChoice,
     task: TextTask,
     dataset: TextDataset,
     tokenizer: BertTokenizer,
@@ -229,10 +230,10 @@ def train(
         do_lower_case=tokenizer.do_lower_case,
         prefix=args.model_prefix,
     )
-    config = make_run_config(args, loader, runtime, metadata, max_steps)
+    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), max_steps)
     torch.manual_seed(args.seed)
     with torch.device("meta"):
-        model = BertForSequenceClassification(bert_config)
+        model = BertForSequenceClassification(choice.config)
     trainer = build_trainer(model, ClassificationTask(task.regression, args.max_seq_length), config, runtime)
     exit_code = trainer.train(make_loader(dataset, config, trainer))
     return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
@@ -287,54 +288,46 @@ def report_scores(scores: dict[str, float], folder: Path, title: str, writes: bo
 def run_glue(args: Arguments, runtime: Runtime) -> int:
     if args.do_eval:
         load_metrics()  # a missing package is known before the training
-    task, bert_config = choose_task(args), load_config(args)
-    if args.max_seq_length > bert_config.max_position_embeddings:
+    task, choice = choose_task(args), choose_model(args)
+    if args.max_seq_length > choice.config.max_position_embeddings:
         raise UserError(
             f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
-            f"{bert_config.max_position_embeddings}: use shorter texts or another config"
+            f"{choice.config.max_position_embeddings}: use shorter texts or another config"
         )
-    vocab_file = find_vocab_file(args)
-    check_vocabulary(vocab_file, bert_config)
-    do_lower_case = is_uncased(vocab_file) if args.do_lower_case is None else args.do_lower_case
-    tokenizer = BertTokenizer(vocab_file, do_lower_case)
-
-    if args.do_train:
-        path = task.train_file(args.data_dir) if args.data_dir else args.train_file
-        examples = read_examples(path, task, labelled=True)
-        labels = REGRESSION_LABELS if task.regression else task.labels or find_labels(examples)
-    else:
-        model_folder = find_fine_tuned(args, runtime)
-        labels = stored_labels(model_folder, task)
-    task, bert_config = dataclasses.replace(task, labels=labels), dataclasses.replace(bert_config, labels=labels)
-    sets = open_evaluation_sets(args, task, tokenizer)
+    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
+    tokenizer = BertTokenizer(choice.vocab_file, do_lower_case)
     phase = args.task_name if args.task_name != CUSTOM else "regression" if task.regression else "classification"
-    folder = args.output_dir / args.bert_model / phase
+    folder = args.output_dir / choice.name / phase
     if not args.do_train:
-        parallel = load_fine_tuned(BertForSequenceClassification, bert_config, model_folder, ("classifier.",), runtime)
+        model_folder = find_fine_tuned(args, runtime)
+        task = dataclasses.replace(task, labels=stored_labels(model_folder, task))
+        config = dataclasses.replace(choice.config, labels=task.labels)
+        sets = open_evaluation_sets(args, task, tokenizer)
+        parallel = load_fine_tuned(BertForSequenceClassification, config, model_folder, ("classifier.",), runtime)
         predict_all(args, task, parallel, sets, folder, runtime)
         return 0
 
+    path = task.train_file(args.data_dir) if args.data_dir else args.train_file
+    examples = read_examples(path, task, labelled=True)
+    labels = REGRESSION_LABELS if task.regression else task.labels or find_labels(examples)
+    task = dataclasses.replace(task, labels=labels)
+    choice = dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels))
     dataset = TextDataset(examples, tokenizer, args.max_seq_length, label_values(examples, task))
+    sets = open_evaluation_sets(args, task, tokenizer)
     scores: dict[str, dict[str, float]] = {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
         seed_args = arguments_of_seed(args, seed, name) if name else args
-        seed_runtime = runtime_of_seed(args, runtime, name) if name else runtime
-        seed_phase = str(Path(phase, name))
-        try:
+        with runtime_of_seed(args, runtime, name) as seed_runtime:
             parallel, exit_code, is_complete = train(
-                seed_args, bert_config, task, dataset, tokenizer, seed_phase, seed_runtime
+                seed_args, choice, task, dataset, tokenizer, str(Path(phase, name)), seed_runtime
             )
             if not is_complete:
                 return exit_code
             scores[name] = predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime)
-        finally:
-            if seed_runtime is not runtime:
-                seed_runtime.reporter.close()
     if args.num_seeds > 1 and args.do_eval:
-        summary = mean_and_deviation(list(scores.values()))
         title = f"{task.name}, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
-        report_scores(summary, folder, title, runtime.distributed.is_main, runtime)
+        report_scores(mean_and_deviation(list(scores.values())), folder, title, runtime.distributed.is_main, runtime)
     return 0
 
 
@@ -343,12 +336,16 @@ def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
     return args.replace(seed=seed, from_checkpoint=from_checkpoint)
 
 
-def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Runtime:
+@contextlib.contextmanager
+def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Runtime]:
     """The runtime with a log of its own, named after the seed beside that of the whole command."""
+    if not name:
+        yield runtime
+        return
     report_file = args.report_file and args.report_file.with_stem(f"{args.report_file.stem}-{name}")
     tensorboard_dir = args.tensorboard_dir and args.tensorboard_dir / name
-    reporter = make_reporter(report_file, tensorboard_dir, runtime.distributed.is_main)
-    return dataclasses.replace(runtime, reporter=reporter)
+    with contextlib.closing(make_reporter(report_file, tensorboard_dir, runtime.distributed.is_main)) as reporter:
+        yield dataclasses.replace(runtime, reporter=reporter)
 
 
 def main(argv: list[str] | None = None) -> int:

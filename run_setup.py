@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from arguments import amp_dtype, parallel_config
+from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
 from device import keep_freed_memory, select_device, set_num_threads
 from evaluation import evaluate
