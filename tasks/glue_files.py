@@ -166,6 +166,8 @@ def read_rows(
     error. header: the columns of a file without a header."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
+    if path.suffix not in EXTENSIONS:
+        raise UserError(f"{path}: unknown file extension {path.suffix}: give a file of {', '.join(EXTENSIONS)}")
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
