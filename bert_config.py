@@ -14,7 +14,10 @@ FOREIGN_KEYS = {"position_embedding_type": "absolute", "is_decoder": False, "add
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The architecture; the same keys as Google's and Hugging Face's `config.json`."""
+    """The architecture; the same keys as Google's and Hugging Face's `config.json`.
+
+    labels: the class names of a classification head, Hugging Face's `id2label`; a single one means regression. They are
+    no part of the architecture, so they do not count when configs are compared."""
 
     vocab_size: int
     hidden_size: int
@@ -29,6 +32,7 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     pre_layer_norm: bool = False  # LayerNorm before attention and feed-forward, and after the last layer
+    labels: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.hidden_act != "gelu":
@@ -55,7 +59,7 @@ class BertConfig:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: expected a JSON object")
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = {field.name for field in dataclasses.fields(cls)} - {"labels"}
         # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
         missing = sorted(known - values.keys() - {"layer_norm_eps", "pre_layer_norm"})
         if missing:
@@ -68,15 +72,35 @@ class BertConfig:
             if values.get(key, expected) != expected:
                 raise ValueError(f"{path}: {key} is {values[key]!r}, and this model is BERT: {expected!r}")
         try:
-            return cls(**{key: value for key, value in values.items() if key in known})
+            labels = labels_from_json(values.get("id2label") or {})
+            return cls(**{key: value for key, value in values.items() if key in known}, labels=labels)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict:
-        """The content of `config.json`. transformers has no pre-LN BERT: another model type keeps it from loading one
-        as if it were post-LN."""
-        return {"model_type": PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert", **dataclasses.asdict(self)}
+        """The content of `config.json`; `id2label` and `label2id` if there are labels. transformers has no pre-LN BERT:
+        another model type keeps it from loading one as if it were post-LN."""
+        values = {"model_type": PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert", **dataclasses.asdict(self)}
+        if labels := values.pop("labels"):
+            values["id2label"] = {str(index): label for index, label in enumerate(labels)}
+            values["label2id"] = {label: index for index, label in enumerate(labels)}
+        return values
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels of a classification head: 2 if they have no names, as in transformers."""
+        return len(self.labels) or 2
 
     @property
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def labels_from_json(id2label) -> tuple[str, ...]:
+    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to texts."""
+    if not isinstance(id2label, dict) or not all(isinstance(label, str) for label in id2label.values()):
+        raise ValueError("id2label must be an object of texts")
+    labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))
+    if None in labels:
+        raise ValueError(f"id2label has the keys {', '.join(id2label)}: expected 0 to {len(id2label) - 1}")
+    return labels

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2018) on token streams: the encoder, the pre-training heads and the span head.
+"""BERT (Devlin et al., 2018) on token streams: the encoder, and heads for pre-training, spans and classification.
 
 Parameters carry Hugging Face's names and shapes. Every model takes either of two inputs:
 
@@ -10,7 +10,7 @@ Padded input is turned into a stream first. All token-wise layers run on real to
 sequences (attention.py).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
-H heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in memory).
+H heads, D head size, E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
 """
 
 import math
@@ -198,6 +198,10 @@ class PreTrainingOutput(NamedTuple):
 class SpanOutput(NamedTuple):
     start_logits: Tensor  # [T], or [B, S] of padded input
     end_logits: Tensor
+
+
+class ClassificationOutput(NamedTuple):
+    logits: Tensor  # [N, C], or [B, C] of padded input
 
 
 class BertPreTrainedModel(nn.Module):
@@ -422,3 +426,29 @@ class BertForQuestionAnswering(BertPreTrainedModel):
     ) -> SpanOutput:
         hidden = self.bert(input_ids, attention_mask, token_type_ids, **stream).last_hidden_state
         return SpanOutput(*self.qa_outputs(hidden).unbind(dim=-1))
+
+
+class BertForSequenceClassification(BertPreTrainedModel):
+    """BERT with a classifier on the pooled first token: a logit per label of the config, or the predicted number itself
+    where there is one label (regression)."""
+
+    optional_heads = ("classifier.", "bert.pooler.")
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
+        self.init_weights("classifier.")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **stream,
+    ) -> ClassificationOutput:
+        nothing = input_ids.new_empty(0)  # the last layer then computes the pooled tokens only
+        encoded = self.bert(input_ids, attention_mask, token_type_ids, output_positions=nothing, **stream)
+        pooled_NE = encoded.pooler_output
+        return ClassificationOutput(self.classifier(self.dropout(pooled_NE)))

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from packing import filler_stream
 from parallelize import ParallelModel
 from trainer import Runtime, to_device
+from utils.errors import UserError
 from utils.progress import progress_bar
 
 
@@ -78,6 +80,20 @@ def predict(
                 seconds.append(time.perf_counter() - started)
                 bar.update()
     return inference_figures(list(map(len, batches)), seconds, config, runtime)
+
+
+def combine_ranks(logits: np.ndarray, runtime: Runtime) -> None:
+    """Adds, in place, the `logits` of all ranks, which are zero where another rank has them. Raises UserError if they
+    are not finite."""
+    if runtime.distributed.world_size > 1:
+        dist.all_reduce(torch.from_numpy(logits), group=runtime.distributed.cpu_group)
+    if not np.isfinite(logits).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, take another checkpoint")
+
+
+def log_speed(figures: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:
+    text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    runtime.reporter.log((), figures, f"prediction of {config.batch_size} sequences at a time: {text}")
 
 
 def inference_figures(

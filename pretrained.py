@@ -84,8 +84,12 @@ def select_weights(
 ) -> dict[str, LazyTensor]:
     """The tensors for the parameters of `model`, by name. Heads of other tasks in `tensors` are skipped, and heads that
     `tensors` lacks are left out; notes name both. Raises UserError for any other missing, unexpected or misshapen
-    tensor."""
+    tensor.
+
+    required: prefixes of heads that must be there, to predict with."""
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
+    if not required:
+        given = without_other_classifier(given, wanted)
     misshapen = [
         f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
         for name, shape in wanted.items()
@@ -114,6 +118,16 @@ def select_weights(
     if unexpected:
         log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
     return {name: given[name] for name in wanted if name in given}
+
+
+def without_other_classifier(
+    given: dict[str, LazyTensor], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, LazyTensor]:
+    """`given` without a classifier of another number of labels, which is that of another task."""
+    name = "classifier.weight"
+    if name not in given or name not in wanted or given[name].shape == wanted[name]:
+        return given
+    return {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):

@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.files import file_digest, read_json, write_json
 
 RECORD_FILE = "run.json"
-RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json", "scores.json")
 RANDOM = (
     "random"  # starting weights of a run without a model folder, also of one that continues from its own checkpoint
 )

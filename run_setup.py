@@ -1,13 +1,16 @@
 """From parsed arguments to a running trainer, once for all programs: typed configs, and the parts in their order."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from arguments import amp_dtype, parallel_config
+from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
 from device import keep_freed_memory, select_device, set_num_threads
 from evaluation import evaluate
@@ -19,7 +22,7 @@ from optimizer import OptimizerConfig, make_optimizer
 from parallelize import ParallelConfig, ParallelModel, parallelize
 from precision import LossScale, select_precision
 from run_identity import make_record
-from train_state import CheckpointMetadata, StartConfig, TrainState
+from train_state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
 from trainer import Runtime, Task, Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
@@ -52,6 +55,36 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             yield Runtime(device, precision, distributed, reporter, parallel)
         finally:
             reporter.close()
+
+
+# --- fine-tuned models ------------------------------------------------------------------------------------------------
+
+
+def find_fine_tuned(args: Arguments, runtime: Runtime) -> Path:
+    """The model folder to predict with, which the flags name."""
+    start = StartConfig(
+        args.from_checkpoint,
+        args.last_step_of_checkpoint,
+        from_pretrained_params=args.from_pretrained_params or args.from_checkpoint,
+    )
+    found = runtime.distributed.on_main(lambda: find_start(start, args.output_dir, saves=False))
+    return Path(found["checkpoint"] or found["weights"])
+
+
+def load_fine_tuned(
+    model_class: type[BertPreTrainedModel],
+    config: BertConfig,
+    folder: Path,
+    required: tuple[str, ...],
+    runtime: Runtime,
+    log: Callable[[str], None] = print_line,
+) -> ParallelModel:
+    """The model in `folder`, to predict with. `required`: prefixes of the heads that it must have."""
+    with torch.device("meta"):
+        model = model_class(config)
+    parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
+    load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, required)
+    return parallel
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -141,6 +174,12 @@ def make_run_config(
         INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
         dynamic,
     )
+
+
+def count_steps(args: Arguments, num_samples: int, batch_size: int) -> int:
+    """Updates of a fine-tuning run: as many as --epochs need, and at most --max-steps."""
+    steps = math.ceil(args.epochs * num_samples / batch_size)
+    return min(steps, args.max_steps) if args.max_steps > 0 else steps
 
 
 def global_batch_size(args: Arguments, batch_size: int, world_size: int) -> int:

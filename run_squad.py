@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from arguments import (
     add_global_arguments,
@@ -23,16 +22,18 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
-from bert_config import BertConfig
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
-from parallelize import ParallelModel, parallelize
-from prediction import PredictionConfig, predict
+from parallelize import ParallelModel
+from prediction import PredictionConfig, combine_ranks, log_speed, predict
 from run_setup import (
     build_trainer,
+    count_steps,
+    find_fine_tuned,
     global_batch_size,
+    load_fine_tuned,
     make_loader,
     make_run_config,
     start_runtime,
@@ -41,7 +42,7 @@ from tasks.squad import SquadDataset, SquadTask
 from tasks.squad_answers import decode, write_predictions
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
-from train_state import CheckpointMetadata, StartConfig, find_start, load_weights
+from train_state import CheckpointMetadata
 from trainer import Runtime
 from utils.command_line import (
     ArgumentParser,
@@ -143,9 +144,7 @@ def train(
         num_workers=args.num_workers,
         fixed_shapes=args.compile != "none",
     )
-    max_steps = math.ceil(args.epochs * len(dataset) / loader.global_batch_size)
-    if args.max_steps > 0:
-        max_steps = min(max_steps, args.max_steps)
+    max_steps = count_steps(args, len(dataset), loader.global_batch_size)
     metadata = CheckpointMetadata(
         phase=PHASE,
         arguments=args.as_dict(),
@@ -173,22 +172,6 @@ def train(
     return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
 
 
-def load_fine_tuned(args: Arguments, bert_config: BertConfig, runtime: Runtime) -> ParallelModel:
-    """The model to predict with, which must have the span head."""
-    start = StartConfig(
-        args.from_checkpoint,
-        args.last_step_of_checkpoint,
-        from_pretrained_params=args.from_pretrained_params or args.from_checkpoint,
-    )
-    found = runtime.distributed.on_main(lambda: find_start(start, args.output_dir, saves=False))
-    with torch.device("meta"):
-        model = BertForQuestionAnswering(bert_config)
-    parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
-    log = print_line if runtime.distributed.is_main else lambda _text: None
-    load_weights(parallel, Path(found["checkpoint"] or found["weights"]), log, required=("qa_outputs.",))
-    return parallel
-
-
 def answer(args: Arguments, folder: Path, parallel: ParallelModel, dataset: SquadDataset, runtime: Runtime) -> None:
     """Answers all questions. The main process writes the answers and, for --do-eval, scores them."""
     writes = runtime.distributed.is_main and not args.benchmark
@@ -205,13 +188,9 @@ def answer(args: Arguments, folder: Path, parallel: ParallelModel, dataset: Squa
     runtime.reporter.log("PARAMETER", {"predict_start": True})
     started = time.perf_counter()
     figures = predict(parallel, dataset, config, runtime, collect)
-    if runtime.distributed.world_size > 1:  # the tokens of other ranks are zero
-        dist.all_reduce(torch.from_numpy(logits_2T), group=runtime.distributed.cpu_group)
-    if not np.isfinite(logits_2T).all():
-        raise UserError("the model's logits are not finite: its weights are damaged, take another checkpoint")
+    combine_ranks(logits_2T, runtime)
     figures["e2e_inference_time"] = time.perf_counter() - started
-    text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-    runtime.reporter.log((), figures, f"prediction of {args.predict_batch_size} sequences at a time: {text}")
+    log_speed(figures, config, runtime)
     if not writes:
         return
     predictions = decode(
@@ -251,7 +230,8 @@ def run_squad(args: Arguments, runtime: Runtime) -> int:
         if not is_complete:
             return exit_code
     else:
-        parallel = load_fine_tuned(args, bert_config, runtime)
+        folder = find_fine_tuned(args, runtime)
+        parallel = load_fine_tuned(BertForQuestionAnswering, bert_config, folder, ("qa_outputs.",), runtime)
     if predict_data is not None:
         parallel.prepare_for_inference(runtime.precision.dtype)
         answer(args, args.output_dir / choice.name / PHASE, parallel, predict_data, runtime)

@@ -4,7 +4,6 @@ Legend: F features (a question over a window of its context), C tokens of a cont
 of a stream.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 from data_loader import MicroBatch
 from loss import span_sum
 from tasks.squad_file import Question, Squad, answer_characters
+from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
-from utils.progress import progress_bar
 
-TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
 LABELS = ("start_positions", "end_positions")
 
 
@@ -73,7 +71,7 @@ def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, in
     return list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
 
 
-class SquadDataset:
+class SquadDataset(SequenceDataset):
     """All questions over all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
 
     Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F] tokens of the feature;
@@ -103,7 +101,6 @@ class SquadDataset:
                 f"--max-query-length {max_query_length} tokens: raise the first or lower the second"
             )
         self.squad = squad
-        self.training = training
         question_ids, _ = encode(tokenizer, [question.text for question in squad.questions], "questions")
         context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
@@ -128,12 +125,12 @@ class SquadDataset:
         self.question_index, self.query_lengths, self.window_starts = table[:, :3].T
         self.max_context = table[:, 3:5]
         self.start_positions, self.end_positions = table[:, 5:].T
-        self.lengths = np.array([len(piece) for piece in pieces]).reshape(-1, 5).sum(axis=1)
-        self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
-        self.input_ids = np.concatenate(pieces).astype(np.int32)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        super().__init__(
+            np.concatenate(pieces).astype(np.int32),
+            np.array([len(piece) for piece in pieces]).reshape(-1, 5).sum(axis=1),
+            self.query_lengths + 2,
+            {name: getattr(self, name) for name in LABELS} if training else {},
+        )
 
     def answer_tokens(self, question: Question, version_2_with_negative: bool) -> tuple[int, int] | None:
         """The first and last token, in its context, of the question's first answer; None if it has none."""
@@ -156,71 +153,13 @@ class SquadDataset:
             raise UserError(f"{where}: its answer {answer.text!r} has no token: remove the question")
         return first, last
 
-    @property
-    def stream_arrays(self) -> tuple[str, ...]:
-        inputs = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")
-        return inputs + LABELS if self.training else inputs
-
-    def digest(self) -> str:
-        """A digest of all features, which identifies the training data of a run."""
-        digest = hashlib.sha256()
-        for array in (self.input_ids, self.lengths, self.start_positions, self.end_positions):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()[:16]
-
-    def read(self, indices: np.ndarray) -> "SquadSamples":
-        return SquadSamples(self, indices)
-
-    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The features `indices` [N] as a token stream (see packing.py); for training with both labels [N]."""
-        length_N = self.lengths[indices]
-        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
-        position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
-        stream = {
-            "input_ids": self.input_ids[self.token_indices(indices)].astype(np.int64),
-            "token_type_ids": (position_T >= np.repeat(self.query_lengths[indices] + 2, length_N)).astype(np.int64),
-            "position_ids": position_T,
-            "cu_seqlens": cu_seqlens.astype(np.int32),
-        }
-        if self.training:
-            stream["start_positions"] = self.start_positions[indices]
-            stream["end_positions"] = self.end_positions[indices]
-        return stream
-
-    def token_indices(self, indices: np.ndarray) -> np.ndarray:
-        """For each token of `stream(indices)`: its index among the tokens of all features, end to end; [T]."""
-        length_N = self.lengths[indices]
-        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
-        return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
-
     def text(self, feature: int, start: int, end: int) -> str:
         """The original text of the positions `start` to `end` (inclusive) of a feature's sequence."""
-        context = self.squad.questions[self.question_index[feature]].context
+        first, stop = self.characters(feature, start, end)
+        return self.squad.contexts[self.squad.questions[self.question_index[feature]].context][first:stop]
+
+    def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
+        """The first character of that text in its context, and one past the last."""
+        character_C2 = self.context_characters[self.squad.questions[self.question_index[feature]].context]
         to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
-        character_C2 = self.context_characters[context]
-        return self.squad.contexts[context][character_C2[start + to_token, 0] : character_C2[end + to_token, 1]]
-
-
-class SquadSamples:
-    """Features as token streams (see data_loader.Samples)."""
-
-    def __init__(self, dataset: SquadDataset, indices: np.ndarray):
-        self.dataset, self.indices = dataset, indices
-        self.lengths = dataset.lengths[indices]
-        self.num_targets = np.zeros(len(indices), np.int64)
-
-    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return self.dataset.stream(self.indices[rows])
-
-
-def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
-    ids: list[np.ndarray] = []
-    characters: list[np.ndarray] = []
-    with progress_bar(len(texts), f"tokenizing {what}", "text") as bar:
-        for first in range(0, len(texts), TEXTS_PER_BATCH):
-            id_T, character_T2, bounds = tokenizer.encode_batch_with_offsets(texts[first : first + TEXTS_PER_BATCH])
-            ids += np.split(id_T, bounds[1:-1])
-            characters += np.split(character_T2, bounds[1:-1])
-            bar.update(len(ids) - bar.n)
-    return ids, characters
+        return int(character_C2[start + to_token, 0]), int(character_C2[end + to_token, 1])

@@ -3,7 +3,7 @@
 Legend: T tokens of all features end to end, K candidate starts or ends of a feature, P candidate spans.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +16,13 @@ from utils.files import write_json
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id: the answer (empty for none), the n best candidates with probabilities, and for v2.0 the score of
-    no answer minus the score of the best answer."""
+    """By question id: the answer (empty for none), the n best candidates with probabilities, for v2.0 the score of no
+    answer minus the score of the best answer, and the answer's first and last + 1 character in its context, if any."""
 
     answers: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
     null_odds: dict[str, float] | None
+    characters: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 # A candidate span: positions in the sequence of a feature, with their logits.
@@ -32,6 +33,7 @@ class Candidate(NamedTuple):
     text: str
     start_logit: float
     end_logit: float
+    characters: tuple[int, int] | None = None
 
     @property
     def score(self) -> float:
@@ -58,6 +60,7 @@ def decode(
     answers: dict[str, str] = {}
     nbest: dict[str, list[dict[str, Any]]] = {}
     null_odds: dict[str, float] = {}
+    characters: dict[str, tuple[int, int]] = {}
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []
         nulls: list[Candidate] = []
@@ -75,8 +78,10 @@ def decode(
                 best = None
             candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)
         answers[question.id] = best.text if best else ""
+        if best:
+            characters[question.id] = best.characters
         nbest[question.id] = with_probabilities(candidates or [Candidate("", 0.0, 0.0)])
-    return Predictions(answers, nbest, null_odds if version_2_with_negative else None)
+    return Predictions(answers, nbest, null_odds if version_2_with_negative else None, characters)
 
 
 def feature_spans(
@@ -114,7 +119,7 @@ def distinct_texts(dataset: SquadDataset, spans_P: np.ndarray, n_best_size: int)
         feature, start, end, start_logit, end_logit = spans_P[place].item()
         text = dataset.text(feature, start, end)
         if text not in candidates:
-            candidates[text] = Candidate(text, start_logit, end_logit)
+            candidates[text] = Candidate(text, start_logit, end_logit, dataset.characters(feature, start, end))
         if len(candidates) == n_best_size:
             break
     return list(candidates.values())

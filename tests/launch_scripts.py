@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import run_glue
 import run_pretraining
 import run_squad
 
@@ -43,7 +44,7 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
     pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
     time.sleep(60)
 flags = dict(zip(arguments, arguments[1:]))
-if "--max-steps" in flags and "FAKE_STOPS_EARLY" not in os.environ:
+if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os.environ:
     phase = "phase1" if "--phase1" in arguments else "phase2"
     model = flags.get("--bert-model") or pathlib.Path(flags["--config-file"]).stem
     last = pathlib.Path(flags["--output-dir"]) / model / phase / flags["--max-steps"]
@@ -58,7 +59,7 @@ class Checkout:
     def __init__(self, folder: Path):
         self.folder = folder
         self.calls_file = folder / "calls"
-        for name in ["scripts", "vocab", "bert_configs", "run_pretraining.py", "run_squad.py"]:
+        for name in ["scripts", "vocab", "bert_configs", "run_pretraining.py", "run_squad.py", "run_glue.py"]:
             (folder / name).symlink_to(ROOT / name)
         for name in ["requirements.txt", "requirements-test.txt"]:
             (folder / name).write_text((ROOT / name).read_text())
@@ -71,6 +72,8 @@ class Checkout:
         squad.mkdir(parents=True)
         for name in ["train-v1.1.json", "dev-v1.1.json"]:
             (squad / name).touch()
+        for task in ["glue/CoLA", "glue/MRPC", "superglue/CB"]:
+            (folder / "data" / "download" / task).mkdir(parents=True)
         (folder / "init").mkdir()
         fake = folder / "bin" / "python3"
         fake.parent.mkdir()
@@ -117,6 +120,11 @@ def pretraining_runs(checkout: Checkout):
 def squad_run(checkout: Checkout):
     (call,) = checkout.calls()
     return run_squad.parse_arguments(program_arguments(call, "run_squad.py"))
+
+
+def glue_run(checkout: Checkout):
+    (call,) = checkout.calls()
+    return run_glue.parse_arguments(program_arguments(call, "run_glue.py"))
 
 
 def processes_of(call: list[str]) -> int:

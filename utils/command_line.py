@@ -26,6 +26,12 @@ class Arguments(argparse.Namespace):
         """Whether the command line has the argument `name`, so that its value is not just the default."""
         return name in self._given
 
+    def replace(self, **changes: Any) -> "Arguments":
+        """A copy with other values."""
+        copy = Arguments(**{name: value for name, value in vars(self).items() if name != "_frozen"} | changes)
+        copy._frozen = True
+        return copy
+
     def as_dict(self) -> dict[str, Any]:
         """The arguments by name; paths are strings, so that the result can be written as JSON."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154 # common.sh sets the arguments from their table
+#
+# Fine-tunes BERT on a task of GLUE or SuperGLUE, scores it on the development set, and writes submission files.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=common.sh
+source "$root/scripts/common.sh"
+
+TASKS=cola,sst-2,mrpc,sts-b,qqp,mnli,qnli,rte,wnli,boolq,cb,superglue-rte
+MODES=train,eval,prediction,train_eval,eval_prediction,train_eval_prediction
+ARGUMENTS=(
+  # name                        | default                        | kind               | help
+  "init_checkpoint              | required                       | text               | model folder to start from, or folder of steps"
+  "data_dir                     | $data_dir/download/glue/MRPC   | text               | folder of the task's files, as distributed"
+  "vocab_file                   | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
+  "config_file                  | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
+  "out_dir                      | results/MRPC                   | text               | results go to OUT_DIR/MODEL/TASK"
+  "task_name                    | mrpc                           | $TASKS             | the task"
+  "num_gpu                      | 8                              | non_negative_int   | on this node; 0: run on the CPU"
+  "batch_size                   | 16                             | positive_int       | sequences per GPU and update"
+  "gradient_accumulation_steps  | 1                              | positive_int       | micro-batches that batch_size is divided into"
+  "learning_rate                | 2.4e-5                         | non_negative_float | peak learning rate"
+  "warmup_proportion            | 0.1                            | fraction           | share of the steps for the warmup"
+  "epochs                       | 3                              | non_negative_float | passes over the training set"
+  "max_steps                    | -1                             | int                | most updates; -1: as many as the epochs need"
+  "precision                    | fp16                           | $PRECISIONS        | amp is bfloat16; fp16 adds loss scaling"
+  "seed                         | 2                              | non_negative_int   | seed of the classifier, dropout and sample order"
+  "mode                         | train_eval                     | $MODES             | words with spaces or underscores"
+)
+
+print_help() {
+  echo "usage: bash scripts/run_glue.sh INIT_CHECKPOINT [ARGUMENT...]
+   or: bash scripts/run_glue.sh \$(source scripts/configs/glue_config.sh && PRESET)
+
+Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or empty one takes its [default]:"
+  print_arguments
+  cat <<'HELP'
+
+The report is OUT_DIR/dllogger_<num_gpu>_<precision>.json; the output is also appended to OUT_DIR/logfile.txt. The same
+command continues a run that was stopped.
+
+Environment:
+  BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
+  BERT_MODEL            architecture's name [that of config_file, else of init_checkpoint]
+  EXTRA_ARGS            more flags for run_glue.py, such as "--num-seeds 5"; words can be quoted
+  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
+                        several nodes, with the script started once on each; Slurm's srun sets them itself
+HELP
+}
+
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  print_help
+  exit
+fi
+arguments=("$@")
+if (($# >= 6)); then arguments[5]=${6,,}; fi
+if (($# >= 13)); then arguments[12]=${13%.0}; fi # -1.0 in NVIDIA's script
+if (($# >= 16)); then arguments[15]=${16// /_}; fi
+parse_arguments "${arguments[@]}"
+
+require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
+require_folder 'argument 2 (data_dir)' "$data_dir"
+if ((batch_size % gradient_accumulation_steps > 0)); then
+  fail "argument 8 (batch_size) is $batch_size, which $gradient_accumulation_steps (gradient_accumulation_steps) does" \
+    "not divide: change one of them"
+fi
+
+flags=(
+  --task-name "$task_name" --data-dir "$data_dir" --init-checkpoint "$init_checkpoint" --output-dir "$out_dir"
+  --report-file "$out_dir/dllogger_${num_gpu}_$precision.json" --seed "$seed" --predict-batch-size "$batch_size"
+  --device "$( ((num_gpu > 0)) && echo cuda || echo cpu)"
+)
+if [[ $config_file != None ]]; then
+  require_file 'argument 4 (config_file)' "$config_file"
+  flags+=(--config-file "$config_file")
+fi
+if [[ $vocab_file != None ]]; then
+  require_file 'argument 3 (vocab_file)' "$vocab_file"
+  flags+=(--vocab-file "$vocab_file")
+fi
+if [[ -n ${BERT_MODEL:-} ]]; then flags+=(--bert-model "$BERT_MODEL"); fi
+if [[ $mode == *train* ]]; then
+  flags+=(
+    --do-train --epochs "$epochs" --max-steps "$max_steps" --learning-rate "$learning_rate"
+    --warmup-proportion "$warmup_proportion" --train-batch-size $((batch_size / gradient_accumulation_steps))
+    --gradient-merge-steps "$gradient_accumulation_steps" --resume-from-checkpoint
+  )
+fi
+if [[ $mode == *eval* ]]; then flags+=(--do-eval); fi
+if [[ $mode == *prediction* ]]; then flags+=(--do-predict); fi
+mapfile -t precision_words < <(precision_flags "$precision" 128)
+read_extra_args
+
+find_nodes
+# shellcheck source=setup_environment.sh
+source "$root/scripts/setup_environment.sh" use
+require_gpus "$num_gpu"
+mkdir -p "$out_dir" || fail "argument 5 (out_dir): the folder $out_dir cannot be made: give a folder you can write to"
+log_file=$out_dir/logfile.txt
+((node_rank == 0)) || log_file=$out_dir/logfile.node$node_rank.txt
+launch $((num_gpu > 0 ? num_gpu : 1)) "$root/run_glue.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"

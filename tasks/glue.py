@@ -1,0 +1,195 @@
+"""Classification and regression of texts and pairs of texts: loss, data set, scores and submission files.
+
+Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a first and a second text.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from data_loader import MicroBatch
+from loss import summed_cross_entropy
+from packing import IGNORED_LABEL
+from tasks.glue_files import Examples, TextTask
+from tasks.text_sequences import SequenceDataset, encode
+from utils.errors import UserError
+from utils.files import write_atomically
+
+LABELS = ("labels", "scores")
+REGRESSION_LABELS = ("score",)
+
+
+class ClassificationTask:
+    """Cross-entropy, or the squared error for regression; the interface is trainer.Task."""
+
+    def __init__(self, regression: bool, max_seq_length: int):
+        self.regression, self.max_seq_length = regression, max_seq_length
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        inputs = {name: value for name, value in micro_batch.items() if name not in LABELS}
+        # The longest possible length instead of the real one, which would have to be read from the device.
+        logits_NC = model(**inputs, max_seqlen=self.max_seq_length).logits
+        labels_N = micro_batch["labels"]
+        if self.regression:
+            error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
+            return {"loss": error_N.square().sum()}
+        loss, correct = summed_cross_entropy(logits_NC, labels_N)
+        return {"loss": loss, "correct": correct}
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+        return sums["loss"] / num_sequences
+
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+        metrics = {"loss": sums["loss"] / num_sequences}
+        if not self.regression:
+            metrics["accuracy"] = sums["correct"] / num_sequences
+        return metrics
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def find_labels(examples: Examples) -> tuple[str, ...]:
+    """The classes in a training file of one's own: sorted, whole numbers by value."""
+    labels = set(examples.labels)
+    if len(labels) < 2:
+        raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
+    if all(is_number(label) for label in labels):
+        fractions = [label for label in labels if float(label) != int(float(label))]
+        if fractions:
+            raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
+        return tuple(sorted(labels, key=lambda label: (float(label), label)))
+    return tuple(sorted(labels))
+
+
+def is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def label_values(examples: Examples, task: TextTask) -> np.ndarray:
+    """The labels as ids, or for regression as numbers; [n]. Raises UserError naming the line of an unknown label."""
+    label_ids = {label: index for index, label in enumerate(task.labels)}
+    is_known: Callable[[str], bool] = is_number if task.regression else label_ids.__contains__
+    for line, label in zip(examples.lines, examples.labels, strict=True):
+        if not is_known(label):
+            expected = "a number" if task.regression else f"one of {', '.join(task.labels)}"
+            raise UserError(f"{examples.path}, line {line}: label {label!r}, expected {expected}: correct the line")
+    if task.regression:
+        return np.array([float(label) for label in examples.labels])
+    return np.array([label_ids[label] for label in examples.labels], np.int64)
+
+
+# --- data set ---------------------------------------------------------------------------------------------------------
+
+
+class TextDataset(SequenceDataset):
+    """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, of at most `max_seq_length` tokens:
+    the longer text of a pair is cut first. `values` [n]: label ids or scores for training; None for prediction."""
+
+    def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
+        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
+        first_ids, _ = encode(tokenizer, examples.texts, "texts")
+        if examples.pairs is None:
+            rows = [(cls, a[: max_seq_length - 2], sep) for a in first_ids]
+        else:
+            second_ids, _ = encode(tokenizer, examples.pairs, "second texts")
+            rows = []
+            for a, b in zip(first_ids, second_ids, strict=True):
+                kept_a, kept_b = truncated_lengths(len(a), len(b), max_seq_length - 3)
+                rows.append((cls, a[:kept_a], sep, b[:kept_b], sep))
+        labels = {}
+        if values is not None and values.dtype == np.int64:
+            labels = {"labels": values}
+        elif values is not None:  # labels tell filler sequences from real ones
+            labels = {"labels": np.zeros(len(values), np.int64), "scores": values.astype(np.float32)}
+        super().__init__(
+            np.concatenate([piece for row in rows for piece in row]).astype(np.int32),
+            np.array([sum(map(len, row)) for row in rows]),
+            np.array([sum(map(len, row[:3])) for row in rows]),
+            labels,
+        )
+
+
+def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, int]:
+    """What is left of two texts when the longer one (of equal ones the second) loses its last token until both have at
+    most `total` tokens; as in Google's BERT."""
+    kept_b = min(length_b, max(total // 2, total - length_a))
+    return min(length_a, total - kept_b), kept_b
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
+    """The metrics by name, as functions of the labels and the predictions [n]."""
+    try:
+        from scipy.stats import pearsonr, spearmanr
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+    except ImportError as error:
+        raise UserError(
+            f"the scores need {error.name}, which is not installed: pip install scikit-learn scipy"
+        ) from error
+
+    def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
+        """0 where all labels or all predictions are the same, which have no correlation."""
+        return lambda labels, found: function(labels, found)[0] if np.ptp(labels) and np.ptp(found) else 0.0
+
+    return {
+        "accuracy": accuracy_score,
+        "f1": f1_score,
+        "f1_macro": lambda labels, found: f1_score(labels, found, average="macro"),
+        "matthews_correlation": matthews_corrcoef,
+        "pearson": correlation(pearsonr),
+        "spearman": correlation(spearmanr),
+    }
+
+
+def predictions_of(logits_nC: np.ndarray, task: TextTask) -> np.ndarray:
+    """Label ids, or for regression scores; [n]."""
+    return logits_nC[:, 0].astype(np.float64) if task.regression else logits_nC.argmax(axis=1)
+
+
+def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, float]:
+    """The task's metrics, as fractions of 1; with several evaluation sets their names come first."""
+    metrics, found = load_metrics(), predictions_of(logits_nC, task)
+    prefix = f"{set_name}_" if set_name else ""
+    return {prefix + name: float(metrics[name](values, found)) for name in task.metrics}
+
+
+def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Over the runs of several seeds: each metric's mean, and its standard deviation with n - 1 in the denominator."""
+    result = {}
+    for name in runs[0]:
+        values = np.array([run[name] for run in runs])
+        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
+    return result
+
+
+# --- submission files -------------------------------------------------------------------------------------------------
+
+SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
+
+
+def write_submission(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:
+    """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
+    found = predictions_of(logits_nC, task)
+    if task.regression:
+        found = found if task.score_range is None else found.clip(*task.score_range)
+        words = [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
+    else:
+        words = [task.labels[index] for index in found]
+    pairs = zip(examples.indices, words, strict=True)
+    path = folder / f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
+    if task.extension == ".jsonl":
+        lines = [json.dumps({"idx": int(index), "label": word}) for index, word in pairs]
+    else:
+        lines = ["index\tprediction", *(f"{index}\t{word}" for index, word in pairs)]
+    write_atomically(path, "\n".join(lines) + "\n")
+    return path

@@ -1,0 +1,224 @@
+"""The tasks of GLUE (Wang et al., 2018) and SuperGLUE (2019), and the reader of TSV, CSV and JSON-lines files.
+
+TSV files have no quoting: a quotation mark is a character like any other. CSV files quote as spreadsheets do.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.progress import print_line
+
+EXTENSIONS = (".tsv", ".csv", ".jsonl")
+SETS = {"": "{split}"}  # one file per split
+MATCHED_SETS = {"matched": "{split}_matched", "mismatched": "{split}_mismatched"}
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A task on texts or pairs of texts.
+
+    name: that of the submission file. text, pair, label: names of columns. labels: the classes in the order of their
+    ids; empty for regression, and for a file of one's own until its labels are known. header: the columns of training
+    and development files that have no header. index: the column that names a sample in a submission; by default its
+    number. sets: the evaluation sets by name, and their files. exact_columns: a line must have as many columns as the
+    header. skips_incomplete_lines: training and development files have lines that were cut in two.
+    """
+
+    name: str
+    text: str
+    pair: str | None
+    label: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    regression: bool = False
+    score_range: tuple[float, float] | None = None
+    header: tuple[str, ...] | None = None
+    index: str | None = None
+    extension: str = ".tsv"
+    splits: tuple[str, str, str] = ("train", "dev", "test")
+    sets: dict[str, str] = field(default_factory=lambda: SETS)
+    exact_columns: bool = False
+    skips_incomplete_lines: bool = False
+
+    def train_file(self, folder: Path) -> Path:
+        return folder / (self.splits[0] + self.extension)
+
+    def evaluation_files(self, folder: Path) -> dict[str, Path]:
+        """The development files by the name of the set, which is empty where there is one set."""
+        return self._files(folder, self.splits[1])
+
+    def test_files(self, folder: Path) -> dict[str, Path]:
+        return self._files(folder, self.splits[2])
+
+    def _files(self, folder: Path, split: str) -> dict[str, Path]:
+        return {name: folder / (file.format(split=split) + self.extension) for name, file in self.sets.items()}
+
+
+def superglue(name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]) -> TextTask:
+    return TextTask(
+        *(name, text, pair, "label", labels, metrics), index="idx", extension=".jsonl", splits=("train", "val", "test")
+    )
+
+
+BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
+TASKS = {
+    "cola": TextTask(
+        *("CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",)),
+        header=("source", "label", "mark", "sentence"),
+    ),
+    "sst-2": TextTask("SST-2", "sentence", None, "label", BINARY, ("accuracy",)),
+    "mrpc": TextTask("MRPC", "#1 String", "#2 String", "Quality", BINARY, ("accuracy", "f1")),
+    "sts-b": TextTask(
+        *("STS-B", "sentence1", "sentence2", "score", (), ("pearson", "spearman")),
+        regression=True,
+        score_range=(0.0, 5.0),
+    ),
+    "qqp": TextTask(
+        *("QQP", "question1", "question2", "is_duplicate", BINARY, ("accuracy", "f1")), skips_incomplete_lines=True
+    ),
+    "mnli": TextTask(
+        *("MNLI", "sentence1", "sentence2", "gold_label", ("entailment", "neutral", "contradiction"), ("accuracy",)),
+        sets=MATCHED_SETS,
+    ),
+    "qnli": TextTask("QNLI", "question", "sentence", "label", ENTAILMENT, ("accuracy",)),
+    "rte": TextTask("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ("accuracy",)),
+    "wnli": TextTask("WNLI", "sentence1", "sentence2", "label", BINARY, ("accuracy",)),
+    "boolq": superglue("BoolQ", "question", "passage", ("false", "true"), ("accuracy",)),
+    "cb": superglue(
+        "CB", "premise", "hypothesis", ("entailment", "contradiction", "neutral"), ("accuracy", "f1_macro")
+    ),
+    "superglue-rte": superglue("RTE", "premise", "hypothesis", ENTAILMENT, ("accuracy",)),
+}
+
+
+def custom_task(text: str, pair: str | None, label: str, regression: bool) -> TextTask:
+    """The task of a file of one's own, with the columns of the flags."""
+    metrics = ("pearson", "spearman") if regression else ("accuracy", "f1_macro")
+    return TextTask("predictions", text, pair, label, (), metrics, regression, exact_columns=True)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a file. `pairs` is None for single texts, `labels` for files to predict; `lines` are line numbers."""
+
+    path: Path
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[str] | None
+    indices: list[str]
+    lines: list[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def first(self, count: int) -> "Examples":
+        lists = (self.texts, self.pairs, self.labels, self.indices, self.lines)
+        return Examples(self.path, *(values if values is None else values[:count] for values in lists))
+
+
+def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = False) -> Examples:
+    """Reads the texts, and the labels if `labelled`, of a file. Raises UserError naming the line at fault."""
+    wanted = [task.text, *([task.pair] if task.pair is not None else []), *([task.label] if labelled else [])]
+    skips = task.skips_incomplete_lines and not is_test
+    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    indices, lines, skipped = [], [], 0
+    for line, row in read_rows(path, None if is_test else task.header, wanted, task.exact_columns):
+        missing = [name for name in wanted if name not in row]
+        if missing and skips:
+            skipped += 1
+            continue
+        if missing:
+            raise UserError(f"{path}, line {line} has no {missing[0]!r}: correct the line, or check the column's name")
+        for name in wanted:
+            columns[name].append(to_text(row[name], name == task.label, f"{path}, line {line}: {name!r}"))
+        indices.append(str(row.get(task.index, len(lines))))
+        lines.append(line)
+    if skipped:
+        print_line(f"note: {path}: {skipped} incomplete lines are skipped")
+    if not lines:
+        raise UserError(f"{path} holds no samples: check the file")
+    labels = columns[task.label] if labelled else None
+    return Examples(path, columns[task.text], columns.get(task.pair), labels, indices, lines)
+
+
+def to_text(value: Any, is_label: bool, where: str) -> str:
+    """A value as text. Labels in JSON may be truth values and numbers."""
+    if isinstance(value, str) and (value or not is_label):
+        return value
+    if is_label and isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise UserError(f"{where} is {value!r}, expected {'a label' if is_label else 'a text'}: correct the line")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(
+    path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row's line number and values by column. A short row lacks the last columns, unless `exact`: then it is an
+    error. header: the columns of a file without a header."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: check the path")
+    if path.suffix not in EXTENSIONS:
+        raise UserError(f"{path}: unknown file extension {path.suffix}: give a file of {', '.join(EXTENSIONS)}")
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
+    if path.suffix == ".jsonl":
+        yield from read_json_lines(path, text)
+        return
+    rows = read_csv(path, text) if path.suffix == ".csv" else read_tsv(text)
+    if header is None:
+        header = tuple(next(rows, (1, []))[1])
+        missing = [name for name in wanted if name not in header]
+        if missing:
+            found = ", ".join(map(repr, header)) or "nothing"
+            raise UserError(f"{path} has no column {missing[0]!r}; it has {found}: check the columns' names")
+        repeated = [name for name in wanted if header.count(name) > 1]
+        if repeated:
+            raise UserError(f"{path} has the column {repeated[0]!r} twice: rename one")
+    for line, values in rows:
+        if exact and len(values) != len(header):
+            raise UserError(
+                f"{path}, line {line} has {len(values)} columns, and the header has {len(header)}: correct it"
+            )
+        yield line, dict(zip(header, values, strict=False))
+
+
+def read_tsv(text: str) -> Iterator[tuple[int, list[str]]]:
+    for line, row in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
+        yield line, row.removesuffix("\r").split("\t")
+
+
+def read_csv(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    start = 1
+    try:
+        for row in reader:
+            if row:  # not an empty line
+                yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}, line {start} is not CSV ({error}): correct the quotation marks") from error
+
+
+def read_json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, row in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
+        try:
+            values = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {line} is not JSON ({error}): correct or remove it") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path}, line {line} is not a JSON object: correct or remove it")
+        yield line, values

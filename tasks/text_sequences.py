@@ -1,0 +1,92 @@
+"""Data sets of texts, as BERT's sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`, without padding.
+
+Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a text.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from utils.progress import progress_bar
+
+TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
+
+
+class SequenceDataset:
+    """Sequences as rows of flat arrays (see data_loader.StreamDataset and prediction.PredictionDataset).
+
+    input_ids: the tokens of all sequences end to end; `lengths` [n] tokens of each; `second_starts` [n] the position of
+    the second text's first token, or the sequence's length if there is none; `labels` by name [n], empty for
+    prediction.
+    """
+
+    def __init__(
+        self,
+        input_ids: np.ndarray,
+        lengths: np.ndarray,
+        second_starts: np.ndarray,
+        labels: Mapping[str, np.ndarray],
+    ):
+        self.input_ids, self.lengths, self.second_starts, self.labels = input_ids, lengths, second_starts, labels
+        self.token_bounds = np.concatenate([[0], np.cumsum(lengths)])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def stream_arrays(self) -> tuple[str, ...]:
+        return ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", *self.labels)
+
+    def digest(self) -> str:
+        """A digest of all sequences and labels, which identifies the training data of a run."""
+        digest = hashlib.sha256()
+        for array in (self.input_ids, self.lengths, *self.labels.values()):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+    def read(self, indices: np.ndarray) -> "SequenceSamples":
+        return SequenceSamples(self, indices)
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The sequences `indices` [N] as a token stream (see packing.py), with all labels [N]."""
+        length_N = self.lengths[indices]
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
+        return {
+            "input_ids": self.input_ids[self.token_indices(indices)].astype(np.int64),
+            "token_type_ids": (position_T >= np.repeat(self.second_starts[indices], length_N)).astype(np.int64),
+            "position_ids": position_T,
+            "cu_seqlens": cu_seqlens.astype(np.int32),
+        } | {name: values[indices] for name, values in self.labels.items()}
+
+    def token_indices(self, indices: np.ndarray) -> np.ndarray:
+        """For each token of `stream(indices)`: its index in `self.input_ids`; [T]."""
+        length_N = self.lengths[indices]
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
+
+
+class SequenceSamples:
+    """Sequences as token streams (see data_loader.Samples)."""
+
+    def __init__(self, dataset: SequenceDataset, indices: np.ndarray):
+        self.dataset, self.indices = dataset, indices
+        self.lengths = dataset.lengths[indices]
+        self.num_targets = np.zeros(len(indices), np.int64)
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return self.dataset.stream(self.indices[rows])
+
+
+def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
+    ids: list[np.ndarray] = []
+    characters: list[np.ndarray] = []
+    with progress_bar(len(texts), f"tokenizing {what}", "text", delay=1) as bar:
+        for first in range(0, len(texts), TEXTS_PER_BATCH):
+            id_T, character_T2, bounds = tokenizer.encode_batch_with_offsets(texts[first : first + TEXTS_PER_BATCH])
+            ids += np.split(id_T, bounds[1:-1])
+            characters += np.split(character_T2, bounds[1:-1])
+            bar.update(len(ids) - bar.n)
+    return ids, characters

@@ -1,0 +1,281 @@
+"""Classification and regression: model, data set and loss against transformers, scores against their formulas."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, BertTokenizerFast
+from transformers import BertConfig as HFConfig
+from transformers import BertForSequenceClassification as HFForSequenceClassification
+
+from bert_config import BertConfig
+from data_loader import filler_micro_batch, make_step_batch
+from modeling import BertForSequenceClassification
+from packing import MicroBatchLimits
+from pretrained import select_weights
+from safetensors_rows import open_safetensors
+from tasks.glue import (
+    ClassificationTask,
+    TextDataset,
+    find_labels,
+    label_values,
+    load_metrics,
+    mean_and_deviation,
+    score,
+    truncated_lengths,
+    write_submission,
+)
+from tasks.glue_files import TASKS, Examples, custom_task
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+CONFIG = BertConfig(**TINY)
+PAIRS = [
+    ("The first text of a pair is rather long, and longer than the second one.", "The second one is short."),
+    ("Short.", "This second text is the long one, with many words in it, more than fit into the limit of tokens."),
+    ("Both texts fit.", "Into the limit."),
+]
+
+
+def examples_of(path, texts, pairs=None, labels=None) -> Examples:
+    indices = [str(index) for index in range(len(texts))]
+    return Examples(path, list(texts), pairs, labels, indices, list(range(2, len(texts) + 2)))
+
+
+@pytest.fixture
+def examples(tmp_path) -> Examples:
+    texts, pairs = map(list, zip(*PAIRS, strict=True))
+    return examples_of(tmp_path / "own.tsv", texts, pairs, ["a", "c", "b"])
+
+
+def padded(dataset: TextDataset, size: int) -> dict[str, torch.Tensor]:
+    """The samples as rows of a batch that transformers takes."""
+    batch = {name: torch.zeros(len(dataset), size, dtype=torch.long) for name in ("input_ids", "token_type_ids")}
+    batch["attention_mask"] = torch.zeros(len(dataset), size, dtype=torch.long)
+    for row in range(len(dataset)):
+        stream = dataset.stream(np.array([row]))
+        length = len(stream["input_ids"])
+        for name in ("input_ids", "token_type_ids"):
+            batch[name][row, :length] = torch.from_numpy(stream[name])
+        batch["attention_mask"][row, :length] = 1
+    return batch
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [("neg", "pos"), ("a", "b", "c"), ("score",)])
+def test_logits_are_those_of_transformers_from_its_folder_and_from_ours(tmp_path, examples, labels):
+    torch.manual_seed(0)
+    id2label = dict(enumerate(labels))
+    peer = HFForSequenceClassification(
+        HFConfig(**TINY, id2label=id2label, label2id={v: k for k, v in id2label.items()})
+    )
+    peer.eval().save_pretrained(tmp_path)
+    model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert model.config.labels == labels
+    batch = padded(TextDataset(examples, TOKENIZER, 40), 40)
+    with torch.no_grad():
+        expected = peer(**batch).logits
+        torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-5, atol=1e-6)
+    assert {name: p.shape for name, p in model.state_dict().items()} == {
+        name: p.shape for name, p in peer.state_dict().items() if not name.endswith("position_ids")
+    }
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(model.config.to_dict()))
+    config = AutoConfig.from_pretrained(tmp_path / "ours")
+    assert (config.num_labels, config.id2label) == (len(labels), id2label)
+
+
+def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tmp_path):
+    assert CONFIG.num_labels == 2
+    assert "id2label" not in CONFIG.to_dict()
+    for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"]):
+        (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "bert", "id2label": id2label}))
+        with pytest.raises(ValueError, match=r"config.json: id2label"):
+            BertConfig.from_json_file(tmp_path / "config.json")
+
+
+def test_a_classifier_of_another_task_is_left_out_for_training_and_refused_for_prediction(tmp_path):
+    torch.manual_seed(0)
+    HFForSequenceClassification(HFConfig(**TINY, num_labels=3)).save_pretrained(tmp_path)
+    tensors, notes = open_safetensors(tmp_path / "model.safetensors"), []
+    model = BertForSequenceClassification(dataclasses.replace(CONFIG, labels=("0", "1")))
+    weights = select_weights(model, tensors, tmp_path, notes.append)
+    assert not [name for name in weights if name.startswith("classifier.")]
+    assert "bert.pooler.dense.weight" in weights
+    assert "classifier.bias, classifier.weight: they start from their initial values" in notes[0]
+    with pytest.raises(UserError, match=r"classifier.weight is \[3, 32\], the model's is \[2, 32\]"):
+        select_weights(model, tensors, tmp_path, notes.append, required=("classifier.",))
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_those_of_transformers_token_for_token(examples):
+    peer = BertTokenizerFast(vocab=str(VOCAB_FILE))
+    pairs = TextDataset(examples, TOKENIZER, 64)
+    texts = TextDataset(dataclasses.replace(examples, pairs=None), TOKENIZER, 12)
+    for row, (text, pair) in enumerate(PAIRS):
+        for dataset, encoding in [
+            (pairs, peer(text, pair)),
+            (texts, peer(text, truncation=True, max_length=12)),
+        ]:
+            stream = dataset.stream(np.array([row]))
+            assert stream["input_ids"].tolist() == encoding["input_ids"]
+            assert stream["token_type_ids"].tolist() == encoding["token_type_ids"]
+            assert stream["position_ids"].tolist() == list(range(len(encoding["input_ids"])))
+
+
+@given(length_a=st.integers(0, 60), length_b=st.integers(0, 60), total=st.integers(1, 60))
+def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, total):
+    a, b = length_a, length_b
+    while a + b > total:  # _truncate_seq_pair
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    assert truncated_lengths(length_a, length_b, total) == (a, b)
+
+
+def test_cut_pairs_have_the_length_of_the_limit(examples):
+    dataset = TextDataset(examples, TOKENIZER, 16)
+    assert dataset.lengths.tolist() == [16, 16, 11]
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("regression", [False, True])
+@pytest.mark.parametrize("fixed", [False, True], ids=["any_size", "fixed_size"])
+def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp_path, examples, regression, fixed):
+    torch.manual_seed(0)
+    peer = HFForSequenceClassification(HFConfig(**TINY, num_labels=1 if regression else 3)).eval()
+    peer.save_pretrained(tmp_path)
+    model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    values = np.array([0.5, -100.0, 2.25]) if regression else np.array([0, 2, 1])
+    dataset = TextDataset(examples, TOKENIZER, 40, values)
+    limits = MicroBatchLimits.for_batch(4, 40, 0, fixed)
+    task = ClassificationTask(regression, 40)
+    (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
+    total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_targets=0)
+    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_arrays, limits)), 3, 0)
+    (total + filler).backward()
+    # MSELoss of -100 as well: a label that marks filler elsewhere is a number like others here.
+    expected = peer(**padded(dataset, 40), labels=torch.from_numpy(values.astype(np.float32 if regression else int)))
+    expected.loss.backward()
+    assert filler.item() == 0
+    assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    largest = max(p.grad.abs().max().item() for p in peer.parameters())  # those of key biases are rounding errors
+    for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
+        torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name)
+
+
+def test_the_logged_accuracy_counts_right_predictions():
+    task = ClassificationTask(regression=False, max_seq_length=8)
+    assert task.metrics({"loss": 6.0, "correct": 3.0}, 4, 0) == {"loss": 1.5, "accuracy": 0.75}
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path):
+    path = tmp_path / "own.csv"
+    assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"])) == ("1", "9", "10")
+    assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"])) == ("bad", "good", "ok")
+    for labels, says in ((["1", "0.35"], "such as 0.35: add --regression"), (["x", "x"], "all labels are 'x'")):
+        with pytest.raises(UserError, match=says):
+            find_labels(examples_of(path, "ab", labels=labels))
+
+
+def test_an_unknown_label_is_named_with_its_line(tmp_path):
+    path = tmp_path / "dev.tsv"
+    with pytest.raises(UserError, match=r"dev.tsv, line 3: label '2', expected one of 0, 1"):
+        label_values(examples_of(path, "ab", labels=["1", "2"]), TASKS["sst-2"])
+    for label in ("high", "nan", "inf"):
+        with pytest.raises(UserError, match=f"line 2: label '{label}', expected a number"):
+            label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
+    assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [1, 0]
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def logits_for(predictions: np.ndarray, num_labels: int = 2) -> np.ndarray:
+    return np.eye(num_labels, dtype=np.float32)[predictions]
+
+
+def test_scores_are_their_formulas():
+    random = np.random.default_rng(0)
+    labels, found = random.integers(0, 2, 50), random.integers(0, 2, 50)
+    tp, tn = np.sum(labels & found), np.sum((1 - labels) & (1 - found))
+    fp, fn = np.sum((1 - labels) & found), np.sum(labels & (1 - found))
+    assert score(logits_for(found), labels, TASKS["mrpc"]) == pytest.approx(
+        {"accuracy": (tp + tn) / 50, "f1": 2 * tp / (2 * tp + fp + fn)}
+    )
+    denominator = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert score(logits_for(found), labels, TASKS["cola"]) == pytest.approx(
+        {"matthews_correlation": (tp * tn - fp * fn) / denominator}
+    )
+    f1_of_each = [2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)]
+    own = score(logits_for(found), labels, custom_task("text", None, "label", regression=False))
+    assert own == pytest.approx({"accuracy": (tp + tn) / 50, "f1_macro": np.mean(f1_of_each)})
+    assert score(logits_for(found), labels, TASKS["mnli"], "matched") == {"matched_accuracy": (tp + tn) / 50}
+
+
+def test_correlations_are_their_formulas():
+    random = np.random.default_rng(1)
+    values = random.permutation(40) / 8  # no ties
+    found = values + random.normal(size=40)
+
+    def pearson(x, y):
+        x, y = x - x.mean(), y - y.mean()
+        return (x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum())
+
+    scores = score(found[:, None].astype(np.float32), values, TASKS["sts-b"])
+    ranks = [np.argsort(np.argsort(array)).astype(float) for array in (values, found)]
+    assert scores == pytest.approx({"pearson": pearson(values, found), "spearman": pearson(*ranks)}, rel=1e-5)
+    assert score(np.zeros((40, 1), np.float32), values, TASKS["sts-b"]) == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_the_deviation_over_seeds_is_that_of_a_sample():
+    result = mean_and_deviation([{"f1": 0.5}, {"f1": 0.7}, {"f1": 0.9}])
+    assert result == pytest.approx({"f1_mean": 0.7, "f1_std": 0.2})
+
+
+def test_missing_packages_for_scores_are_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.metrics", None)
+    with pytest.raises(UserError, match="pip install scikit-learn scipy"):
+        load_metrics()
+
+
+# --- submission files -------------------------------------------------------------------------------------------------
+
+
+def test_submission_files_have_glues_names_and_columns(tmp_path):
+    examples = examples_of(tmp_path / "test.tsv", "abc")
+    rte = write_submission(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
+    assert rte.name == "RTE.tsv"
+    assert rte.read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
+    mnli = [
+        write_submission(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
+        for name in ("matched", "mismatched")
+    ]
+    assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
+    scores = np.array([[5.4], [2.71828], [-0.1]], np.float32)
+    sts_b = write_submission(tmp_path, examples, scores, TASKS["sts-b"], "")
+    assert sts_b.read_text() == "index\tprediction\n0\t5.000\n1\t2.718\n2\t0.000\n"
+
+
+def test_superglues_submissions_are_json_lines(tmp_path):
+    examples = dataclasses.replace(examples_of(tmp_path / "test.jsonl", "ab"), indices=["7", "9"])
+    path = write_submission(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
+    assert path.name == "BoolQ.jsonl"
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"idx": 7, "label": "true"},
+        {"idx": 9, "label": "false"},
+    ]

@@ -1,0 +1,243 @@
+"""inference.py on tiny models with each of the three heads, against transformers."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizerFast,
+    pipeline,
+)
+
+import inference
+from utils.errors import run_main
+
+PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
+QUESTION = "Where did Anna live?"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizerFast:
+    return BertTokenizerFast(vocab=str(VOCAB_FILE))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    """Folders of models with random weights that are large enough to prefer some answers."""
+    torch.manual_seed(0)
+    config = {**TINY, "initializer_range": 0.3}
+    labels = {"id2label": {0: "bad", 1: "good", 2: "so so"}, "label2id": {"bad": 0, "good": 1, "so so": 2}}
+    made = {
+        "span": BertForQuestionAnswering(BertConfig(**config)),
+        "classes": BertForSequenceClassification(BertConfig(**config, **labels)),
+        "score": BertForSequenceClassification(BertConfig(**config, num_labels=1)),
+        "masks": BertForMaskedLM(BertConfig(**config)),
+        "none": BertModel(BertConfig(**config)),
+    }
+    parent = tmp_path_factory.mktemp("models")
+    for name, model in made.items():
+        model.save_pretrained(parent / name)
+        (parent / name / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+        (parent / name / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    return {name: parent / name for name in made}
+
+
+@pytest.fixture
+def ask(models, capsys, monkeypatch):
+    """Runs inference.py and returns its output; `typed` are the lines of standard input."""
+
+    def run(model: str, *flags, typed: str = "") -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        words = ["--init-checkpoint", models[model], "--device", "cpu", *flags]
+        assert inference.main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def n_best(output: str) -> list[tuple[float, str]]:
+    """The lines `  0.123  text`."""
+    lines = [
+        line.split(maxsplit=1) for line in output.splitlines() if line.startswith("  0.") or line.startswith("  1.")
+    ]
+    return [(float(probability), text) for probability, text in lines]
+
+
+# --- a question about a passage ---------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models, tokenizer):
+    output = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 20)
+    encoding = tokenizer(QUESTION, PASSAGE, return_offsets_mapping=True, return_tensors="pt")
+    offsets = encoding.pop("offset_mapping")[0].tolist()
+    tokens = [index for index, part in enumerate(encoding.sequence_ids(0)) if part == 1]
+    with torch.no_grad():
+        logits = BertForQuestionAnswering.from_pretrained(models["span"]).eval()(**encoding)
+    start, end = logits.start_logits[0], logits.end_logits[0]
+    spans = [
+        (float(start[a] + end[b]), offsets[a][0], offsets[b][1]) for a in tokens for b in tokens if 0 <= b - a < 30
+    ]
+    spans.sort(reverse=True)
+    _, first, stop = spans[0]
+    best = PASSAGE[first:stop]
+    assert output.splitlines()[0] == f"answer       {best}"
+    assert f"**{best}**" in output
+    assert output.splitlines()[-1].strip() == f"{PASSAGE[:first]}**{best}**{PASSAGE[stop:]}"
+    # The probability is the softmax over the 20 best, of different texts.
+    best_scores = {}
+    for score, a, b in spans:
+        best_scores.setdefault(PASSAGE[a:b], score)
+    kept = list(best_scores.values())[:20]
+    probability = 1 / sum(math.exp(score - kept[0]) for score in kept)
+    assert f"probability  {probability:.3f}" in output
+    found = n_best(output)
+    assert found[0] == (pytest.approx(probability, abs=6e-4), best)
+    assert len(found) == 20
+
+
+def test_the_passage_may_be_a_file_and_the_flags_have_nvidias_names(ask, models, tmp_path):
+    (tmp_path / "passage.txt").write_text(PASSAGE, encoding="utf-8")
+    config, vocab = models["span"] / "config.json", models["span"] / "vocab.txt"
+    nvidias = ("--vocab_file", vocab, "--config_file", config, "--max_seq_length", 64, "--n_best_size", 3)
+    expected = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 3)
+    assert ask("span", "--question", QUESTION, "--context-file", tmp_path / "passage.txt", *nvidias) == expected
+    assert len(n_best(expected)) == 3
+
+
+def test_a_question_may_have_no_answer(ask):
+    flags = ("--question", QUESTION, "--context", PASSAGE, "--n-best-size", 500)
+    none = "(the passage has no answer)"
+    assert none in [text for _, text in n_best(ask("span", *flags, "--version_2_with_negative"))]
+    assert none not in ask("span", *flags)
+
+
+def test_a_long_passage_is_read_in_windows_and_shown_around_the_answer(ask):
+    long = "word " * 400 + PASSAGE + " word" * 400
+    lines = ask("span", "--question", QUESTION, "--context", long, "--doc-stride", 16).splitlines()
+    assert lines[0].startswith("answer ")
+    assert len(lines[-1]) < 1200
+    assert "**" in lines[-1]
+
+
+def test_questions_are_asked_for_until_an_empty_line(ask):
+    once = ask("span", "--question", QUESTION, "--context", PASSAGE)
+    output = ask("span", "--context", PASSAGE, typed=f"{QUESTION}\n{QUESTION}\n\n")
+    assert output.replace("question: ", "") == once * 2
+    output = ask("span", typed=f"{PASSAGE}\n{QUESTION}\n...\n\n\n")
+    assert once.splitlines()[0] in output
+
+
+# --- a text to classify -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", [None, "another text"])
+def test_a_text_gets_the_labels_of_transformers(ask, models, tokenizer, pair):
+    flags = ("--text", "a gripping film") + (("--text-pair", pair) if pair else ())
+    output = ask("classes", *flags)
+    with torch.no_grad():
+        model = BertForSequenceClassification.from_pretrained(models["classes"]).eval()
+        probabilities = model(**tokenizer("a gripping film", pair, return_tensors="pt")).logits[0].softmax(0)
+    expected = sorted(zip(probabilities.tolist(), ["bad", "good", "so so"], strict=True), reverse=True)
+    assert output.splitlines()[:2] == [f"label        {expected[0][1]}", f"probability  {expected[0][0]:.3f}"]
+    assert [text for _, text in n_best(output)] == [label for _, label in expected]
+    assert [probability for probability, _ in n_best(output)] == pytest.approx([p for p, _ in expected], abs=6e-4)
+
+
+def test_a_regression_model_gives_its_score(ask, models, tokenizer):
+    with torch.no_grad():
+        model = BertForSequenceClassification.from_pretrained(models["score"]).eval()
+        expected = model(**tokenizer("a film", return_tensors="pt")).logits.item()
+    word, score = ask("score", "--text", "a film").split()
+    assert (word, float(score)) == ("score", pytest.approx(expected, abs=1e-4))
+
+
+def test_texts_are_asked_for(ask):
+    output = ask("classes", typed="a film\n\nanother film\nits pair\n\n")
+    assert output.count("label ") == 2
+
+
+# --- masked words -----------------------------------------------------------------------------------------------------
+
+
+def test_masked_words_are_those_of_transformers(ask, models, tokenizer):
+    model = BertForMaskedLM.from_pretrained(models["masks"])
+    fill = pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu", top_k=3)
+    text = "The capital of France is [MASK]."
+    output = ask("masks", "--fill-mask", text, "--n-best-size", 3)
+    assert [word for _, word in n_best(output)] == [entry["token_str"] for entry in fill(text)]
+    assert [p for p, _ in n_best(output)] == pytest.approx([entry["score"] for entry in fill(text)], abs=6e-4)
+    best = n_best(output)[0][1]
+    assert output.splitlines()[0] == f"text         The capital of France is {best}."
+
+
+def test_several_masks_are_filled(ask, models, tokenizer):
+    text = "[MASK] is the capital of [MASK]"
+    output = ask("masks", "--fill-mask", text, "--n-best-size", 1)
+    with torch.no_grad():
+        encoding = tokenizer(text, return_tensors="pt")
+        logits = BertForMaskedLM.from_pretrained(models["masks"]).eval()(**encoding).logits[0]
+    best = tokenizer.convert_ids_to_tokens(logits[encoding["input_ids"][0] == tokenizer.mask_token_id].argmax(1))
+    assert [word for _, word in n_best(output)] == best
+    assert output.splitlines()[0] == f"text         {best[0]} is the capital of {best[1]}"
+
+
+# --- which model ------------------------------------------------------------------------------------------------------
+
+
+def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
+    words = VOCAB_FILE.read_text(encoding="utf-8").replace("\nparis\n", "\nParis\n")
+    folder = tmp_path / "cased"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((models["classes"] / name).read_bytes())
+    (folder / "vocab.txt").write_text(words, encoding="utf-8")
+    models["cased"] = folder
+    outputs = {}
+    for do_lower_case in (False, True):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": do_lower_case}))
+        outputs[do_lower_case] = ask("cased", "--text", "Paris")
+    assert outputs[False] != outputs[True]
+    assert outputs[True] == ask("cased", "--text", "Paris", "--do-lower-case")
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "says"),
+    [
+        ("classes", ["--question", "a", "--context", "b"], "has no tensors qa_outputs.*, but classifier.*"),
+        ("span", ["--text", "a"], "it is a model of run_squad.py, and these flags are for one of run_glue.py"),
+        ("masks", ["--text", "a"], "has no tensors classifier.*, but cls.predictions.*"),
+        ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
+        ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
+        ("none", ["--text", "a"], "has no head to ask"),
+        ("span", ["--question", "a"], "--question needs --context"),
+        ("span", ["--question", "a", "--context", "b", "--context-file", "c"], "give one of them"),
+        ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt does not exist"),
+        ("span", ["--question", "?", "--context", " "], "the passage has no words"),
+        ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "max_position_embeddings 64"),
+        ("span", ["--question", "a", "--context", "b", "--text", "c"], "choose one"),
+        ("classes", ["--text-pair", "a"], "--text-pair needs --text"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_in_one_line(models, capsys, model, flags, says):
+    words = ["--init-checkpoint", str(models[model]), "--device", "cpu", *flags]
+    with pytest.raises(SystemExit) as exit_:
+        run_main(lambda: inference.main(words))
+    assert exit_.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert says in line
+
+
+def test_a_checkpoint_file_is_sent_to_the_converter(tmp_path, capsys):
+    (tmp_path / "ckpt_8601.pt").touch()
+    with pytest.raises(SystemExit):
+        run_main(lambda: inference.main(["--init_checkpoint", str(tmp_path / "ckpt_8601.pt")]))
+    assert "make a folder with convert_checkpoint.py" in capsys.readouterr().err

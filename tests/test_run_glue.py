@@ -1,0 +1,287 @@
+"""run_glue.py through its command line, on a tiny model and texts that it can learn by heart."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE, reported
+from processes import environments, exit_codes, start_several
+from safetensors.torch import load_file
+
+import run_glue
+from utils.errors import run_main
+
+WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
+GOOD, BAD = ["great", "lovely", "fine"], ["awful", "poor", "sad"]
+
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    """Texts that are good or bad by one of their words."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        label = rng.randrange(2)
+        words = [*rng.sample(WORDS, rng.randrange(2, 6)), rng.choice((BAD, GOOD)[label])]
+        rng.shuffle(words)
+        rows.append((" ".join(words), str(label)))
+    return rows
+
+
+def write_tsv(path: Path, *rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """A folder with a config, and SST-2, RTE, STS-B, MNLI and CSV files of such texts."""
+    folder = tmp_path_factory.mktemp("glue")
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps({**TINY, **dropout}))
+    train, dev = sentences(48, 0), sentences(21, 1)
+    write_tsv(folder / "SST-2" / "train.tsv", ("sentence", "label"), *train)
+    write_tsv(folder / "SST-2" / "dev.tsv", ("sentence", "label"), *dev)
+    texts = [(str(index), text) for index, (text, _) in enumerate(dev)]
+    write_tsv(folder / "SST-2" / "test.tsv", ("index", "sentence"), *texts)
+    columns = ["index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2"]
+    for name, rows in (("train", train), ("dev", dev)):
+        scored = [("0", "g", "f", "y", "0", "n", "n", text, "a stone", f"{4.5 * int(y):.3f}") for text, y in rows]
+        write_tsv(folder / "STS-B" / f"{name}.tsv", (*columns, "score"), *scored)
+    for name in ("train", "dev_matched", "dev_mismatched"):
+        labelled = [("0", text, "a stone", ("entailment", "contradiction")[int(label)]) for text, label in dev]
+        write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2", "gold_label"), *labelled)
+    for name in ("test_matched", "test_mismatched"):
+        pairs = [(index, text, "a stone") for index, text in texts]
+        write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2"), *pairs)
+    for name, rows in (("train", train), ("dev", dev)):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [("review", "verdict"), *((text, f"{'n' if y == '0' else 'y'}") for text, y in rows)]
+            )
+    return folder
+
+
+def words(files: Path, output: Path, *extra) -> list[str]:
+    command = [
+        *("--config-file", files / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu"),
+        *("--output-dir", output, "--report-file", output / "report.json", "--show-config", "false"),
+        *("--max-seq-length", 16, "--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8, *extra),
+    ]
+    return [str(word) for word in command]
+
+
+def run(files: Path, output: Path, *extra) -> int:
+    return run_glue.main(words(files, output, *extra))
+
+
+def sst_2(files: Path, *tasks: str) -> tuple:
+    return ("--task-name", "sst-2", "--data-dir", files / "SST-2", *tasks)
+
+
+def read_json(path: Path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory) -> Path:
+    """The results of SST-2."""
+    output = tmp_path_factory.mktemp("trained")
+    assert run(files, output, *sst_2(files, "--do-train", "--do-eval", "--do-predict")) == 0
+    return output / "custom" / "sst-2"
+
+
+def predictions_in(path: Path) -> list[str]:
+    header, *rows = [line.split("\t") for line in path.read_text().splitlines()]
+    assert header == ["index", "prediction"]
+    assert [index for index, _ in rows] == [str(index) for index in range(len(rows))]
+    return [prediction for _, prediction in rows]
+
+
+# --- train, evaluate, predict -----------------------------------------------------------------------------------------
+
+
+def test_a_rule_is_learnt_scored_and_predicted(trained):
+    assert read_json(trained / "scores.json") == {"accuracy": 1.0}
+    assert predictions_in(trained / "SST-2.tsv") == [label for _, label in sentences(21, 1)]
+    assert read_json(trained / "48" / "config.json")["id2label"] == {"0": "0", "1": "1"}
+    losses = [data["loss"] for _, data in sorted(reported(trained.parents[1] / "report.json").items())]
+    assert losses[-1] < 0.1 < losses[0]
+
+
+def test_transformers_opens_the_checkpoint_and_predicts_the_same(trained):
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=str(trained / "48"), device="cpu")
+    texts = [text for text, _ in sentences(21, 1)]
+    assert [result["label"] for result in classify(texts)] == predictions_in(trained / "SST-2.tsv")
+
+
+def test_a_checkpoint_is_scored_without_training_and_its_own_config_is_used(trained, files, tmp_path):
+    argv = ["--output-dir", tmp_path, "--report-file", tmp_path / "report.json", "--show-config", "false"]
+    argv += [
+        "--max-seq-length",
+        16,
+        "--init-checkpoint",
+        trained,
+        "--device",
+        "cpu",
+        *sst_2(files, "--do-eval", "--do-predict"),
+    ]
+    assert run_glue.main([str(word) for word in argv]) == 0
+    folder = tmp_path / "custom" / "sst-2"
+    for name in ("scores.json", "SST-2.tsv"):
+        assert (folder / name).read_text() == (trained / name).read_text()
+    assert sorted(path.name for path in folder.iterdir()) == ["SST-2.tsv", "scores.json"]
+
+
+def test_regression_learns_scores(files, tmp_path):
+    flags = ("--task-name", "sts-b", "--data-dir", files / "STS-B", "--do-train", "--do-eval", "--epochs", 16)
+    assert run(files, tmp_path, *flags) == 0
+    scores = read_json(tmp_path / "custom" / "sts-b" / "scores.json")
+    assert scores.keys() == {"pearson", "spearman"}
+    assert scores["pearson"] > 0.95
+
+
+def test_mnli_is_scored_and_predicted_on_both_sets(files, tmp_path):
+    flags = ("--task-name", "MNLI", "--data-dir", files / "MNLI", "--do-train", "--do-eval", "--do-predict")
+    assert run(files, tmp_path, *flags, "--max-steps", 2) == 0
+    folder = tmp_path / "custom" / "mnli"
+    assert read_json(folder / "scores.json").keys() == {"matched_accuracy", "mismatched_accuracy"}
+    for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
+        assert set(predictions_in(folder / name)) <= {"entailment", "neutral", "contradiction"}
+
+
+def test_labels_of_another_librarys_order_are_predicted_by_name(trained, files, tmp_path):
+    """The same weights with the ids of the labels swapped: the predictions are swapped too."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "vocab.txt", "model.safetensors"):
+        (model / name).write_bytes((trained / "48" / name).read_bytes())
+    config = read_json(model / "config.json")
+    config |= {"id2label": {"0": "1", "1": "0"}, "label2id": {"1": 0, "0": 1}}
+    (model / "config.json").write_text(json.dumps(config))
+    assert run(files, tmp_path, *sst_2(files, "--do-eval", "--do-predict"), "--init-checkpoint", model) == 0
+    assert read_json(tmp_path / "custom" / "sst-2" / "scores.json") == {"accuracy": 0.0}
+    swapped = ["10"[int(label)] for label in predictions_in(trained / "SST-2.tsv")]
+    assert predictions_in(tmp_path / "custom" / "sst-2" / "SST-2.tsv") == swapped
+
+
+def own_files(files: Path, *tasks: str) -> tuple:
+    given = {"--do-train": ("--train-file", "train.csv"), "--do-eval": ("--eval-file", "dev.csv")}
+    given["--do-predict"] = ("--predict-file", "dev.csv")
+    flags = [word for task in tasks for word in (task, given[task][0], files / given[task][1])]
+    return ("--text-column", "review", "--label-column", "verdict", *flags)
+
+
+def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
+    assert run(files, tmp_path, *own_files(files, "--do-train", "--do-eval", "--do-predict")) == 0
+    folder = tmp_path / "custom" / "classification"
+    assert read_json(folder / "scores.json") == {"accuracy": 1.0, "f1_macro": 1.0}
+    assert predictions_in(folder / "predictions.tsv") == ["ny"[int(label)] for _, label in sentences(21, 1)]
+    assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
+
+
+# --- several seeds, resuming, several processes -----------------------------------------------------------------------
+
+
+def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_path):
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 6, "--seed", 7)
+    assert run(files, tmp_path / "three", *flags, "--num-seeds", 3) == 0
+    folder = tmp_path / "three" / "custom" / "sst-2"
+    scores = [read_json(folder / f"seed-{seed}" / "scores.json")["accuracy"] for seed in (7, 8, 9)]
+    summary = read_json(folder / "scores.json")
+    mean = sum(scores) / 3
+    assert summary["accuracy_mean"] == pytest.approx(mean)
+    assert summary["accuracy_std"] == pytest.approx((sum((score - mean) ** 2 for score in scores) / 2) ** 0.5)
+    weights = {seed: load_file(folder / f"seed-{seed}" / "6" / "model.safetensors") for seed in (7, 8, 9)}
+    assert not torch.equal(weights[7]["classifier.weight"], weights[8]["classifier.weight"])
+    assert run(files, tmp_path / "one", *flags, "--seed", 8) == 0
+    alone = load_file(tmp_path / "one" / "custom" / "sst-2" / "6" / "model.safetensors")
+    assert all(torch.equal(weights[8][name], alone[name]) for name in alone)
+    assert max(reported(tmp_path / "three" / "report-seed-9.json")) == 6
+
+
+def test_a_stopped_run_continues_to_the_same_weights_and_only_then_predicts(files, tmp_path):
+    config = {**read_json(files / "config.json"), "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 7, "--config-file", tmp_path / "config.json")
+    flags += ("--resume-from-checkpoint",)
+    assert run(files, tmp_path / "whole", *flags) == 0
+    assert run(files, tmp_path / "parts", *flags, "--steps-this-run", 3) == 0
+    folders = [tmp_path / name / "custom" / "sst-2" for name in ("whole", "parts")]
+    assert not (folders[1] / "scores.json").exists()
+    assert run(files, tmp_path / "parts", *flags) == 0
+    whole, parts = (load_file(folder / "7" / "model.safetensors") for folder in folders)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert read_json(folders[0] / "scores.json") == read_json(folders[1] / "scores.json")
+
+
+def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
+    """run_glue.py with several command lines: starting processes takes longer than these runs."""
+    for port, argv in commands:
+        os.environ["MASTER_PORT"] = port
+        assert run_glue.main(argv) == 0
+
+
+def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
+    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5)
+    assert run(files, tmp_path / "one", *flags, "--train-batch-size", 8) == 0
+    commands = [
+        (environments(2)[0]["MASTER_PORT"], [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
+        for name, extra in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", "2")))
+    ]
+    processes = start_several(commands, tmp_path / "log", function=run_on_ports)
+    assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
+    one = tmp_path / "one" / "custom" / "sst-2"
+    weights = load_file(one / "5" / "model.safetensors")
+    for name in ("ddp", "fsdp2"):
+        two = tmp_path / name / "custom" / "sst-2"
+        for key, value in load_file(two / "5" / "model.safetensors").items():
+            torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
+        assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
+        assert read_json(two / "scores.json") == read_json(one / "scores.json")
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("--init-checkpoint", "{model}")
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ([], "nothing to do"),
+        (["--task-name", "mrpc", "--do-train"], "--task-name mrpc needs --data-dir"),
+        (["--task-name", "imdb", "--do-train"], "--task-name"),
+        (["--task-name", "cola", "--data-dir", ".", "--do-train", "--text-column", "a"], "is for --task-name custom"),
+        (["--data-dir", ".", "--do-train"], "add --task-name"),
+        (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
+        (["--do-train", "--text-column", "a", "--label-column", "b"], "--do-train and --train-file go together"),
+        (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "--label-column"),
+        (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
+        (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
+        (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "has no column 'sentence1'"),
+        ([*SST_2, "--do-train", "--max-seq-length", "99"], "max_position_embeddings 64"),
+        ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
+        ([*SST_2, "--do-eval", "--num-seeds", "2", "--init-checkpoint", "x"], "--num-seeds is for training"),
+        (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, says):
+    paths = {"files": files, "model": trained}
+    argv = words(files, tmp_path / "output", *(word.format(**paths) for word in extra))
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit_:
+        run_main(lambda: run_glue.main(argv))
+    assert exit_.value.code == 2
+    (line,) = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
+    assert says in line
+    assert not (tmp_path / "output" / "custom").exists()
