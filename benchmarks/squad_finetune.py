@@ -29,11 +29,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from squad_dataset import Squad, read_squad
+
 from benchmarks.peers import RESULTS, surroundings
 from evaluate_squad import evaluate, read_predictions
 from lr_scheduler import make_schedule
 from optimizer import parameter_groups
-from squad_dataset import Squad, read_squad
 from utils import command_line
 from utils.distributed import select_device, use_threads
 from utils.errors import UserError, run_main
