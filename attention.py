@@ -35,7 +35,10 @@ class FlashAttention:
     """Flash attention on the stream as it is (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
-        self.cu_seqlens, self.max_seqlen = cu_seqlens, max_seqlen
+        # The operator leaves tokens of no sequence undefined, so filler tokens form sequences here.
+        ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
+        filler_ends = (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)
+        self.cu_seqlens, self.max_seqlen = torch.cat([cu_seqlens, filler_ends]), max_seqlen
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         # torch's public varlen_attn has no dropout; this operator has, and it has a derivative.
@@ -133,7 +136,8 @@ def length_buckets(cu_seqlens: list[int]) -> list[LengthBucket]:
 
 
 class LengthBucketedFunction(torch.autograd.Function):
-    """softmax(QK' / sqrt(D)) V bucket by bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities.
+    """softmax(QK' / sqrt(D)) V bucket by bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. Zero
+    behind the first `num_tokens` tokens.
 
     On a CPU, scaled_dot_product_attention is 4 times slower in bfloat16 (its backward pass is), falls back to an even
     slower path with dropout, and needs a mask. This keeps the probabilities for the backward pass: 2 bytes per pair of
@@ -141,8 +145,9 @@ class LengthBucketedFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, qkv_T3HD: Tensor, buckets: list[LengthBucket], dropout_prob: float) -> Tensor:
+    def forward(ctx, qkv_T3HD: Tensor, buckets: list[LengthBucket], num_tokens: int, dropout_prob: float) -> Tensor:
         out_THD = torch.empty_like(qkv_T3HD[:, 0], memory_format=torch.contiguous_format)
+        out_THD[num_tokens:] = 0
         scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
         keep_scale = 1.0
         saved: list[Tensor | None] = []
@@ -159,12 +164,13 @@ class LengthBucketedFunction(torch.autograd.Function):
             bucket.to_stream(out_BLD.view_as(qkv_3NHLD[:1]), out_THD[:, None])
             saved += [qkv_3NHLD, probs_BLL, mask]
         ctx.save_for_backward(*saved)
-        ctx.buckets, ctx.scale, ctx.keep_scale = buckets, scale, keep_scale
+        ctx.buckets, ctx.num_tokens, ctx.scale, ctx.keep_scale = buckets, num_tokens, scale, keep_scale
         return out_THD
 
     @staticmethod
     def backward(ctx, grad_THD: Tensor):
         grad_T3HD = grad_THD.new_empty(len(grad_THD), 3, *grad_THD.shape[1:])
+        grad_T3HD[ctx.num_tokens :] = 0
         saved = iter(ctx.saved_tensors)
         for bucket, qkv_3NHLD, probs_BLL, mask in zip(ctx.buckets, saved, saved, saved, strict=True):
             query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is scaled already
@@ -177,7 +183,7 @@ class LengthBucketedFunction(torch.autograd.Function):
             torch.bmm(grad_scores_BLL, key, out=grad_query).mul_(ctx.scale)
             torch.bmm(grad_scores_BLL.transpose(1, 2), query, out=grad_key)
             bucket.to_stream(grad_3NHLD, grad_T3HD)
-        return grad_T3HD, None, None
+        return grad_T3HD, None, None, None
 
 
 class LengthBucketedAttention:
@@ -185,10 +191,11 @@ class LengthBucketedAttention:
     meant for the CPU, and cannot be part of a compiled graph."""
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
-        self.buckets = length_buckets(cu_seqlens.tolist())
+        starts = cu_seqlens.tolist()
+        self.buckets, self.real_tokens = length_buckets(starts), starts[-1]
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, dropout_prob)
+        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.real_tokens, dropout_prob)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -203,7 +210,8 @@ COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 def prepare_attention(implementation: str, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> PreparedAttention:
     """Attention over the sequences that start at `cu_seqlens` [N+1], int32, in a stream of `num_tokens` tokens, none
-    longer than `max_seqlen`. `implementation` is a key of `IMPLEMENTATIONS`."""
+    longer than `max_seqlen`. Tokens behind the last sequence are filler, and get any finite states. `implementation`
+    is a key of `IMPLEMENTATIONS`."""
     return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens)
 
 

@@ -43,19 +43,20 @@ class StreamDataset(Protocol):
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks."""
+    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
+    `num_sizes`: see packing.stream_sizes."""
 
     batch_size: int
     global_batch_size: int
     max_seq_length: int
     max_predictions_per_seq: int = 0
     num_workers: int = 1
-    fixed_shapes: bool = False
+    num_sizes: int | None = None
 
     @property
     def limits(self) -> MicroBatchLimits:
         return MicroBatchLimits.for_batch(
-            self.batch_size, self.max_seq_length, self.max_predictions_per_seq, self.fixed_shapes
+            self.batch_size, self.max_seq_length, self.max_predictions_per_seq, self.num_sizes
         )
 
 
@@ -75,7 +76,7 @@ class StepBatch:
 
 
 def to_tensors(stream: dict[str, np.ndarray], limits: MicroBatchLimits, pin_memory: bool) -> MicroBatch:
-    if limits.fixed:
+    if limits.num_sizes is not None:
         stream = pad_stream(stream, limits)
     tensors = {name: torch.from_numpy(array) for name, array in stream.items()}
     return {name: tensor.pin_memory() for name, tensor in tensors.items()} if pin_memory else tensors

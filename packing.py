@@ -1,9 +1,9 @@
-"""Packing: which sequences share a micro-batch, filler up to fixed sizes, and the padded view of a token stream.
+"""Packing: which sequences share a micro-batch, filler up to recurring sizes, and the padded view of a token stream.
 
 A token stream is a micro-batch of whole sequences laid end to end without padding, as a dict of arrays:
 
     input_ids, token_type_ids, position_ids  [T]    all tokens
-    cu_seqlens                               [N+1]  where each sequence starts; the last entry is T
+    cu_seqlens                               [N+1]  where each sequence starts, and where the last one ends
     mlm_positions, mlm_labels                [M]    pre-training: masked tokens, as places in the stream
     and one label per sequence               [N]    for example nsp_labels, or start_positions and end_positions
 
@@ -18,26 +18,44 @@ import torch
 from torch import Tensor
 
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
+CPU_SIZES = 32  # see `stream_sizes`
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 TARGET_ARRAYS = ("mlm_positions", "mlm_labels")
 
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """The most that a micro-batch may hold. With `fixed`, streams are filled up to exactly these sizes."""
+    """The most that a micro-batch may hold, and the sizes that streams are filled up to: `num_sizes` equal steps up to
+    each limit, so 1 makes all streams equally large. None leaves streams as they are."""
 
     tokens: int
     sequences: int
     targets: int
     max_seqlen: int
-    fixed: bool = False
+    num_sizes: int | None = None
 
     @classmethod
     def for_batch(
-        cls, batch_size: int, max_seqlen: int, targets_per_sequence: int, fixed: bool = False
+        cls, batch_size: int, max_seqlen: int, targets_per_sequence: int, num_sizes: int | None = None
     ) -> "MicroBatchLimits":
         """Room for any `batch_size` sequences, and for up to four times as many short ones."""
-        return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * targets_per_sequence, max_seqlen, fixed)
+        return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * targets_per_sequence, max_seqlen, num_sizes)
+
+    def padded_size(self, size: int, limit: int) -> int:
+        """The smallest of the `num_sizes` sizes up to `limit` that is not below `size`."""
+        step = max(limit // self.num_sizes, 1)
+        return min(-(-max(size, 1) // step) * step, limit)
+
+
+def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
+    """MicroBatchLimits.num_sizes for a run.
+
+    Compiled graphs need fixed sizes. On a CPU, oneDNN makes a kernel for each shape of a 16-bit product that it has not
+    seen, which takes longer than many of the products. Other products take any size at no cost.
+    """
+    if compiled:
+        return 1
+    return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None
 
 
 def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
@@ -63,29 +81,26 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
 
 
 def pad_stream(stream: dict[str, np.ndarray], limits: MicroBatchLimits) -> dict[str, np.ndarray]:
-    """Fills `stream` up to fixed sizes, for graphs that are compiled or captured once: T = limits.tokens,
-    N = limits.sequences + ceil(T / max_seqlen), M = limits.targets.
+    """Fills `stream` up to sizes T, N and M that recur (see MicroBatchLimits).
 
-    Filler tokens form sequences of their own, of at most `max_seqlen` tokens. Filler labels are `IGNORED_LABEL`. Raises
-    ValueError if the stream holds too many sequences.
+    Filler tokens are at the end and belong to no sequence. Filler sequences are empty, and filler labels are
+    `IGNORED_LABEL`. Raises ValueError if the stream holds too many sequences.
     """
-    filled = dict(stream)
-    tokens, max_seqlen = limits.tokens, limits.max_seqlen
-    real_tokens = len(stream["input_ids"])
-    sequences = limits.sequences + -(-tokens // max_seqlen)
-    for name in ("input_ids", "token_type_ids"):
-        filled[name] = np.pad(stream[name], (0, tokens - real_tokens))
-    filler_positions = np.arange(tokens - real_tokens) % max_seqlen
-    filled["position_ids"] = np.concatenate([stream["position_ids"], filler_positions])
-    starts = np.arange(real_tokens + max_seqlen, tokens + max_seqlen, max_seqlen).clip(max=tokens)
-    ends = np.concatenate([stream["cu_seqlens"], starts])
-    if len(ends) > sequences + 1:
-        raise ValueError(f"{len(ends) - 1} sequences do not fit the {sequences} of a fixed-size stream")
-    filled["cu_seqlens"] = np.pad(ends, (0, sequences + 1 - len(ends)), constant_values=tokens).astype(np.int32)
-    for name in stream.keys() - {*TOKEN_ARRAYS, "cu_seqlens"}:
-        size = limits.targets if name in TARGET_ARRAYS else sequences
-        filler = 0 if name == "mlm_positions" else IGNORED_LABEL
-        filled[name] = np.pad(stream[name], (0, size - len(stream[name])), constant_values=filler)
+    tokens = limits.padded_size(len(stream["input_ids"]), limits.tokens)
+    sequences = limits.padded_size(len(stream["cu_seqlens"]) - 1, limits.sequences)
+    if len(stream["cu_seqlens"]) - 1 > sequences:
+        raise ValueError(f"{len(stream['cu_seqlens']) - 1} sequences do not fit the {sequences} of the limits")
+    filled = {}
+    for name, values in stream.items():
+        if name == "cu_seqlens":
+            filled[name] = np.pad(values, (0, sequences + 1 - len(values)), mode="edge")
+            continue
+        if name in TARGET_ARRAYS:
+            size = limits.padded_size(len(values), limits.targets)
+        else:
+            size = tokens if name in TOKEN_ARRAYS else sequences
+        filler = 0 if name in (*TOKEN_ARRAYS, "mlm_positions") else IGNORED_LABEL
+        filled[name] = np.pad(values, (0, size - len(values)), constant_values=filler)
     return filled
 
 
@@ -109,10 +124,12 @@ def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[
 
 
 def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor:
-    """For each token of the stream: its place in a padded view that is flattened to [N * S]; [T]."""
+    """For each token of the stream: its place in a padded view that is flattened to [N * S]; [T]. For filler it is the
+    last place."""
     tokens_T = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
-    return sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
+    place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
+    return place_T.clamp(max=(len(cu_seqlens) - 1) * max_seqlen - 1)
 
 
 def to_padded(states: Tensor, flat_T: Tensor, batch: int, length: int) -> Tensor:

@@ -237,7 +237,7 @@ def materialize(model: BertPreTrainedModel, device: torch.device) -> None:
 
 
 def compile_model(model: BertPreTrainedModel, what: str, device: torch.device) -> None:
-    """Compiles `model` in place, for micro-batches of fixed sizes (see packing.pad_stream)."""
+    """Compiles `model` in place, for micro-batches of fixed sizes (see packing.stream_sizes)."""
     modules = {"none": [], "layers": model.bert.encoder.layer, "model": [model]}[what]
     if what != "none" and device.type == "cpu":
         model.bert.attention_implementation = COMPILED_ON_CPU

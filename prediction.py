@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from packing import filler_stream
+from data_loader import to_tensors
+from packing import MicroBatchLimits, filler_stream, stream_sizes
 from parallelize import ParallelModel
 from trainer import Runtime, to_device
 from utils.errors import UserError
@@ -50,6 +51,12 @@ def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int,
     return [batches[place] for place in order[rank::world_size]]
 
 
+def prediction_limits(dataset: PredictionDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
+    """The sizes of the token streams of `batch_size` samples."""
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled=False)
+    return MicroBatchLimits.for_batch(batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
+
+
 @torch.inference_mode()
 def predict(
     parallel: ParallelModel,
@@ -59,19 +66,20 @@ def predict(
     collect: Callable[[np.ndarray, Any], None],
 ) -> dict[str, float]:
     """Calls `collect(indices, output)` with the model's output for each batch of this rank's share; returns the speed
-    of inference."""
+    of inference. The rows of the output that follow those of the samples belong to filler."""
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
+    limits = prediction_limits(dataset, config.batch_size, runtime)
     seconds: list[float] = []
-    # Compiled graphs want streams of one fixed size; these have any size.
+    # Compiled graphs need streams of one fixed size, which would be mostly filler here.
     eager = torch.compiler.set_stance("force_eager")
     nothing = np.zeros(0, np.int64)
     with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
         for indices in parallel.equalize_inference(batches, lambda: nothing):
             started = time.perf_counter()
             stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_arrays)
-            micro_batch = {name: torch.from_numpy(array) for name, array in stream.items()}
+            micro_batch = to_tensors(stream, limits, pin_memory=False)
             max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
                 output = parallel.model(**to_device(micro_batch, device), max_seqlen=max_seqlen)

@@ -30,6 +30,7 @@ from data_loader import LoaderConfig
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
+from packing import stream_sizes
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
 from run_setup import (
@@ -218,7 +219,7 @@ def train(
         global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
         args.max_seq_length,
         num_workers=args.num_workers,
-        fixed_shapes=args.compile != "none",
+        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
     )
     max_steps = count_steps(args, len(dataset), loader.global_batch_size)
     metadata = CheckpointMetadata(

@@ -23,6 +23,7 @@ from bert_config import BertConfig
 from data_loader import LoaderConfig
 from model_choice import choose_model
 from modeling import BertForPreTraining
+from packing import stream_sizes
 from run_setup import (
     build_trainer,
     global_batch_size,
@@ -136,7 +137,7 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
         args.max_seq_length,
         args.max_predictions_per_seq,
         args.num_workers,
-        fixed_shapes=args.compile != "none",
+        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
     )
     dataset = open_dataset(args.input_dir, vocab_file, bert_config, loader)
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, loader) if args.eval_dir else None

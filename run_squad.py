@@ -26,6 +26,7 @@ from data_loader import LoaderConfig
 from evaluate_squad import evaluate
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
+from packing import stream_sizes
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
 from run_setup import (
@@ -142,7 +143,7 @@ def train(
         global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
         args.max_seq_length,
         num_workers=args.num_workers,
-        fixed_shapes=args.compile != "none",
+        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
     )
     max_steps = count_steps(args, len(dataset), loader.global_batch_size)
     metadata = CheckpointMetadata(
@@ -183,7 +184,8 @@ def answer(args: Arguments, folder: Path, parallel: ParallelModel, dataset: Squa
     logits_2T = np.zeros((2, len(dataset.input_ids)), np.float32)
 
     def collect(indices: np.ndarray, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        logits_2T[:, dataset.token_indices(indices)] = torch.stack(output).float().cpu().numpy()
+        tokens = dataset.token_indices(indices)
+        logits_2T[:, tokens] = torch.stack(output)[:, : len(tokens)].float().cpu().numpy()
 
     runtime.reporter.log("PARAMETER", {"predict_start": True})
     started = time.perf_counter()

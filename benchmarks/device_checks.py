@@ -59,7 +59,7 @@ class Case(NamedTuple):
     precision: Precision
     attention: str = "auto"
     compile: str = "none"
-    fixed_shapes: bool = False
+    num_sizes: int | None = None
 
 
 REFERENCE = Case("padded, fp32", FLOAT32, "padded")
@@ -70,14 +70,14 @@ def cases(device: torch.device) -> list[Case]:
     on_cpu = [Case(f"{fast}, fp32", FLOAT32, fast)] if device.type == "cpu" else []
     return [
         *on_cpu,
-        Case("padded, fp32, fixed sizes", FLOAT32, "padded", fixed_shapes=True),
+        Case("padded, fp32, fixed sizes", FLOAT32, "padded", num_sizes=1),
         Case("padded, bf16", BFLOAT16, "padded"),
         Case(f"{fast}, bf16", BFLOAT16, fast),
-        Case(f"{fast}, bf16, fixed sizes", BFLOAT16, fast, fixed_shapes=True),
-        Case("compiled layers, bf16", BFLOAT16, compile="layers", fixed_shapes=True),
-        Case("compiled model, bf16", BFLOAT16, compile="model", fixed_shapes=True),
+        Case(f"{fast}, bf16, fixed sizes", BFLOAT16, fast, num_sizes=1),
+        Case("compiled layers, bf16", BFLOAT16, compile="layers", num_sizes=1),
+        Case("compiled model, bf16", BFLOAT16, compile="model", num_sizes=1),
         Case("16-bit weights", PURE_BFLOAT16),
-        Case("compiled, 16-bit weights", PURE_BFLOAT16, compile="model", fixed_shapes=True),
+        Case("compiled, 16-bit weights", PURE_BFLOAT16, compile="model", num_sizes=1),
     ]
 
 
@@ -86,7 +86,7 @@ def prepare_step(
 ) -> tuple[Trainer, StepBatch]:
     """A trainer with the weights of seed 0, and a batch."""
     targets = args.seq_length // 7 + 1
-    loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, targets, fixed_shapes=case.fixed_shapes)
+    loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, targets, num_sizes=case.num_sizes)
     torch.manual_seed(0)
     with torch.device("meta"):
         model = BertForPreTraining(bert_config)

@@ -39,7 +39,7 @@ from data_loader import LoaderConfig, StepBatch, make_step_batch
 from device import peak_flops, set_num_threads
 from metrics import training_flops
 from modeling import BertForPreTraining
-from packing import IGNORED_LABEL
+from packing import IGNORED_LABEL, stream_sizes
 from precision import Precision
 from sample_order import sample_order
 from tasks.pretraining import PretrainingDataset, PretrainingTask
@@ -127,7 +127,8 @@ class ThisProject(Implementation):
         self.stopwatch = self.trainer.stopwatch
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
-        loader = dataclasses.replace(self.loader, fixed_shapes=self.args.compile != "none")
+        dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
+        loader = dataclasses.replace(self.loader, num_sizes=stream_sizes(self.runtime.device, dtype, compiled))
         return make_step_batch(dataset, indices, loader.limits, pin_memory=self.runtime.device.type == "cuda")
 
     def step(self, batch: StepBatch) -> None:

@@ -39,10 +39,11 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
-from data_loader import LoaderConfig, make_step_batch
+from data_loader import LoaderConfig, make_step_batch, to_tensors
 from device import select_device, set_num_threads
 from modeling import BertForQuestionAnswering
-from prediction import PredictionConfig, prediction_batches
+from packing import stream_sizes
+from prediction import PredictionConfig, prediction_batches, prediction_limits
 from sample_order import sample_order
 from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
@@ -146,7 +147,9 @@ class ThisProject(Implementation):
         super().__init__(args)
         self.inference_model = copy.deepcopy(self.model).eval()
         self.inference_model.prepare_for_inference(self.runtime.precision.dtype)
-        self.loader = LoaderConfig(args.train_batch_size, args.train_batch_size, args.max_seq_length)
+        num_sizes = stream_sizes(self.runtime.device, self.runtime.precision.dtype, compiled=False)
+        batch_size = args.train_batch_size
+        self.loader = LoaderConfig(batch_size, batch_size, args.max_seq_length, num_sizes=num_sizes)
         task = SquadTask(args.max_seq_length)
         self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", "none")
 
@@ -155,12 +158,13 @@ class ThisProject(Implementation):
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
-        stream = self.dataset.stream(features)
-        inputs = {name: torch.from_numpy(array) for name, array in stream.items() if name not in LABELS}
+        stream = {name: array for name, array in self.dataset.stream(features).items() if name not in LABELS}
+        inputs = to_tensors(stream, prediction_limits(self.dataset, len(features), self.runtime), pin_memory=False)
         max_seqlen = int(self.dataset.lengths[features].max())
         with self.runtime.precision.context(self.runtime.device):
             output = self.inference_model(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
-        return torch.stack(output).float().cpu().numpy()
+        tokens = int(self.dataset.lengths[features].sum())
+        return torch.stack(output)[:, :tokens].float().cpu().numpy()
 
 
 class Transformers(Implementation):

@@ -78,7 +78,7 @@ def test_batch_has_the_lengths_and_targets_of_its_sequences():
 
 
 def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
-    loader = StepLoader(InMemoryDataset(LENGTHS), config(num_workers=0, fixed_shapes=True), seed=9)
+    loader = StepLoader(InMemoryDataset(LENGTHS), config(num_workers=0, num_sizes=1), seed=9)
     micro_batches = [micro_batch for step in range(6) for micro_batch in loader.load(step).micro_batches]
     micro_batches.append(loader.load(0).make_filler())
     shapes = {tuple((name, tuple(t.shape)) for name, t in sorted(m.items())) for m in micro_batches}

@@ -104,7 +104,7 @@ def make_trainer(
     ids=["pre-training", "SQuAD"],
 )
 def test_no_step_reads_a_number_from_the_device(model_class, task, dataset_class, precision, attention, fixed):
-    loader = LoaderConfig(4, 8, 24, 4, fixed_shapes=fixed)
+    loader = LoaderConfig(4, 8, 24, 4, num_sizes=1 if fixed else None)
     trainer = make_trainer(model_class, task, loader, precision, attention)
     batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), loader.limits)
     assert len(batch.micro_batches) > 1

@@ -59,43 +59,44 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
 
 @given(
     lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8),
-    max_seqlen=st.integers(16, 20),
+    num_sizes=st.integers(1, 40),
     more_tokens=st.integers(0, 60),
     more_sequences=st.integers(0, 3),
     more_targets=st.integers(0, 5),
 )
-def test_filler_brings_any_stream_to_the_fixed_sizes(lengths, max_seqlen, more_tokens, more_sequences, more_targets):
+def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_tokens, more_sequences, more_targets):
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    tokens, sequences = sum(lengths) + more_tokens, len(lengths) + more_sequences
-    targets = len(stream["mlm_labels"]) + more_targets
-    padded = pad_stream(stream, MicroBatchLimits(tokens, sequences, targets, max_seqlen, fixed=True))
+    real = {"tokens": sum(lengths), "sequences": len(lengths), "targets": len(stream["mlm_labels"])}
+    limits = MicroBatchLimits(
+        real["tokens"] + more_tokens, len(lengths) + more_sequences, real["targets"] + more_targets, 16, num_sizes
+    )
+    padded = pad_stream(stream, limits)
 
-    slots = sequences + -(-tokens // max_seqlen)
     sizes = {name: len(values) for name, values in padded.items()}
+    expected = {}
+    for kind, size in real.items():
+        limit = getattr(limits, kind)
+        steps = [*range(0, limit, max(1, limit // num_sizes)), limit]
+        expected[kind] = min(step for step in steps if step >= size)
     assert sizes == {
-        **dict.fromkeys(("input_ids", "token_type_ids", "position_ids"), tokens),
-        **dict.fromkeys(("mlm_positions", "mlm_labels"), targets),
-        "cu_seqlens": slots + 1,
-        "nsp_labels": slots,
+        **dict.fromkeys(("input_ids", "token_type_ids", "position_ids"), expected["tokens"]),
+        **dict.fromkeys(("mlm_positions", "mlm_labels"), expected["targets"]),
+        "cu_seqlens": expected["sequences"] + 1,
+        "nsp_labels": expected["sequences"],
     }
     for name, values in stream.items():
         assert padded[name][: len(values)].tolist() == values.tolist()
-    assert (padded["mlm_labels"][len(stream["mlm_labels"]) :] == -100).all()
+        assert padded[name].dtype == values.dtype
+    assert (padded["mlm_labels"][real["targets"] :] == -100).all()
     assert (padded["nsp_labels"][len(lengths) :] == -100).all()
-
-    cu_seqlens = padded["cu_seqlens"]
-    assert cu_seqlens.dtype == np.int32 and cu_seqlens[0] == 0 and cu_seqlens[-1] == tokens
-    filled_lengths = np.diff(cu_seqlens)
-    assert ((filled_lengths >= 0) & (filled_lengths <= max_seqlen)).all()
-    positions = np.concatenate([np.arange(n) for n in filled_lengths])
-    assert padded["position_ids"].tolist() == positions.tolist()
-    assert (padded["mlm_positions"] < tokens).all()
+    assert (padded["cu_seqlens"][len(lengths) :] == real["tokens"]).all()  # filler belongs to no sequence
+    assert (padded["mlm_positions"] < expected["tokens"]).all()
 
 
 def test_stream_with_too_many_sequences_is_an_error():
     stream = InMemoryDataset([4] * 8).stream(np.arange(8))
     with pytest.raises(ValueError, match="do not fit"):
-        pad_stream(stream, MicroBatchLimits(32, 2, 8, 32, fixed=True))
+        pad_stream(stream, MicroBatchLimits(32, 2, 8, 32, num_sizes=1))
 
 
 def tiny_model(implementation):
@@ -121,7 +122,7 @@ def test_filler_changes_no_loss_and_no_gradient(implementation, dtype, tolerance
     model = tiny_model(implementation)
     lengths = [30, 30, 17, 9, 2]
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    padded = pad_stream(stream, MicroBatchLimits(200, 8, 24, 32, fixed=True))
+    padded = pad_stream(stream, MicroBatchLimits(200, 8, 24, 32, num_sizes=1))
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         expected = sums_and_gradients(model, stream, 30)
         filled = sums_and_gradients(model, padded, 32)
@@ -137,7 +138,8 @@ def test_filler_stream_has_zero_loss_and_zero_gradient(implementation, fixed):
     stream = filler_stream(InMemoryDataset.stream_arrays)
     assert stream.keys() == InMemoryDataset([3]).stream(np.array([0])).keys()
     if fixed:
-        stream = pad_stream(stream, MicroBatchLimits(40, 4, 6, 16, fixed=True))
+        stream = pad_stream(stream, MicroBatchLimits(40, 4, 6, 16, num_sizes=1))
+        assert len(stream["input_ids"]) == 40
     found = sums_and_gradients(tiny_model(implementation), stream, 16)
     assert all(value.eq(0).all() for value in found.values())
 
