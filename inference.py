@@ -134,7 +134,8 @@ def answer_question(model: LoadedModel, question: str, context: str, args: Argum
     logits_2T = np.zeros((2, len(dataset.input_ids)), np.float32)
 
     def collect(indices: np.ndarray, output) -> None:
-        logits_2T[:, dataset.token_indices(indices)] = torch.stack(tuple(output)).float().cpu().numpy()
+        tokens = dataset.token_indices(indices)
+        logits_2T[:, tokens] = torch.stack(tuple(output))[:, : len(tokens)].float().cpu().numpy()
 
     predict(model.parallel, dataset, PredictionConfig(batch_size=8), model.runtime, collect)
     predictions = decode(

@@ -262,7 +262,7 @@ def predict_all(
         logits_nC = np.zeros((len(evaluation_set.examples), parallel.model.config.num_labels), np.float32)
 
         def collect(indices: np.ndarray, output, logits_nC: np.ndarray = logits_nC) -> None:
-            logits_nC[indices] = output.logits.float().cpu().numpy()
+            logits_nC[indices] = output.logits[: len(indices)].float().cpu().numpy()
 
         figures = predict(parallel, evaluation_set.dataset, config, runtime, collect)
         combine_ranks(logits_nC, runtime)
