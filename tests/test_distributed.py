@@ -1,6 +1,8 @@
 """The processes of a run: sums, broadcasts, work on the main process, and errors of other processes."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -122,12 +124,28 @@ def leave_early(argv):
         distributed.barrier()
 
 
-def test_error_on_another_rank_ends_the_main_process_with_one_line(tmp_path):
+def test_error_on_another_rank_is_printed_once_and_all_exit_with_2(tmp_path):
     processes = start_several([], tmp_path / "log", function=leave_early)
     assert exit_codes(processes) == [2, 2]
     assert (tmp_path / "log.1").read_text() == "error: rank 1: this rank has a problem\n"
-    (line,) = [line for line in (tmp_path / "log.0").read_text().splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: another process of this run has ended")
+    assert "error: " not in (tmp_path / "log.0").read_text()
+
+
+def end_killed(argv):
+    with init_distributed(CPU) as distributed:
+        if distributed.rank == int(argv[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        distributed.barrier()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_others_with_an_error_line(tmp_path, killed):
+    processes = start_several([killed], tmp_path / "log", function=end_killed)
+    other = 1 - killed
+    codes = exit_codes(processes)
+    assert (codes[killed], codes[other]) == (-signal.SIGKILL, 2)
+    (line,) = [line for line in (tmp_path / f"log.{other}").read_text().splitlines() if line.startswith("error: ")]
+    assert "another process of this run has ended" in line
 
 
 def gloo_threads_after_destroy(argv):

@@ -239,3 +239,25 @@ def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothi
     for word in words:
         assert word in line
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--input-dir", "/nowhere"), ["/nowhere", "--input-dir"]),
+        (("--max-seq-length", 64), ["--max-seq-length is 64"]),
+        (("--phase2", "--from-checkpoint", "CHECKPOINT"), ["is of phase1, and this is phase2"]),
+        (("--optimizer", "AdamW", "--from-checkpoint", "CHECKPOINT"), ["made with Lamb, not AdamW"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("sharded", [(), SHARDED], ids=["DDP", "FSDP2"])
+def test_an_error_that_all_ranks_find_is_reported_once(runs, inputs, tmp_path, sharded, flags, words):
+    checkpoint = steps_folder(runs["FSDP2 2"].output) / "1"
+    flags = [checkpoint if flag == "CHECKPOINT" else flag for flag in flags]
+    command = Command(2, inputs.command(tmp_path / "output", "--max-steps", 3, *sharded, *flags))
+    result = pretrain_ranks(tmp_path / "logs", command)
+    assert result.exit_codes == [2, 2], result.errors
+    (line,) = result.error_lines()
+    for word in words:
+        assert word in line

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from utils.errors import PeerError, UserError
 
 Result = TypeVar("Result")
+
+PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,33 @@ def translate_peer_failure() -> Iterator[None]:
         raise UserError("another process of this run has ended, and so this one ends: see that one's error") from error
 
 
+class ErrorReports:
+    """Makes one process report its error where several have one: the first. The errors of the others are the same or
+    follow from it."""
+
+    def __init__(self, store: dist.Store, place: RankEnvironment):
+        self.store, self.place, self.has_error = store, place, False
+
+    def is_first(self, error: UserError) -> bool:
+        self.has_error = True
+        try:
+            return not isinstance(error, PeerError) and self.store.add("reports", 1) == 1
+        except RuntimeError:  # the process with the store was killed, so it reported nothing
+            return True
+
+    def wait(self) -> None:
+        """Called at the end. Without torchrun the main process has the store: after an error, it waits a while for the
+        errors of the others."""
+        if not self.has_error:
+            return
+        end = time.monotonic() + PEERS_TIMEOUT
+        with contextlib.suppress(RuntimeError):
+            errors = self.store.add("errors", 1)
+            while self.place.rank == 0 and errors < self.place.world_size and time.monotonic() < end:
+                time.sleep(0.02)
+                errors = self.store.add("errors", 0)
+
+
 @contextlib.contextmanager
 def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end."""
@@ -148,7 +178,11 @@ def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
         return
     # With CPU offload, the tensors of some collectives are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
+    timeout = datetime.timedelta(minutes=30)
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    reports = ErrorReports(dist.PrefixStore("errors", store), place)
+    group_store = dist.PrefixStore("group", store)
+    dist.init_process_group(backend, store=group_store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     context = DistributedContext(
         place.rank,
         place.world_size,
@@ -161,6 +195,9 @@ def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
             yield context
     except UserError as error:
         error.rank = place.rank  # from here on, the ranks may have errors of their own
+        if not reports.is_first(error):
+            raise PeerError(str(error)) from error
         raise
     finally:
         context.destroy()
+        reports.wait()
