@@ -68,12 +68,11 @@ def test_updates_depend_on_the_global_batch_and_not_on_its_micro_batches(inputs,
         assert_same_weights(weights(tmp_path / merge, 6), weights(tmp_path / "1", 6), atol=2e-6)
 
 
-def test_worker_threads_tf32_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tmp_path):
+def test_worker_threads_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tmp_path):
     for name, flags in {
         "plain": ("--num-workers", 0),
         "one": ("--num-workers", 1),
         "two": ("--num_workers=2", "--gradient_merge_steps=1"),
-        "tf32": ("--tf32",),
         "no affinity": ("--enable-cpu-affinity", "false"),
     }.items():
         train(inputs.command(tmp_path / name, "--max-steps", 8, "--log-freq", 1, *flags))
@@ -219,12 +218,19 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     lines = (tmp_path / "report.json").read_text().splitlines()
     assert all(line.startswith("DLLL {") for line in lines)
     entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
-    assert [entry["step"] for entry in entries] == ["PARAMETER", [5], [10], [15], [20], []]
-    assert entries[0]["data"]["max_steps"] == 20
-    assert entries[-1]["data"] == {"step": 20, "checkpoint": str(steps_folder(tmp_path) / "20")}
+    assert [entry["step"] for entry in entries] == ["PARAMETER", "PARAMETER", [5], [10], [15], [20], []]
+    assert entries[0]["data"]["max_steps"] == 20 and entries[0]["data"]["SEED"] == 42
+    assert entries[1]["data"] == {"train_start": True}
+    last = entries[-1]["data"]
+    assert (last["step"], last["checkpoint"]) == (20, str(steps_folder(tmp_path) / "20"))
+    assert last["final_loss"] == entries[5]["data"]["loss"]
+    assert 0 < last["raw_train_time"] <= last["e2e_train_time"]
+    assert last["training_sequences_per_second"] == pytest.approx(80 / last["raw_train_time"])
     named = "loss mlm_loss mlm_accuracy nsp_loss nsp_accuracy learning_rate grad_norm"
     speeds = "step_seconds sequences_per_second tokens_per_second model_tflops data_wait"
-    assert set(entries[1]["data"]) == {*named.split(), *speeds.split()}
+    nvidia = "step_cost step_samples seqs_per_sec"
+    assert set(entries[2]["data"]) == {*named.split(), *speeds.split(), *nvidia.split()}
+    assert entries[2]["data"]["step_samples"] == 4
     assert len([line for line in result.stdout.splitlines() if line.startswith("step ")]) == 4
     assert not result.stderr, "no progress bar without a terminal"
 
