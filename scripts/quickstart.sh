@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [[ $# -gt 0 ]]; then
   case $1 in
     -h | --help) sed -n '2,4s/^# //p' scripts/quickstart.sh && exit ;;
-    *) echo "error: quickstart.sh takes no arguments, not '$1': see the README for runs of your own" >&2 && exit 2 ;;
+    *) echo "error: quickstart.sh takes no arguments, but got '$1': see the README for other runs" >&2 && exit 2 ;;
   esac
 fi
 

@@ -44,8 +44,8 @@ def main(folder: Path) -> None:
     print(f"{'':9}{predictions} (answers to {questions} questions)")
     print(
         """
-A two-layer BERT that has read one megabyte for a few minutes answers few questions. This shows that each part of the
-recipe works; how good it gets is a matter of text and time. Next, with a folder of text of your own and a GPU:
+A two-layer model trained on one megabyte of text for a few minutes answers few questions: the quickstart shows that
+each part works. Better models need more text and more time. Next, with a folder of text and a GPU:
 
   bash data/create_datasets_from_start.sh corpus FOLDER
   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && h100-80g_1gpu_amp)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the code and runs the tests, in an environment that it makes where needed:
+# Runs the linters and the tests, in an environment that it makes if needed:
 #
 #   bash scripts/run_tests.sh [PYTEST_ARGUMENT...]
 set -euo pipefail

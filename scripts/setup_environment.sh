@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Finds or makes the Python environment:
 #
-#   bash scripts/setup_environment.sh            makes what training needs
-#   bash scripts/setup_environment.sh tests      and what the tests need
+#   bash scripts/setup_environment.sh            installs what training needs
+#   bash scripts/setup_environment.sh tests      also installs what the tests need
 #   source scripts/setup_environment.sh [tests]  the same, and puts its python3 first in this shell's PATH
-#   source scripts/setup_environment.sh use      makes nothing: an error where there is no environment yet
+#   source scripts/setup_environment.sh use      installs nothing: an error if there is no environment yet
 #
-# A python3 that has PyTorch and the required packages already (an NGC container, conda, an active virtual
-# environment) is used as it is. Otherwise .venv is made in the checkout, on the system's PyTorch where it has one,
-# else with PyTorch from pip; PyTorch is never overwritten. A .venv that a killed run left half made is made anew.
+# A python3 that has PyTorch and the required packages (an NGC container, conda, an active virtual environment) is used
+# as it is. Otherwise .venv is made in the checkout, with the system's PyTorch if there is one, else with PyTorch from
+# pip. PyTorch is never overwritten. An incomplete .venv, as a killed run leaves it, is made again.
 
 # Succeeds if python3 has every package of the files and PyTorch, each new enough.
 _has_packages() { # requirements_file...
@@ -37,11 +37,11 @@ _pip() { # what pip_install_argument...
 }
 
 _setup_environment() { # runtime|tests|use
-  local torch='torch==2.13.0' lend='' root venv made fingerprint
+  local torch='torch==2.13.0' site_packages='' root venv made fingerprint
   local -a files
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   venv=$root/.venv
-  made=$venv/.made # `<fingerprint> <stage>`, there only while the environment is whole
+  made=$venv/.made # `<fingerprint> <stage>`, present only if the environment is complete
   files=("$root/requirements.txt")
   [[ $1 != tests ]] || files+=("$root/requirements-test.txt")
 
@@ -53,18 +53,18 @@ _setup_environment() { # runtime|tests|use
   fingerprint=$(cat "$root"/requirements*.txt <(echo "$torch") | sha256sum | cut -c 1-16)
   if [[ $(cat "$made" 2>/dev/null) != "$fingerprint "* ]]; then
     if [[ $1 == use ]]; then
-      echo "error: python3 lacks packages that this needs: run bash scripts/setup_environment.sh first" >&2
+      echo "error: python3 lacks required packages: run bash scripts/setup_environment.sh first" >&2
       return 2
     fi
     if [[ -d $venv ]] && ! grep -qs "prompt = 'bert-recipe'" "$venv/pyvenv.cfg"; then
-      echo "error: $venv is of your making and lacks packages: install requirements.txt there, or move it" >&2
+      echo "error: $venv was not made by this script and lacks packages: install requirements.txt in it, or move it away" >&2
       return 2
     fi
     if _has_packages && python3 -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)'; then
-      lend=--system-site-packages
+      site_packages=--system-site-packages
     fi
     echo "environment: making $venv"
-    if ! python3 -m venv --clear --prompt bert-recipe ${lend:+"$lend"} "$venv"; then
+    if ! python3 -m venv --clear --prompt bert-recipe ${site_packages:+"$site_packages"} "$venv"; then
       echo "error: python3 -m venv failed: install Python's venv module (on Debian, python3-venv)" >&2
       return 2
     fi
@@ -75,7 +75,7 @@ _setup_environment() { # runtime|tests|use
     "$fingerprint tests") return ;;
     "$fingerprint runtime") ;;
     *)
-      [[ -n $lend ]] || _pip "PyTorch (${torch#*==})" "$torch" || return
+      [[ -n $site_packages ]] || _pip "PyTorch (${torch#*==})" "$torch" || return
       _pip 'the packages of requirements.txt' -r "$root/requirements.txt" || return
       ;;
   esac
@@ -92,7 +92,7 @@ _setup_environment() { # runtime|tests|use
 case ${1:-runtime} in
   runtime | tests | use) _setup_environment "${1:-runtime}" ;;
   *)
-    echo "error: setup_environment.sh knows nothing, 'tests' or 'use', not '$1'" >&2
+    echo "error: setup_environment.sh takes 'tests' or 'use' or no argument, not '$1'" >&2
     (exit 2)
     ;;
 esac

@@ -193,12 +193,12 @@ def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
 )
 def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, settings, accumulation):
     cluster.record_only()
-    defaults = {"GPUS": "", "TRAIN_BATCH_SIZE": "", "GRADIENT_ACCUMULATION_STEPS": ""}
+    defaults = {"GPUS": "", "TRAIN_BATCH_SIZE": "", "GRADIENT_ACCUMULATION_STEPS": "", "ENABLE_BENCHMARK": "true"}
     result = cluster.run(PHASE=phase, SLURM_JOB_NUM_NODES=nodes, **defaults | settings)
     assert result.returncode == 0, (result.stdout, result.stderr)
     words = cluster.said("srun")
     arguments = words[words.index("scripts/run_pretraining.sh") + 1 :]
-    assert (arguments[8], arguments[15]) == (accumulation, accumulation)
+    assert (arguments[8], arguments[15], arguments[21]) == (accumulation, accumulation, "true")
 
 
 @pytest.mark.parametrize(

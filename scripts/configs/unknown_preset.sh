@@ -1,12 +1,12 @@
-# Sourced at the end of a file of presets, so that `$(source FILE && PRESET)` with a preset that is not there answers
-# with words that stop the script it is meant for. An empty answer would have it start with its defaults.
+# Sourced at the end of a file of presets. `$(source FILE && PRESET)` with an unknown preset then prints words that make
+# the launch script fail; without this it would print nothing, and the script would start with its defaults.
 # shellcheck shell=bash
 
 presets_file=${BASH_SOURCE[1]}
 
-# bash calls this where it finds no command of that name.
+# bash calls this function for an unknown command.
 command_not_found_handle() {
-  if ((BASH_SUBSHELL == 0)); then # somebody sourced the file in a shell of their own
+  if ((BASH_SUBSHELL == 0)); then # the file was sourced in an interactive shell
     echo "bash: $1: command not found" >&2
     return 127
   fi
