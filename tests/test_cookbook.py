@@ -1,0 +1,99 @@
+"""The commands of docs/cookbook.md, as they stand there, on small files and with few steps."""
+
+import csv
+import re
+import shlex
+
+import pytest
+import torch
+from conftest import ROOT, TINY, VOCAB_FILE, run_program
+from transformers import BertConfig, BertForPreTraining
+
+import inference
+import run_glue
+import run_pretraining
+
+PROGRAMS = {"run_glue.py": run_glue.main, "run_pretraining.py": run_pretraining.main, "inference.py": inference.main}
+
+# Flags that would take long; the rest of each command is the cookbook's.
+SMALL = {"--max-steps": "2", "--vocab-size": "600", "--batch-size": "4", "--epochs": "1"}
+SMALL |= {"--bert-config": str(ROOT / "bert_configs" / "bert-tiny-uncased.json")}
+
+
+def blocks(title: str, language: str) -> list[str]:
+    """The code blocks of a recipe."""
+    text = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")
+    recipe = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+    return re.findall(rf"^```{language}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)
+
+
+def run_recipe(title: str) -> None:
+    """Runs the commands in the working folder. The small model has no name, so its results are in custom/."""
+    (block,) = blocks(title, "bash")
+    for command in block.replace("\\\n", " ").replace("results/bert-base-uncased", "results/custom").splitlines():
+        python, program, *words = shlex.split(command)
+        assert python == "python3"
+        words = [SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)]
+        if program in PROGRAMS:
+            assert PROGRAMS[program](words) == 0, command
+        else:
+            done = run_program(ROOT / program, *words, cwd=".")
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the recipes start from, and where the results of all of them are."""
+    folder = tmp_path_factory.mktemp("cookbook")
+    torch.manual_seed(0)
+    config = BertConfig(**{**TINY, "max_position_embeddings": 128})
+    BertForPreTraining(config).save_pretrained(folder / "bert-base-uncased")
+    (folder / "bert-base-uncased" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+    for name in ("train.csv", "dev.csv", "new.csv"):
+        with (folder / name).open("w", newline="") as file:
+            rows = [(f"review {number}, with a comma", ("one", "five")[number % 2]) for number in range(24)]
+            csv.writer(file).writerows([("review", "stars"), *rows])
+    (folder / "texts").mkdir()
+    for number in range(12):
+        sentences = [
+            f"Der {word} steht am {number + 1}. Haus und wartet." for word in ("Hund", "Mann", "Baum", "Wagen")
+        ]
+        (folder / "texts" / f"{number}.txt").write_text(" ".join(sentences * 6), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_fine_tune_a_hugging_face_model_on_my_csv(folder, capsys):
+    run_recipe("Fine-tune a Hugging Face model on my CSV")
+    results = folder / "results" / "custom" / "classification"
+    assert (results / "scores.json").is_file()
+    assert len((results / "predictions.tsv").read_text().splitlines()) == 25
+    assert re.search(r"^label +(one|five)$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_pre_train_on_my_language(folder, capsys):
+    run_recipe("Pre-train on my language")
+    assert (folder / "german" / "results" / "custom" / "phase2" / "2" / "model.safetensors").is_file()
+    assert re.search(r"^text +Berlin ist die \S+ von Deutschland\.$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder):
+    run_recipe("Continue pre-training on my domain")
+    results = folder / "domain" / "results" / "custom"
+    assert (results / "classification" / "scores.json").is_file()
+    if not (folder / "results").exists():
+        run_recipe("Fine-tune a Hugging Face model on my CSV")
+    (newest,) = (path.name for path in (folder / "results/custom/classification").iterdir() if path.is_dir())
+    (code,) = blocks("Use the result in transformers", "python")
+    for stands, small in (("bert-base-uncased", "custom"), ("classification/375", f"classification/{newest}")):
+        assert stands in code
+        code = code.replace(stands, small)
+    (folder / "use.py").write_text(code.replace("phase1/5000", "phase1/2"))
+    done = run_program(folder / "use.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "'label': " in done.stdout
