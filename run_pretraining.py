@@ -20,6 +20,7 @@ from arguments import (
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
+from memory_estimate import print_estimate
 from modeling import BertForPreTraining
 from run_setup import (
     build_trainer,
@@ -148,6 +149,9 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    if args.estimate_memory is not None:
+        print_estimate(BertForPreTraining, load_config(args), args, args.batch_size, args.max_predictions_per_seq)
+        return 0
     with start_runtime(args, "pre-training") as runtime:
         return pretrain(args, runtime)
 

@@ -24,6 +24,7 @@ from arguments import (
 from bert_config import BertConfig
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
+from memory_estimate import print_estimate
 from modeling import BertForQuestionAnswering
 from prediction import PredictionConfig, predict
 from pretrained import load_pretrained
@@ -249,6 +250,9 @@ def run_squad(args: Arguments, runtime: Runtime) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    if args.estimate_memory is not None:
+        print_estimate(BertForQuestionAnswering, load_config(args), args, args.train_batch_size)
+        return 0
     with start_runtime(args, "SQuAD") as runtime:
         return run_squad(args, runtime)
 
