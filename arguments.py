@@ -227,6 +227,15 @@ def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
     )
+    group.add_argument(
+        "--estimate-memory",
+        nargs="?",
+        type=positive_int,
+        const=0,
+        metavar="PROCESSES",
+        help="print an estimate of the memory that each process needs, and exit; PROCESSES: as many as in the run, "
+        "where that is not the one that is starting",
+    )
 
 
 def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelConfig:

@@ -87,6 +87,7 @@ class CheckpointWriter:
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
+        self.closing = False
         self.reserving: threading.Thread | None = None
 
     # --- in the training loop ---
@@ -106,6 +107,8 @@ class CheckpointWriter:
         self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         pages = self.memory.numpy()[::PAGE]
         for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
+            if self.closing:
+                return
             pages[start : start + 1024] = 0
 
     def write(self, checkpoint: Checkpoint) -> None:
@@ -153,6 +156,13 @@ class CheckpointWriter:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
+
+    def close(self) -> None:
+        """Ends the reservation of memory: a thread that still runs while the interpreter exits can abort the program.
+        A write that has begun goes on."""
+        self.closing = True
+        if self.reserving is not None:
+            self.reserving.join()
 
     # --- in the background ---
 

@@ -21,6 +21,7 @@ from arguments import (
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
+from memory_estimate import print_estimate
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from packing import stream_sizes
@@ -164,6 +165,11 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    if args.estimate_memory is not None:
+        print_estimate(
+            BertForPreTraining, choose_model(args).config, args, args.batch_size, args.max_predictions_per_seq
+        )
+        return 0
     with start_runtime(args, "pre-training") as runtime:
         return pretrain(args, runtime)
 

@@ -24,6 +24,7 @@ from arguments import (
 )
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
+from memory_estimate import print_estimate
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from packing import stream_sizes
@@ -242,6 +243,9 @@ def run_squad(args: Arguments, runtime: Runtime) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    if args.estimate_memory is not None:
+        print_estimate(BertForQuestionAnswering, choose_model(args).config, args, args.train_batch_size)
+        return 0
     with start_runtime(args, "SQuAD") as runtime:
         return run_squad(args, runtime)
 

@@ -126,7 +126,12 @@ class Trainer:
         benchmark = None
         if config.benchmark:
             benchmark = Benchmark(self._new_window(), self.stopwatch, config.benchmark_warmup_steps)
-        with StopSignal() as stop, self._progress_bar(last_step) as bar, self._save_on_error():
+        with (
+            contextlib.closing(self.writer),
+            StopSignal() as stop,
+            self._progress_bar(last_step) as bar,
+            self._save_on_error(),
+        ):
             while state.step < last_step:
                 started = time.perf_counter()
                 batch = next(batches)

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Peak memory of real pre-training steps on the CPU, beside the estimate of memory_estimate.py.
+
+    python3 benchmarks/memory.py
+    python3 benchmarks/memory.py --models tiny mini
+
+Each case runs run_pretraining.py for three updates on sequences of full length, three times, in processes of its own:
+
+    allocated   the most bytes of tensors at any time, from torch's profiler
+    resident    the most resident memory, above that of the process before the model is built, with a C library that
+                returns freed memory to the system (its default)
+    kept        the same as the run is without such settings: see device.keep_freed_memory
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import run_pretraining
+from benchmarks.peers import MODELS, surroundings, write_result
+from memory_estimate import MemoryEstimate, estimate_memory, settings_of
+from modeling import BertForPreTraining
+from run_setup import load_config
+from utils.command_line import ArgumentParser, Arguments
+from utils.errors import run_main
+from utils.measure import peak_memory_bytes
+from utils.progress import print_line, progress_bar
+
+LENGTH, PREDICTIONS = 512, 80
+PRECISIONS = {"fp32": (), "amp": ("--amp",), "pure": ("--use-pure-fp16",)}
+RETURNS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    batch_size: int
+    flags: tuple[str, ...]
+    processes: int = 1
+
+    def command(self, shards: Path, output: Path) -> list[str]:
+        """The arguments of run_pretraining.py."""
+        return [
+            *("--input-dir", str(shards), "--output-dir", str(output), "--report-file", str(output / "report.json")),
+            *("--bert-model", "custom", "--config-file", str(ROOT / "bert_configs" / f"{MODELS[self.model]}.json")),
+            *("--vocab-file", str(ROOT / "vocab" / "bert-base-uncased-vocab.txt"), "--device", "cpu"),
+            *("--max-seq-length", str(LENGTH), "--max-predictions-per-seq", str(PREDICTIONS)),
+            *("--batch-size", str(self.batch_size), "--max-steps", "3", "--show-config", "false"),
+            *("--benchmark", "--benchmark-warmup-steps", "2", "--benchmark-steps", "1", *self.flags),
+        ]
+
+
+def cases(models: list[str]) -> list[Case]:
+    tokens = {"tiny": 4096, "mini": 4096, "base": 1024, "large": 512}
+    modes = [("--activation-checkpoint", mode) for mode in ("none", "selective", "full")]
+    found = []
+    for model in models:
+        batch_size = tokens[model] // LENGTH
+        found += [Case(model, batch_size, (*flags, *mode)) for flags in PRECISIONS.values() for mode in modes]
+        found += [
+            Case(model, batch_size, ("--optimizer", "AdamW")),
+            Case(model, batch_size, ("--gradient-merge-steps", "2", *modes[2])),
+            Case(model, batch_size, ("--gradient-merge-steps", "2", "--use-pure-fp16", *modes[2])),
+            Case(model, batch_size, ("--amp",), processes=2),
+            *(Case(model, batch_size, ("--amp", "--data-parallel-shard-degree", "2", *mode), 2) for mode in modes),
+        ]
+    return found
+
+
+def write_full_shards(folder: Path, length: int = LENGTH, predictions: int = PREDICTIONS, samples: int = 64) -> Path:
+    """Random samples without padding, with as many masked tokens as they may have."""
+    random = np.random.default_rng(0)
+    positions = [np.sort(random.choice(np.arange(1, length - 1), predictions, replace=False)) for _ in range(samples)]
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "shard_000.hdf5", "w") as file:
+        file["input_ids"] = random.integers(1000, 30000, (samples, length)).astype(np.uint16)
+        file["input_mask"] = np.ones((samples, length), np.int8)
+        file["segment_ids"] = np.zeros((samples, length), np.int8)
+        file["masked_lm_positions"] = np.array(positions, np.uint16)
+        file["masked_lm_ids"] = random.integers(1000, 30000, (samples, predictions)).astype(np.uint16)
+        file["next_sentence_labels"] = random.integers(0, 2, samples).astype(np.int8)
+    return folder
+
+
+# --- measured ---------------------------------------------------------------------------------------------------------
+
+
+def allocated_peak(run: Callable[[], object]) -> int:
+    """The most bytes of CPU tensors that are alive at any time of `run`, of those that it allocates."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]) for event in events if event["name"] == "[memory]")
+    before = changes[0][1]["Total Allocated"] - changes[0][1]["Bytes"]
+    return max(change["Total Allocated"] for _, change in changes) - before
+
+
+def resident_peak(run: Callable[[], object]) -> int:
+    """The most resident memory of `run`, above that of the process before."""
+    weight = torch.ones(64, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):  # loads the libraries of matrix products
+        (weight @ weight).sum().backward()
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is resident now
+    before = peak_memory_bytes(torch.device("cpu"))
+    run()
+    return peak_memory_bytes(torch.device("cpu")) - before
+
+
+MEASURES = {"allocated": (allocated_peak, {}), "resident": (resident_peak, RETURNS_MEMORY), "kept": (resident_peak, {})}
+
+
+def measure(case: Case, shards: Path, kind: str) -> int:
+    """The largest peak of any process of `case`, in bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable]
+        if case.processes > 1:
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}"]
+        command += [__file__, "--measure", kind, folder, *case.command(shards, Path(folder))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **MEASURES[kind][1]}
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return max(int(path.read_text()) for path in Path(folder).glob("*.bytes"))
+
+
+def measure_here(kind: str, folder: str, *arguments: str) -> None:
+    """A process of `measure`: writes the number of bytes to `folder`."""
+    peak = MEASURES[kind][0](lambda: run_pretraining.main(list(arguments)))
+    (Path(folder) / f"{os.environ.get('RANK', '0')}.bytes").write_text(str(peak))
+
+
+# --- estimated --------------------------------------------------------------------------------------------------------
+
+
+def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
+    args = run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
+    with torch.device("meta"):
+        model = BertForPreTraining(load_config(args))
+    return estimate_memory(model, settings_of(args, args.batch_size, args.max_predictions_per_seq))
+
+
+def parse_arguments(argv: list[str] | None = None) -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=["mini", "base"], help="architectures")
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    rows = []
+    print_line("MiB: estimated, allocated, resident, kept")
+    with tempfile.TemporaryDirectory() as folder:
+        shards = write_full_shards(Path(folder) / "shards")
+        todo = cases(args.models)
+        with progress_bar(len(todo), "memory", "case") as bar:
+            for case in todo:
+                found = estimate(case.command(shards, Path(folder)), case.processes)
+                figures = {
+                    "estimated": found.total,
+                    **{kind: measure(case, shards, kind) for kind in MEASURES},
+                }
+                figures = {name: round(size / 2**20, 1) for name, size in figures.items()}
+                rows.append(
+                    {
+                        "model": case.model,
+                        "sequences": f"{case.batch_size} x {LENGTH}",
+                        "flags": " ".join(case.flags),
+                        "processes": case.processes,
+                        **figures,
+                        "estimated_to_allocated": round(figures["estimated"] / figures["allocated"], 3),
+                        "moment": found.moment,
+                    }
+                )
+                print_line("  ".join(map(str, rows[-1].values())))
+                bar.update(1)
+    path = write_result(
+        args.output, "memory-cpu", {"surroundings": surroundings(torch.device("cpu")), "mebibytes": rows}
+    )
+    print_line(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        run_main(lambda: measure_here(*sys.argv[2:]))
+    run_main(main)
