@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from arguments import parallel_config
+from arguments import amp_dtype, parallel_config
 from attention import COMPILED_ON_CPU, default_implementation
 from bert_config import BertConfig
 from loss import FLOAT32_ROWS
@@ -323,12 +323,13 @@ def settings_of(args: Arguments, batch_size: int, targets_per_sequence: int) -> 
     if args.global_batch_size:
         micro_batches = -(-args.global_batch_size // (world_size * batch_size))
     is_fixed = parallel.compile != "none"
+    sixteen_bits = args.amp or args.fp16 or args.use_pure_fp16
     return MemorySettings(
         MicroBatchLimits.for_batch(batch_size, args.max_seq_length, targets_per_sequence, is_fixed),
         batch_size,
         micro_batches,
         args.optimizer,
-        Precision(DTYPES[args.amp_dtype], args.use_pure_fp16) if args.amp or args.use_pure_fp16 else Precision(),
+        Precision(DTYPES[amp_dtype(args)], args.use_pure_fp16) if sixteen_bits else Precision(),
         parallel,
         world_size,
         torch.device("cuda" if on_gpu else "cpu"),
