@@ -163,7 +163,7 @@ class Sizes:
         if compiled and on_cpu:
             self.attention = COMPILED_ON_CPU
         self.tokens, self.sequences = limits.tokens, settings.batch_size
-        if limits.fixed:
+        if limits.num_sizes == 1:
             self.sequences = limits.sequences + settings.batch_size
         self.targets = limits.targets
         self.output_rows = self.targets + self.sequences if self.targets else self.tokens
@@ -322,10 +322,10 @@ def settings_of(args: Arguments, batch_size: int, targets_per_sequence: int) -> 
     micro_batches = args.gradient_merge_steps
     if args.global_batch_size:
         micro_batches = -(-args.global_batch_size // (world_size * batch_size))
-    is_fixed = parallel.compile != "none"
+    num_sizes = 1 if parallel.compile != "none" else None
     sixteen_bits = args.amp or args.fp16 or args.use_pure_fp16
     return MemorySettings(
-        MicroBatchLimits.for_batch(batch_size, args.max_seq_length, targets_per_sequence, is_fixed),
+        MicroBatchLimits.for_batch(batch_size, args.max_seq_length, targets_per_sequence, num_sizes),
         batch_size,
         micro_batches,
         args.optimizer,
