@@ -151,15 +151,15 @@ def test_cut_pairs_have_the_length_of_the_limit(examples):
 
 
 @pytest.mark.parametrize("regression", [False, True])
-@pytest.mark.parametrize("fixed", [False, True], ids=["any_size", "fixed_size"])
-def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp_path, examples, regression, fixed):
+@pytest.mark.parametrize("num_sizes", [None, 1, 4], ids=["any_size", "fixed_size", "four_sizes"])
+def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp_path, examples, regression, num_sizes):
     torch.manual_seed(0)
     peer = HFForSequenceClassification(HFConfig(**TINY, num_labels=1 if regression else 3)).eval()
     peer.save_pretrained(tmp_path)
     model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
     values = np.array([0.5, -100.0, 2.25]) if regression else np.array([0, 2, 1])
     dataset = TextDataset(examples, TOKENIZER, 40, values)
-    limits = MicroBatchLimits.for_batch(4, 40, 0, fixed)
+    limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)
     task = ClassificationTask(regression, 40)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_targets=0)
