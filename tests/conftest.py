@@ -99,13 +99,14 @@ class InMemoryDataset:
             start + 1 + np.arange(count) for start, count in zip(cu_seqlens, self.num_targets[indices], strict=False)
         ]
         mlm_positions = np.concatenate(masked)
+        input_ids = np.concatenate([self.samples[i] for i in indices])
         return {
-            "input_ids": np.concatenate([self.samples[i] for i in indices]),
+            "input_ids": input_ids,
             "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
             "position_ids": np.concatenate([np.arange(n) for n in lengths]),
             "cu_seqlens": cu_seqlens.astype(np.int32),
             "mlm_positions": mlm_positions,
-            "mlm_labels": mlm_positions % 97,
+            "mlm_labels": input_ids[mlm_positions] % 97,
             "nsp_labels": np.asarray(indices) % 2,
         }
 

@@ -1,0 +1,127 @@
+"""Tiny runs give the losses and the final weights that were recorded in tests/golden/runs.json.
+
+After a change that changes them on purpose, record them again, and say in the commit why they changed:
+
+    RECORD_GOLDEN_RUNS=1 python3 -m pytest tests/test_golden.py
+
+The losses must agree to rounding everywhere. The weights must agree in every bit on the kind of processor, and with the
+version of torch, that they were recorded with; elsewhere only their losses are compared.
+"""
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, reported, write_shards
+from rank_runs import Command, pretrain_ranks
+from small_runs import resuming, steps_folder, train
+
+from utils.files import file_digest
+
+RECORD = ROOT / "tests" / "golden" / "runs.json"
+RECORDS = "RECORD_GOLDEN_RUNS" in os.environ
+STEPS = 6
+FLAGS = ("--max-steps", STEPS, "--log-freq", 1, "--gradient-merge-steps", 2)
+
+# Name: number of processes, flags, relative tolerance of the losses.
+RUNS = {
+    "LAMB": (1, ("--optimizer", "Lamb"), 1e-5),
+    "AdamW": (1, ("--optimizer", "AdamW", "--learning-rate", 1e-3), 1e-5),
+    "LAMB in bfloat16": (1, ("--optimizer", "Lamb", "--amp"), 2e-3),
+    "AdamW in bfloat16": (1, ("--optimizer", "AdamW", "--learning-rate", 1e-3, "--amp"), 2e-3),
+    "LAMB with 16-bit weights": (1, ("--optimizer", "Lamb", "--use-pure-fp16"), 2e-3),
+    "LAMB in 2 processes": (2, ("--optimizer", "Lamb"), 1e-5),
+}
+
+
+def environment() -> dict[str, str]:
+    """What bit-identical results depend on."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "torch": torch.__version__,
+    }
+
+
+def run_all(commands: list[list[str]], count: int, folder: Path) -> None:
+    if count == 1:
+        for argv in commands:
+            train(argv)
+    else:
+        pretrain_ranks(folder, *(Command(count, argv) for argv in commands)).check()
+
+
+def results(output: Path, phase: str) -> dict:
+    """Losses and gradient norms of all steps, and the SHA-256 of the final weights."""
+    report = reported(output / f"{phase}.json")
+    assert list(report) == list(range(1, STEPS + 1))
+    model = steps_folder(output, phase) / str(STEPS) / "model.safetensors"
+    return {
+        **{key: [report[step][key] for step in report] for key in ("loss", "grad_norm", "learning_rate")},
+        "sha256": file_digest(model),
+    }
+
+
+@pytest.fixture(scope="module")
+def long_shards(tmp_path_factory) -> Path:
+    """Samples of up to 64 tokens, for phase 2."""
+    return write_shards(tmp_path_factory.mktemp("long_shards"), sizes=(30,), length=64, predictions=10, seed=3)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The recorded results; new ones are written at the end if they are to be recorded."""
+    if not RECORDS:
+        yield json.loads(RECORD.read_text())
+        return
+    record = {"environment": environment(), "runs": {}}
+    yield record
+    RECORD.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def compare(recorded: dict, name: str, found: dict, tolerance: float) -> None:
+    if RECORDS:
+        recorded["runs"][name] = found
+        return
+    expected = recorded["runs"][name]
+    assert found["learning_rate"] == pytest.approx(expected["learning_rate"], rel=1e-6)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=tolerance)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=10 * tolerance)
+    if recorded["environment"] == environment():
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_both_phases_give_the_recorded_results_in_one_part_and_in_two(inputs, long_shards, recorded, tmp_path, name):
+    count, flags, tolerance = RUNS[name]
+    one, parts = tmp_path / "one", tmp_path / "parts"
+    phase_2 = ("--from-phase1-final-params", steps_folder(one) / str(STEPS), "--input-dir", long_shards)
+    phase_flags = {"phase1": (), "phase2": (*phase_2, "--max-seq-length", 64, "--max-predictions-per-seq", 10)}
+    commands = []
+    for phase in phase_flags:
+
+        def command(output: Path, *extra, phase=phase) -> list[str]:
+            report = ("--report-file", output / f"{phase}.json")
+            return inputs.command(output, *FLAGS, *flags, f"--{phase}", *phase_flags[phase], *report, *extra)
+
+        part = command(parts, *resuming(parts, phase), "--steps-this-run", STEPS // 2)
+        commands += [command(one), part, part]
+    run_all(commands, count, tmp_path / "logs")
+    for phase in phase_flags:
+        found = results(one, phase)
+        assert results(parts, phase) == found, "a run in parts differs from the run in one"
+        compare(recorded, f"{name}, {phase}", found, tolerance)
+
+
+def test_recorded_runs_are_those_of_this_file(recorded):
+    expected = {f"{name}, {phase}" for name in RUNS for phase in ("phase1", "phase2")}
+    assert recorded["runs"].keys() == expected
+    assert len({run["sha256"] for run in recorded["runs"].values()}) == len(expected)

@@ -1,0 +1,159 @@
+"""Strategies applied to a plain model: initial weights, 16-bit weights with masters, compilation, and replicas (DDP).
+
+Sharding is in test_sharding.py and test_sharded_runs.py.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, InMemoryDataset
+from rank_runs import run_ranks
+from small_runs import losses, train
+from torch._dynamo.utils import counters
+
+import parallelize as parallelize_module
+from bert_config import BertConfig
+from data_loader import LoaderConfig, StepLoader
+from modeling import BertForPreTraining
+from parallelize import ParallelConfig, ParallelModel, ReplicatedModel, parallelize
+from precision import Precision
+from tasks.pretraining import PretrainingTask
+from utils.distributed import DistributedContext, init_distributed
+
+CPU = torch.device("cpu")
+FLOAT32, PURE = Precision(), Precision(torch.bfloat16, pure=True)
+CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+TASK = PretrainingTask(next_sentence=True, max_seq_length=32)
+
+
+def make_parallel(precision=FLOAT32, distributed=None, compile="none", on_meta=True) -> ParallelModel:
+    torch.manual_seed(0)
+    with torch.device("meta" if on_meta else "cpu"):
+        model = BertForPreTraining(CONFIG)
+    return parallelize(model, ParallelConfig(compile), precision, CPU, distributed or DistributedContext())
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():
+    expected, found = (make_parallel(on_meta=on_meta).named_parameters() for on_meta in (False, True))
+    assert expected.keys() == found.keys() and len(expected) > 40
+    assert all(torch.equal(expected[name], found[name]) and found[name].device == CPU for name in expected)
+
+
+def test_one_process_trains_the_plain_model():
+    parallel = make_parallel()
+    assert type(parallel) is ParallelModel and parallel.module is parallel.model and parallel.masters is None
+    assert all(parallel.named_parameters()[name] is p for name, p in parallel.model.named_parameters())
+    assert parallel.shard_group is None and parallel.saves_rows(True) and not parallel.saves_rows(False)
+
+
+def test_optimizer_of_16_bit_weights_gets_float32_masters():
+    parallel, initial = make_parallel(PURE), make_parallel().named_parameters()
+    masters = parallel.named_parameters()
+    assert {p.dtype for p in parallel.model.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(masters[name], initial[name]) for name in initial), "the masters were rounded"
+    for p in parallel.model.parameters():
+        p.grad = torch.full_like(p, 0.5)
+    parallel.collect_gradients()
+    assert all(master.grad.eq(0.5).all() and master.grad.dtype == torch.float32 for master in masters.values())
+    assert all(p.grad is None for p in parallel.model.parameters())
+    with torch.no_grad():
+        for master in masters.values():
+            master.fill_(1.25)
+    parallel.write_back()
+    assert all(p.eq(1.25).all() for p in parallel.model.parameters())
+
+
+# --- compilation ------------------------------------------------------------------------------------------------------
+
+
+def is_compiled(module) -> bool:
+    return module._compiled_call_impl is not None
+
+
+@pytest.mark.parametrize("what", ["none", "layers", "model"])
+def test_compile_applies_to_the_layers_or_the_model(what):
+    model = make_parallel(compile=what).model
+    assert is_compiled(model) == (what == "model")
+    assert [is_compiled(layer) for layer in model.bert.encoder.layer] == [what == "layers"] * 2
+    assert model.bert.attention_implementation == ("auto" if what == "none" else "padded")
+
+
+@pytest.mark.parametrize(("what", "graphs"), [("layers", 2), ("model", 1)])
+def test_compiled_run_is_traced_once_and_has_the_losses_of_an_uncompiled_one(
+    inputs, tmp_path, monkeypatch, what, graphs
+):
+    """Traced in full, but run without code generation, which takes a minute."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module, **options: compile_module(module, **options, backend="eager")
+    )
+    flags = ("--max-steps", 4, "--log-freq", 1, "--gradient-merge-steps", 2)
+    train(inputs.command(tmp_path / "uncompiled", *flags, dropout=False))
+    torch._dynamo.reset()
+    counters.clear()
+    train(inputs.command(tmp_path / "compiled", *flags, "--compile", what, dropout=False))
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "uncompiled"), rel=1e-5)
+    # The last layer is a graph of its own, because it computes the masked tokens only.
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+SAMPLES = InMemoryDataset(np.random.default_rng(1).integers(12, 33, 40))
+GLOBAL_BATCH_SIZES = (2, 7, 23)  # with 3 ranks: one rank without a sequence, and uneven shares
+
+
+def gradients_of_step(parallel: ParallelModel, global_batch_size: int, rank: int, world_size: int) -> dict:
+    """One step of the trainer up to the optimizer, on this rank's share of a global batch."""
+    config = LoaderConfig(2, global_batch_size, 32, 5)
+    shares = [StepLoader(SAMPLES, config, 9, 0, r, world_size).load(0) for r in range(world_size)]
+    num_targets = sum(share.num_targets.sum() for share in shares)
+    for p in parallel.named_parameters().values():
+        p.grad = None
+    parallel.begin_step(max(len(share.micro_batches) for share in shares))
+    micro_batches = parallel.equalize(shares[rank])
+    for number, micro_batch in enumerate(micro_batches, 1):
+        with parallel.gradient_sync(is_last=number == len(micro_batches)):
+            sums = TASK.sums(parallel.module, micro_batch)
+            TASK.loss(sums, global_batch_size, num_targets).backward()
+            parallel.collect_gradients()
+    parallel.reduce_gradients()
+    return {name: p.grad.clone() for name, p in parallel.named_parameters().items()}
+
+
+def compare_replicas(precision: Precision, tolerance: float) -> None:
+    reductions = itertools.count()
+    sum_gradients = parallelize_module.sum_gradients
+
+    def counting(state, bucket):
+        next(reductions)
+        return sum_gradients(state, bucket)
+
+    parallelize_module.sum_gradients = counting
+    with init_distributed(CPU) as distributed:
+        replicated, alone = make_parallel(precision, distributed), make_parallel(precision)
+        assert type(replicated) is ReplicatedModel
+        found_no_sequences = False
+        for global_batch_size in GLOBAL_BATCH_SIZES:
+            rank, world_size = distributed.rank, distributed.world_size
+            before = next(reductions)
+            found = gradients_of_step(replicated, global_batch_size, rank, world_size)
+            reduced = next(reductions) - before - 1
+            assert reduced == (0 if replicated.reduces_masters else 1), reduced
+            expected = gradients_of_step(alone, global_batch_size, 0, 1)
+            for name, gradient in expected.items():
+                difference = float((found[name] - gradient).abs().max())
+                assert difference <= tolerance * float(gradient.abs().max()) + 1e-7, (global_batch_size, name)
+            config = LoaderConfig(2, global_batch_size, 32, 5)
+            found_no_sequences |= not StepLoader(SAMPLES, config, 9, 0, 0, world_size).load(0).micro_batches
+        assert found_no_sequences, "no rank was without a micro-batch"
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [(FLOAT32, 1e-5), (PURE, 3e-2)], ids=["float32", "16-bit weights"])
+def test_replicas_sum_the_gradients_of_unequal_shares_in_one_reduction(tmp_path, precision, tolerance):
+    run_ranks(3, tmp_path, compare_replicas, precision, tolerance).check()
