@@ -1,13 +1,15 @@
 """Activation checkpointing changes what is kept for the backward pass, and nothing else."""
 
+import functools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
 from small_runs import Ground, ended, losses, start_several, trained, weights
-from torch import Tensor
+from torch import Tensor, nn
 
 from activation_checkpointing import MODES
 from bert_config import BertConfig
@@ -77,24 +79,38 @@ def test_dropout_takes_part_in_the_comparison():
     assert with_dropout.loss != without.loss
 
 
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_compiled_layers_can_be_checkpointed(mode, monkeypatch):
+    # The same graphs as with the default backend, without minutes of C++ compilation.
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="aot_eager"))
+    expected, found = (forward_and_backward(m, torch.float32, compile="layers") for m in ("none", mode))
+    assert found.loss == expected.loss
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(found.gradients[name], gradient), name
+
+
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory) -> Ground:
     return Ground.make(tmp_path_factory.mktemp("ground"))
 
 
-def run_sharded(ground: Ground, output, mode: str) -> None:
+def run_sharded(ground: Ground, output: Path, mode: str) -> Path:
     flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint", mode)
-    processes = start_several(ground.command(output, *flags), output.with_suffix(".log"))
-    codes = ended(processes)
+    codes = ended(start_several(ground.command(output, *flags), output.with_suffix(".log")))
     assert codes == [0, 0], [path.read_text() for path in output.parent.glob(f"{output.name}.*")]
+    return output
+
+
+@pytest.fixture(scope="module")
+def sharded_without(ground, tmp_path_factory) -> Path:
+    return run_sharded(ground, tmp_path_factory.mktemp("sharded") / "none", "none")
 
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_sharded_over_two_processes_training_is_identical_to_the_bit(ground, tmp_path, mode):
-    run_sharded(ground, tmp_path / "none", "none")
-    run_sharded(ground, tmp_path / mode, mode)
-    assert losses(tmp_path / mode) == losses(tmp_path / "none") and len(losses(tmp_path / mode)) == 3
-    expected, found = weights(tmp_path / "none", 3), weights(tmp_path / mode, 3)
+def test_sharded_over_two_processes_training_is_identical_to_the_bit(ground, tmp_path, sharded_without, mode):
+    output = run_sharded(ground, tmp_path / mode, mode)
+    assert losses(output) == losses(sharded_without) and len(losses(output)) == 3
+    expected, found = weights(sharded_without, 3), weights(output, 3)
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
