@@ -82,6 +82,8 @@ class CheckpointWriter:
         self.parent, self.distributed = Path(parent), distributed
         self.is_writer = sharded or distributed.is_main
         self.writers = distributed.world_size if sharded else 1
+        # Writers on this machine, which take their memory at the same time.
+        self.local_writers = distributed.local_world_size if sharded else 1
         # The thread's collectives must not mix with those of training.
         self.group = dist.new_group(backend="gloo") if self.writers > 1 else None
         self.error: BaseException | None = None
@@ -102,7 +104,8 @@ class CheckpointWriter:
         self.reserving.start()
 
     def _reserve(self, num_bytes: int, pinned: bool) -> None:
-        if num_bytes > available_memory():
+        # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
+        if 3 * num_bytes * self.local_writers > available_memory():
             return
         self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         pages = self.memory.numpy()[::PAGE]
@@ -135,7 +138,7 @@ class CheckpointWriter:
         on_gpu = any(tensor.rows.is_cuda for tensor in tensors)
         needed = ends[-1] if ends else 0
         if needed > len(self.memory):
-            if needed > available_memory():
+            if needed * self.local_writers > available_memory():
                 return None
             self.memory = torch.empty(needed, dtype=torch.uint8, pin_memory=on_gpu)
         copies = []

@@ -4,12 +4,11 @@
     python3 benchmarks/memory.py
     python3 benchmarks/memory.py --models tiny mini
 
-Each case runs run_pretraining.py for three updates on sequences of full length, three times, in processes of its own:
+Each case runs run_pretraining.py for three updates on sequences of full length, twice, in processes of its own:
 
     allocated   the most bytes of tensors at any time, from torch's profiler
-    resident    the most resident memory, above that of the process before the model is built, with a C library that
-                returns freed memory to the system (its default)
-    kept        the same as the run is without such settings: see device.keep_freed_memory
+    resident    the most resident memory, above that of the process before the model is built. The C library returns
+                freed memory to the system here, which it does not in a run: see device.keep_freed_memory
 """
 
 import json
@@ -122,7 +121,7 @@ def resident_peak(run: Callable[[], object]) -> int:
     return peak_memory_bytes(torch.device("cpu")) - before
 
 
-MEASURES = {"allocated": (allocated_peak, {}), "resident": (resident_peak, RETURNS_MEMORY), "kept": (resident_peak, {})}
+MEASURES = {"allocated": allocated_peak, "resident": resident_peak}
 
 
 def measure(case: Case, shards: Path, kind: str) -> int:
@@ -132,14 +131,14 @@ def measure(case: Case, shards: Path, kind: str) -> int:
         if case.processes > 1:
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}"]
         command += [__file__, "--measure", kind, folder, *case.command(shards, Path(folder))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **MEASURES[kind][1]}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **RETURNS_MEMORY}
         subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         return max(int(path.read_text()) for path in Path(folder).glob("*.bytes"))
 
 
 def measure_here(kind: str, folder: str, *arguments: str) -> None:
     """A process of `measure`: writes the number of bytes to `folder`."""
-    peak = MEASURES[kind][0](lambda: run_pretraining.main(list(arguments)))
+    peak = MEASURES[kind](lambda: run_pretraining.main(list(arguments)))
     (Path(folder) / f"{os.environ.get('RANK', '0')}.bytes").write_text(str(peak))
 
 
@@ -163,7 +162,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     rows = []
-    print_line("MiB: estimated, allocated, resident, kept")
+    print_line("MiB: estimated, allocated, resident")
     with tempfile.TemporaryDirectory() as folder:
         shards = write_full_shards(Path(folder) / "shards")
         todo = cases(args.models)

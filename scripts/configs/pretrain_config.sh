@@ -15,6 +15,27 @@ dgxh100-80g_8gpu_tf32() { _pretraining_arguments tf32 8 128 64 16 256; }
 h100-80g_1gpu_amp() { _pretraining_arguments amp 1 256 256 32 1024; }
 h100-80g_1gpu_tf32() { _pretraining_arguments tf32 1 128 512 16 2048; }
 
+# BERT with 1.3 and 13 billion parameters, sharded over all GPUs. Their flags have no position:
+#
+#   source scripts/configs/pretrain_config.sh
+#   EXTRA_ARGS=$flags_1p3b bash scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_1p3b)
+#
+# On several nodes, divide the gradient accumulation by their number. The learning rates are BERT-large's, not tuned.
+dgxh100-80g_8gpu_amp_1p3b() { _large_model_arguments bert_configs/bert-1.3b-uncased.json 128 64 32 128; }
+dgxh100-80g_8gpu_amp_13b() { _large_model_arguments bert_configs/bert-13b-uncased.json 64 128 16 256; }
+# shellcheck disable=SC2034 # for EXTRA_ARGS
+{
+  flags_1p3b='--data-parallel-shard-degree -1 --use-pure-fp16'
+  flags_13b='--data-parallel-shard-degree -1 --use-pure-fp16 --activation-checkpoint selective'
+}
+
+# config file, then micro-batch and gradient accumulation of each phase
+_large_model_arguments() {
+  local data=${BERT_PREP_WORKING_DIR:-data}/hdf5
+  echo "$(_pretraining_arguments amp 8 "${@:2}")" \
+    "$data/seq_128_pred_20/training" "$data/seq_512_pred_80/training" . None "$1"
+}
+
 # precision, GPUs, then micro-batch and gradient accumulation of each phase
 _pretraining_arguments() {
   local precision=$1 num_gpus=$2

@@ -1,0 +1,135 @@
+"""Activation checkpointing changes what is kept for the backward pass, and nothing else."""
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from small_runs import Ground, ended, losses, start_several, trained, weights
+from torch import Tensor, nn
+
+from activation_checkpointing import MODES
+from bert_config import BertConfig
+from loss import pretraining_sums
+from modeling import BertForPreTraining
+from parallelize import ParallelConfig, parallelize
+from precision import Precision
+from utils.distributed import DistributedContext
+
+CPU = torch.device("cpu")
+LENGTHS = [31, 7, 18, 18]
+CHECKPOINTING = [mode for mode in MODES if mode != "none"]
+
+
+@dataclass
+class Pass:
+    loss: float
+    gradients: dict[str, Tensor]
+    random_state: Tensor
+
+
+def micro_batch(vocab_size: int) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    tokens = sum(LENGTHS)
+    return {
+        "input_ids": torch.randint(5, vocab_size, (tokens,), generator=random),
+        "token_type_ids": torch.randint(0, 2, (tokens,), generator=random),
+        "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]),
+        "cu_seqlens": torch.tensor([0, *LENGTHS]).cumsum(0).int(),
+        "mlm_positions": torch.tensor([2, 9, 33, 40, 60]),
+    }
+
+
+def forward_and_backward(mode: str, dtype: torch.dtype, compile: str = "none", dropout: float = 0.1) -> Pass:
+    config = BertConfig(
+        **TINY | {"vocab_size": 200, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    )
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+    precision = Precision(dtype)
+    parallel = parallelize(model, ParallelConfig(compile, mode), precision, CPU, DistributedContext())
+    model.train()
+    torch.manual_seed(1)
+    with precision.context(CPU):
+        output = parallel.module(**micro_batch(200), max_seqlen=max(LENGTHS))
+        sums = pretraining_sums(*output, torch.tensor([7, 8, 9, 10, 11]), torch.tensor([0, 1, 1, 0]))
+    loss = sums.mlm_loss + sums.nsp_loss
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return Pass(loss.item(), gradients, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "autocast"])
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_losses_gradients_and_random_state_are_identical_to_the_bit(mode, dtype):
+    expected, found = forward_and_backward("none", dtype), forward_and_backward(mode, dtype)
+    assert math.isfinite(expected.loss) and found.loss == expected.loss
+    assert torch.equal(found.random_state, expected.random_state)
+    assert found.gradients.keys() == expected.gradients.keys()  # the names are those of the plain model
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(found.gradients[name], gradient), name
+
+
+def test_dropout_takes_part_in_the_comparison():
+    with_dropout, without = (forward_and_backward("full", torch.float32, dropout=p) for p in (0.1, 0.0))
+    assert with_dropout.loss != without.loss
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_compiled_layers_can_be_checkpointed(mode, monkeypatch):
+    # The same graphs as with the default backend, without minutes of C++ compilation.
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="aot_eager"))
+    expected, found = (forward_and_backward(m, torch.float32, compile="layers") for m in ("none", mode))
+    assert found.loss == expected.loss
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(found.gradients[name], gradient), name
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory) -> Ground:
+    return Ground.make(tmp_path_factory.mktemp("ground"))
+
+
+def run_sharded(ground: Ground, output: Path, mode: str) -> Path:
+    flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint", mode)
+    codes = ended(start_several(ground.command(output, *flags), output.with_suffix(".log")))
+    assert codes == [0, 0], [path.read_text() for path in output.parent.glob(f"{output.name}.*")]
+    return output
+
+
+@pytest.fixture(scope="module")
+def sharded_without(ground, tmp_path_factory) -> Path:
+    return run_sharded(ground, tmp_path_factory.mktemp("sharded") / "none", "none")
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_sharded_over_two_processes_training_is_identical_to_the_bit(ground, tmp_path, sharded_without, mode):
+    output = run_sharded(ground, tmp_path / mode, mode)
+    assert losses(output) == losses(sharded_without) and len(losses(output)) == 3
+    expected, found = weights(sharded_without, 3), weights(output, 3)
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_a_run_may_change_its_mode_from_one_start_to_the_next(ground, tmp_path, mode):
+    trained(ground.command(tmp_path / "straight", "--max-steps", 4))
+    stopped = ground.command(tmp_path / "stopped", "--max-steps", 4, "--activation-checkpoint", mode)
+    trained([*stopped, "--steps-this-run", "2"])
+    folder = tmp_path / "stopped" / "custom" / "phase1"
+    trained(
+        [
+            *ground.command(tmp_path / "stopped", "--max-steps", 4),
+            "--from-checkpoint",
+            str(folder),
+            "--last-step-of-checkpoint",
+            "auto",
+        ]
+    )
+    expected, found = weights(tmp_path / "straight", 4), weights(tmp_path / "stopped", 4)
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
