@@ -373,12 +373,12 @@ def test_watching_writes_the_page_again_when_the_log_has_grown(tmp_path, monkeyp
 
 
 def test_a_real_run_is_understood(tmp_path):
-    ground = small_runs.Ground.make(tmp_path / "ground")
+    inputs = small_runs.RunInputs.make(tmp_path / "inputs")
     output = tmp_path / "out"
-    flags = ["--max-steps", 6, "--log-freq", 1, "--num-steps-per-checkpoint", 2, "--eval-dir", ground.held_out]
+    flags = ["--max-steps", 6, "--log-freq", 1, "--num-steps-per-checkpoint", 2, "--eval-dir", inputs.held_out]
     flags += ["--eval-steps", 3]
-    small_runs.trained(ground.command(output, *flags, "--steps-this-run", 4))
-    small_runs.trained(ground.command(output, *flags, *small_runs.resuming(output)))
+    small_runs.train(inputs.command(output, *flags, "--steps-this-run", 4))
+    small_runs.train(inputs.command(output, *flags, *small_runs.resuming(output)))
     stage = only_stage(output)
     assert stage.name == "phase1" and dict(losses(stage)) == small_runs.losses(output)
     assert [point.step for point in stage.points] == [1, 2, 3, 4, 5, 6]
