@@ -53,6 +53,11 @@ def choose_model(args: Arguments) -> ModelChoice:
         if (folder / TOKENIZER_FILE).is_file():
             do_lower_case = read_json(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
     elif vocab_file is None:
+        if folder is not None and (folder / "tokenizer.json").is_file():
+            raise UserError(
+                f"{folder} has its vocabulary in tokenizer.json only: make a folder with vocab.txt by "
+                f"python3 convert_checkpoint.py --from huggingface {folder} NEW_FOLDER, or give --vocab-file"
+            )
         if name == CUSTOM:
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
         # All of Google's models of a casing have the same vocabulary.

@@ -82,9 +82,21 @@ def test_interrupt_exits_with_130_and_no_error(capsys):
     assert outcome(raising(KeyboardInterrupt()), capsys) == (130, ["interrupted"])
 
 
-def test_error_of_another_rank_names_the_rank(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "3")
-    assert outcome(raising(UserError("no GPU")), capsys)[1] == ["error: rank 3: no GPU"]
+def test_error_of_one_rank_names_the_rank(capsys):
+    error = UserError("no GPU")
+    error.rank = 3
+    assert outcome(raising(error), capsys) == (2, ["error: rank 3: no GPU"])
+
+
+def test_error_that_all_processes_of_a_machine_find_is_printed_by_one(monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert outcome(raising(UserError("no file")), capsys) == (2, ["error: no file"])
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert outcome(raising(UserError("no file")), capsys) == (2, [])
+
+
+def test_error_that_a_peer_reports_is_not_printed_again(capsys):
+    assert outcome(raising(PeerError("elsewhere")), capsys) == (2, [])
 
 
 @pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a bug"), KeyError("bug")])
