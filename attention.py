@@ -81,32 +81,40 @@ class PaddedAttention:
 # attention's work at most a fifth larger, which costs less than a batched product of its own.
 MIN_LENGTH_RATIO = 0.9
 MIN_EQUAL_LENGTHS = 4  # this many sequences of one length are a bucket of their own, without padding
+# 16-bit states are padded to a multiple of this, so that the shapes of the products recur (see packing.stream_sizes).
+# torch's softmax takes two thirds as long for 160 columns as for 150, because it computes the last 22 one by one.
+LENGTH_MULTIPLE = 32
 
 
 class LengthBucket(NamedTuple):
-    """Neighbouring sequences that attention computes as one batch, padded to the longest where lengths differ."""
+    """Neighbouring sequences that attention computes as one batch, all padded to one length."""
 
     start: int  # the first token of the first sequence
     lengths: list[int]
+    padded_length: int
+
+    @property
+    def is_padded(self) -> bool:
+        return min(self.lengths) < self.padded_length
 
     def to_padded(self, states_TCHD: Tensor) -> Tensor:
         """A contiguous copy of the bucket's states, [C, N, H, L, D], zero beyond the end of each sequence."""
-        count, longest = len(self.lengths), max(self.lengths)
+        count, length = len(self.lengths), self.padded_length
         _, *channels_and_heads, size = states_TCHD.shape
-        if min(self.lengths) == longest:
-            states_NLCHD = states_TCHD[self.start : self.start + count * longest].unflatten(0, (count, longest))
+        if not self.is_padded:
+            states_NLCHD = states_TCHD[self.start : self.start + count * length].unflatten(0, (count, length))
             return states_NLCHD.permute(2, 0, 3, 1, 4).clone(memory_format=torch.contiguous_format)
         channels, heads = channels_and_heads
-        padded_CNHLD = states_TCHD.new_zeros(channels, count, heads, longest, size)
+        padded_CNHLD = states_TCHD.new_zeros(channels, count, heads, length, size)
         for row, states_LCHD in enumerate(self.split(states_TCHD)):
             padded_CNHLD[:, row, :, : len(states_LCHD)] = states_LCHD.permute(1, 2, 0, 3)
         return padded_CNHLD
 
     def to_stream(self, states_CNHLD: Tensor, out_TCHD: Tensor) -> None:
         """Writes the bucket's states to their places in a stream; the inverse of `to_padded`."""
-        count, longest = len(self.lengths), max(self.lengths)
-        if min(self.lengths) == longest:
-            out_NLCHD = out_TCHD[self.start : self.start + count * longest].unflatten(0, (count, longest))
+        count, length = len(self.lengths), self.padded_length
+        if not self.is_padded:
+            out_NLCHD = out_TCHD[self.start : self.start + count * length].unflatten(0, (count, length))
             out_NLCHD.copy_(states_CNHLD.permute(1, 3, 0, 2, 4))
             return
         for row, out_LCHD in enumerate(self.split(out_TCHD)):
@@ -117,22 +125,27 @@ class LengthBucket(NamedTuple):
         return states_T[self.start : self.start + sum(self.lengths)].split(self.lengths)
 
 
-def length_buckets(cu_seqlens: list[int]) -> list[LengthBucket]:
-    """Cuts the sequences of a stream into buckets of neighbours; empty sequences are left out."""
-    buckets: list[LengthBucket] = []
+def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucket]:
+    """Cuts the sequences of a stream into buckets of neighbours, whose lengths are compared when rounded up to a
+    multiple of `multiple`. Empty sequences are left out."""
+
+    def rounded(length: int) -> int:
+        return -(-length // multiple) * multiple
+
+    buckets: list[tuple[int, list[int]]] = []
     open_bucket: list[int] | None = None  # the lengths of the last bucket, if it may take more sequences
     start = cu_seqlens[0]
     lengths = [end - begin for begin, end in itertools.pairwise(cu_seqlens) if end > begin]
-    for length, repeats in itertools.groupby(lengths):
+    for length, repeats in itertools.groupby(lengths, rounded):
         run = list(repeats)
-        merged = [*(open_bucket or ()), length]
+        merged = [length, *map(rounded, open_bucket or ())]
         if open_bucket and len(run) < MIN_EQUAL_LENGTHS and min(merged) >= MIN_LENGTH_RATIO * max(merged):
             open_bucket.extend(run)
         else:
-            buckets.append(LengthBucket(start, run))
+            buckets.append((start, run))
             open_bucket = run if len(run) < MIN_EQUAL_LENGTHS else None
         start += sum(run)
-    return buckets
+    return [LengthBucket(start, lengths, rounded(max(lengths))) for start, lengths in buckets]
 
 
 class LengthBucketedFunction(torch.autograd.Function):
@@ -191,11 +204,13 @@ class LengthBucketedAttention:
     meant for the CPU, and cannot be part of a compiled graph."""
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
-        starts = cu_seqlens.tolist()
-        self.buckets, self.real_tokens = length_buckets(starts), starts[-1]
+        self.cu_seqlens = cu_seqlens.tolist()
+        self.buckets: list[LengthBucket] | None = None
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.real_tokens, dropout_prob)
+        if self.buckets is None:  # the same for all layers
+            self.buckets = length_buckets(self.cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1)
+        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from attention import IMPLEMENTATIONS, default_implementation, length_buckets, prepare_attention
 
@@ -116,14 +117,51 @@ def test_gradient_with_dropout_is_the_derivative_of_the_output(implementation):
 @pytest.mark.parametrize(
     ("lengths", "buckets"),
     [
-        ([4, 4, 0, 3, 3, 1], [(0, [4, 4]), (8, [3, 3]), (14, [1])]),  # empty sequences are left out
-        ([20, 19, 19, 18, 17, 17], [(0, [20, 19, 19, 18]), (76, [17, 17])]),  # similar lengths share a bucket
-        ([20, 20, 20, 20, 20, 19, 19, 18], [(0, [20] * 5), (100, [19, 19, 18])]),  # many equal lengths do not
-        ([19, 20, 20, 20, 20, 19], [(0, [19]), (19, [20] * 4), (99, [19])]),
+        ([4, 4, 0, 3, 3, 1], [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)]),  # empty sequences are left out
+        ([20, 19, 19, 18, 17, 17], [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)]),  # similar lengths share a bucket
+        ([20, 20, 20, 20, 20, 19, 19, 18], [(0, [20] * 5, 20), (100, [19, 19, 18], 19)]),  # many equal lengths do not
+        ([19, 20, 20, 20, 20, 19], [(0, [19], 19), (19, [20] * 4, 20), (99, [19], 19)]),
     ],
 )
 def test_buckets_hold_neighbours_of_similar_length(lengths, buckets):
     assert length_buckets(cu_seqlens_of(lengths)) == buckets
+
+
+def test_sequences_of_equal_rounded_length_share_a_bucket_of_that_length():
+    assert length_buckets(cu_seqlens_of([33, 32, 17, 9, 8, 1]), multiple=16) == [
+        *((0, [33], 48), (33, [32, 17], 32), (82, [9, 8, 1], 16))
+    ]
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_filler_behind_the_sequences_gets_finite_states_and_changes_no_other(implementation, dtype):
+    torch.manual_seed(0)
+    lengths, num_tokens = [20, 20, 20, 20, 7], 110
+    qkv = torch.randn(num_tokens, 3, HEADS, SIZE, dtype=dtype)
+    real = qkv[: sum(lengths)].clone().requires_grad_()
+    filled = qkv.clone().requires_grad_()
+    cu_seqlens = torch.tensor([*cu_seqlens_of(lengths), sum(lengths)], dtype=torch.int32)  # with an empty sequence
+    torch.full((2**16,), math.nan)  # in freed memory, which the filler's states must not be left in
+    out = prepare_attention(implementation, cu_seqlens, 20, num_tokens)(filled, 0.0)
+    expected = prepared(implementation, lengths)(real, 0.0)
+    assert out.isfinite().all() and out[: sum(lengths)].equal(expected)
+    weight = torch.randn_like(expected)
+    (out[: sum(lengths)] * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert filled.grad[: sum(lengths)].equal(real.grad)
+    assert filled.grad[sum(lengths) :].eq(0).all()
+
+
+def test_length_bucketed_attention_computes_no_products_for_filler():
+    flops = {}
+    for num_tokens in (40, 400):
+        cu_seqlens = torch.tensor([0, 20, 40], dtype=torch.int32)
+        qkv = torch.randn(num_tokens, 3, HEADS, SIZE, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            prepare_attention("length_bucketed", cu_seqlens, 20, num_tokens)(qkv, 0.0).sum().backward()
+        flops[num_tokens] = counter.get_total_flops()
+    assert flops[400] == flops[40] == 6 * 2 * (2 * HEADS * 20 * 20 * SIZE)
 
 
 def test_default_is_flash_for_16_bits_on_a_gpu_and_length_bucketed_on_a_cpu():

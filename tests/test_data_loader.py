@@ -8,7 +8,7 @@ import torch
 from conftest import InMemoryDataset
 
 from data_loader import LoaderConfig, StepLoader, batches_in_order, make_step_batch
-from packing import MicroBatchLimits
+from packing import CPU_SIZES, MicroBatchLimits, stream_sizes
 from sample_order import sample_order
 from tasks.pretraining import PretrainingDataset
 
@@ -83,6 +83,30 @@ def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
     micro_batches.append(loader.load(0).make_filler())
     shapes = {tuple((name, tuple(t.shape)) for name, t in sorted(m.items())) for m in micro_batches}
     assert len(micro_batches) >= 13 and len(shapes) == 1
+
+
+def test_rounded_sizes_recur_while_real_sizes_hardly_do():
+    lengths = np.random.default_rng(6).integers(32, 129, 4000)
+    sizes = {}
+    for num_sizes in (None, CPU_SIZES):
+        loader_config = LoaderConfig(32, 64, 128, 20, num_workers=0, num_sizes=num_sizes)
+        loader = StepLoader(InMemoryDataset(lengths), loader_config, seed=9)
+        micro_batches = [micro_batch for step in range(60) for micro_batch in loader.load(step).micro_batches]
+        sizes[num_sizes] = [(len(m["input_ids"]), len(m["mlm_labels"])) for m in micro_batches]
+    real, rounded = sizes[None], sizes[CPU_SIZES]
+    assert len(real) == len(rounded) >= 100
+    assert len(set(real)) > 0.9 * len(real) and len(set(rounded)) < 0.35 * len(rounded)
+    assert len({tokens for tokens, _ in rounded}) <= CPU_SIZES
+    filler = [after[0] - before[0] for before, after in zip(real, rounded, strict=True)]
+    assert min(filler) >= 0 and max(filler) < 32 * 128 / CPU_SIZES
+
+
+def test_sizes_are_rounded_for_16_bits_on_a_cpu_and_fixed_for_compiled_graphs():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert stream_sizes(cpu, torch.bfloat16, compiled=False) == CPU_SIZES
+    assert stream_sizes(cpu, torch.float32, compiled=False) is None
+    assert stream_sizes(gpu, torch.bfloat16, compiled=False) is None
+    assert stream_sizes(cpu, torch.bfloat16, compiled=True) == stream_sizes(gpu, torch.float32, compiled=True) == 1
 
 
 def test_rank_without_sequences_fills_its_step_with_filler():

@@ -117,12 +117,14 @@ def sums_and_gradients(model, stream, max_seqlen):
 
 
 @pytest.mark.parametrize("implementation", ["padded", "length_bucketed"])
+@pytest.mark.parametrize("num_sizes", [1, 8])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_filler_changes_no_loss_and_no_gradient(implementation, dtype, tolerance):
+def test_filler_changes_no_loss_and_no_gradient(implementation, num_sizes, dtype, tolerance):
     model = tiny_model(implementation)
     lengths = [30, 30, 17, 9, 2]
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    padded = pad_stream(stream, MicroBatchLimits(200, 8, 24, 32, num_sizes=1))
+    padded = pad_stream(stream, MicroBatchLimits(200, 8, 24, 32, num_sizes))
+    assert len(padded["input_ids"]) == {1: 200, 8: 100}[num_sizes]
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         expected = sums_and_gradients(model, stream, 30)
         filled = sums_and_gradients(model, padded, 32)
