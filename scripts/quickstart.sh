@@ -38,3 +38,8 @@ python3 scripts/quickstart_summary.py quickstart/results/bert-tiny-uncased
 if python3 -c 'import matplotlib' 2>/dev/null; then
   python3 report.py quickstart/results --output quickstart/report.html
 fi
+
+stage 'a question to the model'
+python3 inference.py --init-checkpoint quickstart/results/bert-tiny-uncased/squad \
+  --question 'Who wrote Frankenstein?' \
+  --context 'Frankenstein was written by Mary Shelley and published in London in 1818.'
