@@ -15,10 +15,6 @@ MODES = ("none", "selective", "full")
 
 # What `selective` keeps: the outputs of linear layers, which cost most to compute again.
 SAVED_OPERATIONS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default}
-if torch.backends.mkldnn.is_available():
-    SAVED_OPERATIONS.add(torch.ops.mkldnn._linear_pointwise.default)  # see linear.py
-if torch.backends.mkldnn.is_available():
-    SAVED_OPERATIONS.add(torch.ops.mkldnn._linear_pointwise.default)
 
 
 def save_linear_outputs(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from attention import PreparedAttention, default_implementation, prepare_attention
 from bert_config import BertConfig
 from dropout import Dropout
-from linear import linear
 from packing import to_padded
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
@@ -35,9 +34,6 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         pass
-
-    def forward(self, states: Tensor) -> Tensor:
-        return linear(states, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -102,7 +98,7 @@ class BertSelfAttention(nn.Module):
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention) -> Tensor:
         weight, bias = self.fused_qkv or self.fuse_qkv()
-        qkv_T3HD = linear(hidden_TE, weight, bias).unflatten(-1, (3, self.num_attention_heads, -1))
+        qkv_T3HD = F.linear(hidden_TE, weight, bias).unflatten(-1, (3, self.num_attention_heads, -1))
         return attention(qkv_T3HD, self.dropout_prob if self.training else 0.0).flatten(1)
 
 
@@ -370,7 +366,7 @@ class BertLMPredictionHead(nn.Module):
     def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
         # The vocabulary's padding rows get no probability: their logits are -inf, so their gradient is exactly zero.
         bias_V = F.pad(self.bias, (0, len(embedding_VE) - len(self.bias)), value=-math.inf)
-        return linear(self.transform(hidden_ME), embedding_VE, bias_V)
+        return F.linear(self.transform(hidden_ME), embedding_VE, bias_V)
 
 
 class BertPreTrainingHeads(nn.Module):
