@@ -1,4 +1,4 @@
-"""Which cores a process is bound to."""
+"""The CPU cores that a process is bound to."""
 
 import os
 from types import SimpleNamespace
@@ -19,29 +19,29 @@ from utils.affinity import cores_near_gpu, parse_cpu_list, set_cpu_affinity, sha
         ("0-1,64-65", {0, 1, 64, 65}),
     ],
 )
-def test_a_list_of_cores_is_read_as_the_kernel_writes_it(text, cores):
+def test_core_lists_of_the_kernel_are_parsed(text, cores):
     assert parse_cpu_list(text) == cores
 
 
 @pytest.mark.parametrize(("cores", "count"), [(8, 1), (8, 4), (7, 3), (64, 8)])
-def test_shares_are_equal_and_do_not_overlap(cores, count):
+def test_shares_are_equal_and_disjoint(cores, count):
     shares = [share_of(set(range(100, 100 + cores)), index, count) for index in range(count)]
     assert {len(share) for share in shares} == {cores // count}
     assert len(set().union(*shares)) == cores // count * count
 
 
-def test_fewer_cores_than_processes_are_shared_by_all():
+def test_processes_share_all_cores_if_there_are_fewer_cores_than_processes():
     assert [share_of({3, 4}, index, 5) for index in range(5)] == [{3, 4}] * 5
 
 
-def test_on_a_cpu_nothing_is_bound():
+def test_process_on_a_cpu_is_not_bound():
     before = os.sched_getaffinity(0)
     assert set_cpu_affinity(torch.device("cpu"), 0, 1) == before == os.sched_getaffinity(0)
 
 
 @pytest.fixture
 def four_gpus(monkeypatch, tmp_path):
-    """A machine of 16 cores and 4 GPUs, two on each of its NUMA nodes; the cores that each process was bound to."""
+    """A machine with 16 cores and 4 GPUs, two per NUMA node. The value is the list of core sets that were bound."""
     for bus, cores in enumerate(["0-3,8-11", "0-3,8-11", "4-7,12-15", "4-7,12-15"], 1):
         folder = tmp_path / f"0000:{bus:02x}:00.0"
         folder.mkdir()
@@ -59,17 +59,17 @@ def four_gpus(monkeypatch, tmp_path):
     return bound
 
 
-def test_processes_share_the_cores_of_their_gpus_node(four_gpus):
+def test_processes_of_one_numa_node_share_its_cores(four_gpus):
     for rank in range(4):
         set_cpu_affinity(torch.device("cuda", rank), rank, 4)
     assert four_gpus == [{0, 1, 2, 3}, {8, 9, 10, 11}, {4, 5, 6, 7}, {12, 13, 14, 15}]
 
 
-def test_one_process_has_its_node_to_itself(four_gpus):
+def test_single_process_gets_all_cores_of_its_numa_node(four_gpus):
     assert set_cpu_affinity(torch.device("cuda", 0), 0, 1) == {0, 1, 2, 3, 8, 9, 10, 11}
 
 
-def test_where_the_system_does_not_say_nothing_is_bound(four_gpus, tmp_path):
+def test_process_is_not_bound_if_the_system_does_not_tell_the_cores(four_gpus, tmp_path):
     (tmp_path / "0000:01:00.0" / "local_cpulist").unlink()
     assert cores_near_gpu(torch.device("cuda", 0)) == set()
     assert set_cpu_affinity(torch.device("cuda", 0), 0, 4) == set(range(16))

@@ -98,7 +98,7 @@ def test_compiled_run_is_traced_once_and_has_the_losses_of_an_uncompiled_one(
     counters.clear()
     train(inputs.command(tmp_path / "compiled", *flags, "--compile", what, dropout=False))
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "uncompiled"), rel=1e-5)
-    # The last layer is a graph of its own, because it computes the masked tokens only.
+    # The last layer is another graph, because it computes the masked tokens only.
     assert counters["stats"]["unique_graphs"] == graphs
 
 

@@ -1,4 +1,4 @@
-"""BERT's tokenizer against transformers' on real text and all of Unicode, its fast path against its specification."""
+"""BERT's tokenizer against transformers on real text and all of Unicode, and its fast path against its definition."""
 
 import bz2
 import json
@@ -44,7 +44,7 @@ def hugging_face(do_lower_case: bool):
 
 
 def without_special_tokens(text: str) -> str:
-    """transformers takes "[SEP]" in a text for the separator; here it is ordinary text."""
+    """transformers reads "[SEP]" in a text as the separator; here it is ordinary text."""
     return re.sub(r"\[(PAD|UNK|CLS|SEP|MASK)\]", "", text)
 
 
@@ -65,7 +65,7 @@ def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> No
         texts, rows(ids, offsets), rows(spans, offsets), expected_ids, expected_spans, strict=True
     ):
         assert our_ids == their_ids, text
-        # Our spans take in the accents that were stripped off the last letter; theirs end before them.
+        # Our spans include the accents that were stripped from the last letter; theirs end before them.
         ends = [end - len(text[begin:end]) + len(text[begin:end].rstrip(ACCENTS)) for begin, end in our_spans]
         if do_lower_case:
             our_spans = [[begin, max(end, begin + 1)] for (begin, _), end in zip(our_spans, ends, strict=True)]
@@ -95,29 +95,29 @@ def all_shared_texts() -> list[str]:
 
 
 def encode_texts(tokenizer: BertTokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """`encode_lines` of one text a line, its own newlines as the spaces that they are to BERT."""
+    """`encode_lines` of one text per line. Newlines in a text become spaces, which are the same to BERT."""
     ids, offsets = tokenizer.encode_lines("\n".join(text.replace("\n", " ") for text in texts).encode())
     return ids, offsets[: len(texts) + 1]
 
 
-# Against transformers.
+# --- against transformers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
-def test_ids_and_offsets_are_those_of_transformers_on_the_sample_text(do_lower_case):
+def test_ids_and_offsets_match_transformers_on_the_sample_text(do_lower_case):
     assert_agrees_with_hugging_face(sample_texts(), do_lower_case)
 
 
 @needs_shared_data
 @pytest.mark.parametrize(("do_lower_case", "every"), [(True, 25), (False, 50)])
-def test_ids_and_offsets_are_those_of_transformers_on_books_wikipedia_and_squad(do_lower_case, every):
+def test_ids_and_offsets_match_transformers_on_books_wikipedia_and_squad(do_lower_case, every):
     assert_agrees_with_hugging_face(all_shared_texts()[::every], do_lower_case)
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
-def test_every_unicode_character_is_treated_as_in_transformers(do_lower_case):
-    """But for the marks, signs and formats that Unicode added after version 8, which transformers does not know, and
-    the first half of CJK extension E, which it leaves out by a slip."""
+def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
+    """Except marks, symbols and format characters that were added after Unicode 8, which transformers does not have, and
+    the first half of CJK extension E, which it leaves out by mistake."""
     characters = [c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")] + UNASSIGNED
     texts = [f"x{character}y" for character in characters]
     ids, offsets = encode_texts(ours(do_lower_case), texts)
@@ -126,27 +126,27 @@ def test_every_unicode_character_is_treated_as_in_transformers(do_lower_case):
     differing = [character for character in differing if not 0x2B820 <= ord(character) <= 0x2B91F]
     assert {unicodedata.category(character)[0] for character in differing} <= set("PMCS")
     old = unicodedata.ucd_3_2_0
-    known_for_long = [c for c in differing if old.category(c) == unicodedata.category(c)]
-    assert len(known_for_long) == 0
+    in_old_unicode = [c for c in differing if old.category(c) == unicodedata.category(c)]
+    assert len(in_old_unicode) == 0
     assert len(differing) < 700
 
 
-# Against the published algorithm, written out.
+# --- against the published algorithm ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
-def test_tokens_are_those_of_the_published_algorithm_on_the_sample_text(do_lower_case):
+def test_tokens_match_the_published_algorithm_on_the_sample_text(do_lower_case):
     plain = PlainTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
-    texts = [*sample_texts()[::5], TRICKY.replace("Σ", ""), "x" * 100, "x" * 101]  # it knows the sigma that ends words
+    texts = [*sample_texts()[::5], TRICKY.replace("Σ", ""), "x" * 100, "x" * 101]  # it has the sigma of word ends
     for text in texts:
         assert ours(do_lower_case).tokenize(text) == plain.tokenize(text)
 
 
-# The fast path against the specification.
+# --- the fast path against the definition -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
-def test_the_fast_path_gives_the_specifications_ids_and_offsets_for_every_character(do_lower_case):
+def test_fast_path_gives_the_same_ids_and_offsets_for_every_character(do_lower_case):
     tokenizer = BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
     texts = ["".join(ALL_CHARACTERS[start : start + 50]) for start in range(0, 0x30000, 50)]
     texts += [" a".join(text) for text in texts[:600]]
@@ -157,7 +157,7 @@ any_text = st.text() | st.text(st.sampled_from(TRICKY), max_size=60)
 
 
 @given(st.lists(any_text, max_size=8), st.booleans())
-def test_the_fast_path_gives_the_specifications_ids_and_offsets_for_any_text(texts, do_lower_case):
+def test_fast_path_gives_the_same_ids_and_offsets_for_any_text(texts, do_lower_case):
     assert_fast_path_agrees(ours(do_lower_case), texts)
 
 
@@ -171,8 +171,8 @@ def assert_fast_path_agrees(tokenizer: BertTokenizer, texts: list[str]) -> None:
 
 
 @cache
-def crowded(do_lower_case: bool) -> BertTokenizer:
-    """A tokenizer whose words have four slots between them."""
+def with_few_slots(do_lower_case: bool) -> BertTokenizer:
+    """A tokenizer whose hash table has four slots, so that most words collide."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "WORD_SLOTS", 4)
         patch.setattr(tokenizer_module, "PART_SLOTS", 4)
@@ -180,13 +180,13 @@ def crowded(do_lower_case: bool) -> BertTokenizer:
 
 
 @given(st.lists(any_text, max_size=8), st.booleans())
-def test_words_that_find_their_slot_taken_have_the_same_ids(texts, do_lower_case):
-    assert_fast_path_agrees(crowded(do_lower_case), texts)
+def test_words_with_equal_slots_have_the_same_ids_as_with_slots_of_their_own(texts, do_lower_case):
+    assert_fast_path_agrees(with_few_slots(do_lower_case), texts)
 
 
-@pytest.mark.parametrize("tokenizer", [ours(True), crowded(True)], ids=["own slots", "shared slots"])
-def test_words_are_told_apart_by_all_their_bytes(tokenizer):
-    """Of each length around those of one and two numbers of eight bytes, words that differ in any one letter."""
+@pytest.mark.parametrize("tokenizer", [ours(True), with_few_slots(True)], ids=["own slots", "shared slots"])
+def test_words_that_differ_in_any_byte_are_distinguished(tokenizer):
+    """Words of lengths around 8 and 16 bytes that differ in one letter."""
     words = ["a" * length for length in range(20)]
     words += [word[:place] + "b" + word[place + 1 :] for word in words for place in range(len(word))]
     words += [word + "\0" for word in words] + ["\0" * length for length in range(20)]
@@ -195,7 +195,7 @@ def test_words_are_told_apart_by_all_their_bytes(tokenizer):
 
 
 @given(st.lists(any_text, max_size=8))
-def test_what_is_not_utf8_is_refused_where_it_stands_and_forgotten(texts):
+def test_invalid_utf8_is_an_error_with_its_position_and_leaves_no_state(texts):
     tokenizer = ours(True)
     before = "\n".join(texts).encode()
     with pytest.raises(UnicodeDecodeError) as error:
@@ -205,16 +205,16 @@ def test_what_is_not_utf8_is_refused_where_it_stands_and_forgotten(texts):
 
 
 @given(any_text, st.booleans())
-def test_spans_lie_in_the_text_in_order_and_apart(text, do_lower_case):
+def test_spans_are_inside_the_text_in_order_and_do_not_overlap(text, do_lower_case):
     _, spans = ours(do_lower_case).encode_with_offsets(text)
     for begin, end in spans:
         assert 0 <= begin < end <= len(text)
     for (begin, end), (next_begin, next_end) in pairwise(spans):
-        # Pieces of one character overlap: "½"-like letters that come apart, or hangul in lower case.
+        # Pieces of one character may share a span: letters that decompose, such as hangul in lower case.
         assert next_begin >= end or next_begin == end - 1 or (begin, end) == (next_begin, next_end)
 
 
-def test_the_word_table_starts_afresh_when_it_is_full(monkeypatch):
+def test_full_word_table_is_cleared(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "MAX_CACHED_WORDS", 50)
     tokenizer = BertTokenizer(VOCAB_FILE)
     texts = sample_texts()[:400]
@@ -223,7 +223,7 @@ def test_the_word_table_starts_afresh_when_it_is_full(monkeypatch):
     assert len(tokenizer._words.table) < 500
 
 
-# What is decided, by example.
+# --- examples ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,13 @@ def test_cased_text_keeps_its_case_and_accents():
     assert ours(False).tokenize("Zürich Zurich été") == ["Zürich", "Zurich", "é", "##té"]
 
 
-def test_a_span_takes_in_the_accents_that_were_stripped():
+def test_span_includes_the_accents_that_were_stripped():
     text = "cafe\u0301s cafe\u0301"
     _, spans = ours(True).encode_with_offsets(text)
     assert [text[begin:end] for begin, end in spans] == ["cafe\u0301s", "cafe\u0301"]
 
 
-def test_tokens_and_ids_convert_into_each_other():
+def test_tokens_convert_to_ids_and_back():
     tokenizer = ours(True)
     tokens = tokenizer.tokenize("The quick brown fox jumped over the lazy tokenizer.")
     ids = tokenizer.convert_tokens_to_ids(tokens)
@@ -274,7 +274,7 @@ def test_tokens_and_ids_convert_into_each_other():
     assert named == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 
 
-# Vocabulary files that are none.
+# --- bad vocabulary files ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_tokens_and_ids_convert_into_each_other():
         (b"[PAD]\n[UNK]\n\xff\n", ["line 3", "UTF-8"]),
     ],
 )
-def test_a_bad_vocabulary_is_refused_with_its_line(tmp_path, content, words):
+def test_bad_vocabulary_is_an_error_with_its_line(tmp_path, content, words):
     path = tmp_path / "vocab.txt"
     if content is not None:
         path.write_bytes(content)
@@ -297,7 +297,7 @@ def test_a_bad_vocabulary_is_refused_with_its_line(tmp_path, content, words):
     assert all(word in str(error.value) for word in [str(path), *words])
 
 
-def test_line_ends_of_windows_make_no_other_vocabulary(tmp_path):
+def test_windows_line_ends_give_the_same_vocabulary(tmp_path):
     path = Path(tmp_path / "vocab.txt")
     path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "word", ""]).encode())
     assert list(BertTokenizer(path).vocab) == [*SPECIAL_TOKENS, "word"]
