@@ -21,7 +21,7 @@ from arguments import (
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
-from memory_estimate import print_estimate
+from memory_report import print_estimate
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from packing import stream_sizes

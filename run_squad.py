@@ -24,7 +24,7 @@ from arguments import (
 )
 from data_loader import LoaderConfig
 from evaluate_squad import evaluate
-from memory_estimate import print_estimate
+from memory_report import print_estimate
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from packing import stream_sizes

@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 import run_pretraining
 from benchmarks.peers import MODELS, surroundings, write_result
-from memory_estimate import MemoryEstimate, estimate_memory, settings_of
+from memory_estimate import MemoryEstimate, estimate_memory
+from memory_report import settings_of
 from modeling import BertForPreTraining
 from run_setup import load_config
 from utils.command_line import ArgumentParser, Arguments
@@ -63,20 +64,24 @@ class Case:
 
 
 def cases(models: list[str]) -> list[Case]:
-    tokens = {"tiny": 4096, "mini": 4096, "base": 1024, "large": 512}
+    """Precisions and modes of checkpointing for all `models`, and other flags for the first one."""
+    sizes = {"tiny": 8, "mini": 8, "base": 2, "large": 1}
     modes = [("--activation-checkpoint", mode) for mode in ("none", "selective", "full")]
-    found = []
-    for model in models:
-        batch_size = tokens[model] // LENGTH
-        found += [Case(model, batch_size, (*flags, *mode)) for flags in PRECISIONS.values() for mode in modes]
-        found += [
-            Case(model, batch_size, ("--optimizer", "AdamW")),
-            Case(model, batch_size, ("--gradient-merge-steps", "2", *modes[2])),
-            Case(model, batch_size, ("--gradient-merge-steps", "2", "--use-pure-fp16", *modes[2])),
-            Case(model, batch_size, ("--amp",), processes=2),
-            *(Case(model, batch_size, ("--amp", "--data-parallel-shard-degree", "2", *mode), 2) for mode in modes),
-        ]
-    return found
+    found = [
+        Case(model, sizes[model], (*flags, *mode))
+        for model in models
+        for flags in PRECISIONS.values()
+        for mode in modes
+    ]
+    first, size = models[0], sizes[models[0]]
+    return [
+        *found,
+        Case(first, size, ("--optimizer", "AdamW")),
+        Case(first, size, ("--gradient-merge-steps", "2", *modes[2])),
+        Case(first, size, ("--gradient-merge-steps", "2", "--use-pure-fp16", *modes[2])),
+        Case(first, size, ("--amp",), processes=2),
+        *(Case(first, size, ("--amp", "--data-parallel-shard-degree", "2", *mode), processes=2) for mode in modes),
+    ]
 
 
 def write_full_shards(folder: Path, length: int = LENGTH, predictions: int = PREDICTIONS, samples: int = 64) -> Path:

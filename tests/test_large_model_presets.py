@@ -6,7 +6,8 @@ from conftest import ROOT
 from test_scripts import checkout, pretraining_runs  # noqa: F401 (a fixture)
 
 from bert_config import BertConfig
-from memory_estimate import estimate_memory, settings_of
+from memory_estimate import estimate_memory
+from memory_report import settings_of
 from modeling import BertForPreTraining
 from run_setup import load_config
 
