@@ -116,7 +116,7 @@ def model_gradient_bytes(settings: MemorySettings) -> int:
 
 def lamb_updates(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
     """LAMB's updates of all tensors at once: on GPUs, and if parameters are sharded."""
-    if settings.optimizer == "AdamW" or (settings.device.type == "cpu" and settings.parallel.shard_degree == 1):
+    if settings.optimizer != "Lamb" or (settings.device.type == "cpu" and settings.parallel.shard_degree == 1):
         return Counter()
     return Counter({"optimizer state": FLOAT32 * num_parameters(model) / settings.parallel.shard_degree})
 
