@@ -29,11 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import run_pretraining
-from benchmarks.peers import MODELS, surroundings, write_result
+from benchmarks.common.results import write_result
+from benchmarks.common.training import MODELS
 from memory_estimate import MemoryEstimate, estimate_memory
 from memory_report import settings_of
+from model_choice import choose_model
 from modeling import BertForPreTraining
-from run_setup import load_config
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
@@ -153,7 +154,7 @@ def measure_here(kind: str, folder: str, *arguments: str) -> None:
 def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
     args = run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
     with torch.device("meta"):
-        model = BertForPreTraining(load_config(args))
+        model = BertForPreTraining(choose_model(args).config)
     return estimate_memory(model, settings_of(args, args.batch_size, args.max_predictions_per_seq))
 
 
@@ -192,9 +193,7 @@ def main(argv: list[str] | None = None) -> None:
                 )
                 print_line("  ".join(map(str, rows[-1].values())))
                 bar.update(1)
-    path = write_result(
-        args.output, "memory-cpu", {"surroundings": surroundings(torch.device("cpu")), "mebibytes": rows}
-    )
+    path = write_result(args.output, "memory-cpu", torch.device("cpu"), {"mebibytes": rows})
     print_line(f"wrote {path}")
 
 

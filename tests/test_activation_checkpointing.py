@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
-from small_runs import Ground, ended, losses, start_several, trained, weights
+from processes import exit_codes, start_several
+from small_runs import RunInputs, losses, train, weights
 from torch import Tensor, nn
 
 from activation_checkpointing import MODES
@@ -90,13 +91,13 @@ def test_compiled_layers_can_be_checkpointed(mode, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory) -> Ground:
-    return Ground.make(tmp_path_factory.mktemp("ground"))
+def ground(tmp_path_factory) -> RunInputs:
+    return RunInputs.make(tmp_path_factory.mktemp("ground"))
 
 
-def run_sharded(ground: Ground, output: Path, mode: str) -> Path:
+def run_sharded(ground: RunInputs, output: Path, mode: str) -> Path:
     flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint", mode)
-    codes = ended(start_several(ground.command(output, *flags), output.with_suffix(".log")))
+    codes = exit_codes(start_several(ground.command(output, *flags), output.with_suffix(".log")))
     assert codes == [0, 0], [path.read_text() for path in output.parent.glob(f"{output.name}.*")]
     return output
 
@@ -118,11 +119,11 @@ def test_sharded_over_two_processes_training_is_identical_to_the_bit(ground, tmp
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
 def test_a_run_may_change_its_mode_from_one_start_to_the_next(ground, tmp_path, mode):
-    trained(ground.command(tmp_path / "straight", "--max-steps", 4))
+    train(ground.command(tmp_path / "straight", "--max-steps", 4))
     stopped = ground.command(tmp_path / "stopped", "--max-steps", 4, "--activation-checkpoint", mode)
-    trained([*stopped, "--steps-this-run", "2"])
+    train([*stopped, "--steps-this-run", "2"])
     folder = tmp_path / "stopped" / "custom" / "phase1"
-    trained(
+    train(
         [
             *ground.command(tmp_path / "stopped", "--max-steps", 4),
             "--from-checkpoint",

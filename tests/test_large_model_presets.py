@@ -3,16 +3,21 @@
 import pytest
 import torch
 from conftest import ROOT
-from test_scripts import checkout, pretraining_runs  # noqa: F401 (a fixture)
+from launch_scripts import Checkout, pretraining_runs
 
 from bert_config import BertConfig
 from memory_estimate import estimate_memory
 from memory_report import settings_of
+from model_choice import choose_model
 from modeling import BertForPreTraining
-from run_setup import load_config
 
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("0.7b", 732), ("1.3b", 1281), ("13b", 12797)])
@@ -24,7 +29,7 @@ def test_a_config_has_the_number_of_parameters_of_its_name(name, millions):
 
 
 @pytest.mark.parametrize("name", ["1p3b", "13b"])
-def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name):  # noqa: F811
+def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name):
     result = checkout.run(
         f"source scripts/configs/pretrain_config.sh; EXTRA_ARGS=$flags_{name} "
         f"bash scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_{name})"
@@ -34,7 +39,7 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name
         assert (args.data_parallel_shard_degree, args.use_pure_fp16, args.max_seq_length) == (-1, True, length)
         assert args.config_file.name == f"bert-{name.replace('p', '.')}-uncased.json"
         with torch.device("meta"):
-            model = BertForPreTraining(load_config(args))
+            model = BertForPreTraining(choose_model(args).config)
         with pytest.MonkeyPatch.context() as patch:
             for variable, value in {"WORLD_SIZE": 8, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
                 patch.setenv(variable, str(value))
