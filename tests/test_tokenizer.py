@@ -116,8 +116,8 @@ def test_ids_and_offsets_match_transformers_on_books_wikipedia_and_squad(do_lowe
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
-    """Except marks, symbols and format characters added after Unicode 8, which transformers does not have, and the first
-    half of CJK extension E, which it leaves out by mistake."""
+    """Except marks, symbols and format characters added after Unicode 8, which transformers does not have, and the
+    first half of CJK extension E, which it leaves out by mistake."""
     characters = [c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")] + UNASSIGNED
     texts = [f"x{character}y" for character in characters]
     ids, offsets = encode_texts(ours(do_lower_case), texts)
