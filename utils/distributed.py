@@ -20,6 +20,10 @@ from utils.errors import PeerError, UserError
 Result = TypeVar("Result")
 
 PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
+JOIN_MINUTES = 5.0
+JOIN_POLL_SECONDS = 0.05
+JOIN_GRACE_SECONDS = 2
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)  # rank 0 may verify large checkpoints, and the others wait
 
 
 @dataclass(frozen=True)
@@ -170,34 +174,45 @@ class ErrorReports:
 
 
 @contextlib.contextmanager
-def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
-    """Joins the process group that torchrun's environment describes, and leaves it at the end."""
+def init_distributed(device: torch.device, join_minutes: float = JOIN_MINUTES) -> Iterator[DistributedContext]:
+    """Joins the process group that torchrun's environment describes, and leaves it at the end. Raises UserError if not
+    all processes have come within `join_minutes`."""
     place = read_environment()
     if place.world_size == 1:
         yield DistributedContext()
         return
     # With CPU offload, the tensors of some collectives are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = datetime.timedelta(minutes=30)
-    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-    reports = ErrorReports(dist.PrefixStore("errors", store), place)
-    group_store = dist.PrefixStore("group", store)
-    dist.init_process_group(backend, store=group_store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    context = DistributedContext(
-        place.rank,
-        place.world_size,
-        place.local_rank,
-        place.local_world_size,
-        cpu_group=dist.new_group(backend="gloo"),
-    )
+    reports = None
     try:
+        store = join(place, join_minutes)
+        reports = ErrorReports(dist.PrefixStore("errors", store), place)
         with translate_peer_failure():
-            yield context
+            # The short timeout is for a process that ends before all are connected.
+            timeout = datetime.timedelta(minutes=join_minutes)
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", store),
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=timeout,
+            )
+            cpu_group = dist.new_group(backend="gloo", timeout=timeout)
+            for group in (dist.group.WORLD, cpu_group):
+                dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        context = DistributedContext(
+            place.rank, place.world_size, place.local_rank, place.local_world_size, cpu_group=cpu_group
+        )
+        try:
+            with translate_peer_failure():
+                yield context
+        finally:
+            context.destroy()
     except UserError as error:
         error.rank = place.rank  # from here on, the ranks may have errors of their own
-        if not reports.is_first(error):
+        if reports is not None and not reports.is_first(error):
             raise PeerError(str(error)) from error
         raise
     finally:
-        context.destroy()
-        reports.wait()
+        if reports is not None:
+            reports.wait()
