@@ -5,6 +5,7 @@ one integer, the number of samples consumed: the order of the data and the rando
 it.
 """
 
+import math
 import platform
 import time
 import uuid

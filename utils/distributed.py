@@ -216,3 +216,76 @@ def init_distributed(device: torch.device, join_minutes: float = JOIN_MINUTES) -
     finally:
         if reports is not None:
             reports.wait()
+
+
+def join(place: RankEnvironment, minutes: float) -> "dist.Store":
+    """The store of the run, when all ranks have come to it. Raises UserError, naming the ranks that have not come
+    within `minutes`."""
+    end = time.monotonic() + 60 * minutes
+    store, flag = open_store(place, end), f"--distributed-timeout-minutes {minutes:g}"
+    missing, lost = list(range(place.world_size)), None
+    try:
+        store.set(f"joined/{place.rank}", "")
+        while missing and time.monotonic() < end:
+            missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+            time.sleep(JOIN_POLL_SECONDS)
+        if missing and place.rank == 0:
+            time.sleep(JOIN_GRACE_SECONDS)  # rank 0 may hold the store, which the others still read
+    except RuntimeError as error:  # rank 0 gave up first
+        lost = error
+    if missing:
+        raise UserError(
+            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not start within {flag}: "
+            f"see what that process or machine prints, and whether it reaches {os.environ['MASTER_ADDR']}"
+        ) from lost
+    return store
+
+
+def open_store(place: RankEnvironment, end: float) -> "dist.Store":
+    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's where it has one, else rank 0's. Raises UserError
+    if it cannot be reached until the time `end`."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    uses_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_server = place.rank == 0 and not uses_agent
+    if is_server:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                raise UserError(f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port") from error
+    else:
+        _wait_for_server(address, port, end)
+    # In a thread, because torch waits without end for a server that accepts connections and never answers.
+    found: list[Any] = []
+    timeout = datetime.timedelta(seconds=max(end - time.monotonic(), 1))
+
+    def connect() -> None:
+        try:
+            found.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False))
+        except (RuntimeError, ValueError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, name="store", daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds() + 1)
+    if not found or isinstance(found[0], Exception):
+        raise UserError(
+            f"{address}:{port} is not the main process of a run: check MASTER_ADDR and MASTER_PORT, and that no other "
+            f"program has that port"
+        )
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found[0])
+
+
+def _wait_for_server(address: str, port: int, end: float) -> None:
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"cannot reach the main process of this run at {address}:{port} ({error.strerror or error}): check "
+                    f"MASTER_ADDR and MASTER_PORT, and that rank 0 was started there"
+                ) from error
+        time.sleep(JOIN_POLL_SECONDS)
