@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from activation_checkpointing import MODES
+from checkpoint import is_step
 from lr_scheduler import DECAYS, ScheduleConfig
 from optimizer import OPTIMIZERS, OptimizerConfig, check_shardable
 from parallelize import ParallelConfig
@@ -13,33 +14,34 @@ from trainer import TrainerConfig
 from utils.command_line import (
     Arguments,
     BooleanFlag,
+    bounded_float,
+    bounded_int,
     decay_factor,
     fraction,
     non_negative_float,
-    non_negative_int,
     optional_path,
+    plain_name,
     positive_float,
     positive_int,
     random_seed,
 )
 from utils.errors import UserError
 
+MAX_BATCH = 2**24  # sequences per update; also of a micro-batch
+MAX_LENGTH = 2**20  # tokens of a sequence
 BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "custom")
 
 
 def checkpoint_step(text: str) -> str | None:
     if text.lower() == "none":
         return None
-    if text != "auto" and not text.isdigit():
+    if text != "auto" and not is_step(text):
         raise argparse.ArgumentTypeError(f"expected None, auto or a step, not {text}")
     return text
 
 
-def shard_degree(text: str) -> int:
-    value = int(text)
-    if value != -1 and value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, or -1, not {text}")
-    return value
+def positive_int_or_minus_one(text: str) -> int:
+    return -1 if text == "-1" else positive_int(text)
 
 
 def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) -> None:
@@ -57,7 +59,12 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
     if steps_required:
         group.add_argument("--max-steps", type=positive_int, required=True, help="updates of the whole run")
     else:
-        group.add_argument("--max-steps", type=int, default=-1, help="most updates; -1: as many as the epochs need")
+        group.add_argument(
+            "--max-steps",
+            type=positive_int_or_minus_one,
+            default=-1,
+            help="most updates; -1: as many as the epochs need",
+        )
     group.add_argument(
         "--pre-layer-norm",
         action=BooleanFlag,
@@ -102,13 +109,21 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         help="file for DLLogger's JSON lines",
     )
     group.add_argument("--tensorboard-dir", type=optional_path, help="folder for TensorBoard's logs")
-    group.add_argument("--model-prefix", default="model", help="prefix of the file names of the training state")
+    group.add_argument(
+        "--model-prefix", type=plain_name, default="model", help="prefix of the file names of the training state"
+    )
     group.add_argument("--show-config", action=BooleanFlag, default=True, help="print all settings at the start")
     group.add_argument(
         "--enable-cpu-affinity", action=BooleanFlag, default=True, help="bind each process to the cores near its GPU"
     )
-    group.add_argument("--num-workers", type=non_negative_int, default=1, help="threads that read data ahead")
+    group.add_argument("--num-workers", type=bounded_int(0, 1024), default=1, help="threads that read data ahead")
     group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: a GPU if there is one")
+    group.add_argument(
+        "--distributed-timeout-minutes",
+        type=bounded_float(0, 10_000, exclusive=True),
+        default=5,
+        help="minutes to wait at the start for all processes",
+    )
     group.add_argument("--benchmark", action=BooleanFlag, help="measure speed, save nothing")
     group.add_argument("--benchmark-steps", type=positive_int, default=20, help="updates that --benchmark measures")
     group.add_argument(
@@ -127,13 +142,13 @@ def add_training_arguments(
     batch.add_argument(
         "--gradient-merge-steps",
         "--gradient-accumulation-steps",
-        type=positive_int,
+        type=bounded_int(1, MAX_BATCH),
         default=1,
         help="micro-batches per GPU and update, whose gradients are summed",
     )
     batch.add_argument(
         "--global-batch-size",
-        type=positive_int,
+        type=bounded_int(1, MAX_BATCH),
         help="sequences per update over all GPUs, instead of --gradient-merge-steps",
     )
     group.add_argument("--learning-rate", type=non_negative_float, default=learning_rate, help="peak learning rate")
@@ -193,7 +208,7 @@ def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory and parallelism")
     group.add_argument(
         "--data-parallel-shard-degree",
-        type=shard_degree,
+        type=positive_int_or_minus_one,
         default=1,
         help="processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has "
         "its own (DDP); -1: all processes share one",

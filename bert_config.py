@@ -8,6 +8,17 @@ from pathlib import Path
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 
+# More than any model has, and few enough to be counted before memory is asked for.
+MAX_SIZES = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**17,
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**12,
+    "intermediate_size": 2**20,
+    "max_position_embeddings": 2**20,
+    "type_vocab_size": 2**10,
+}
+
 # Keys that other libraries write into a BERT config and that change the model: only these values are supported.
 FOREIGN_KEYS = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
@@ -43,8 +54,12 @@ class BertConfig:
                 raise ValueError(f"{field.name} is {value!r}: it must be a whole number from 1 up")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name} is {value!r}: it must be true or false")
-            if field.type is float and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
-                raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 up")
+            if field.type is int and value > MAX_SIZES[field.name]:
+                raise ValueError(f"{field.name} is {value}: at most {MAX_SIZES[field.name]} is possible")
+            if field.type is float and (
+                not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1
+            ):
+                raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 to 1")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"

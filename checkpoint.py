@@ -16,7 +16,7 @@ from typing import Any
 
 from model_files import has_weights
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json_object
 from utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
@@ -29,12 +29,15 @@ HASH_BLOCK = 16 << 20  # bytes: every block of a file has a checksum of its own,
 FORMAT_VERSION = 2  # 1 has one checksum per file
 
 
+OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
+
+
 def optimizer_file(prefix: str) -> str:
-    return f"{prefix}_optimizer.safetensors"
+    return prefix + OPTIMIZER_SUFFIX
 
 
 def progress_file(prefix: str) -> str:
-    return f"{prefix}_progress.json"
+    return prefix + PROGRESS_SUFFIX
 
 
 class BadCheckpoint(UserError):
@@ -90,7 +93,7 @@ def verify_checkpoint(folder: str | Path) -> None:
         if manifest["format_version"] == FORMAT_VERSION and manifest["block_size"] != HASH_BLOCK:
             raise ValueError(f"block_size is {manifest['block_size']}, not {HASH_BLOCK}")
         expected = manifest["files"]
-        if unlisted := [name for name in (MODEL_FILE, CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE) if name not in expected]:
+        if unlisted := _unlisted_files(folder, expected):
             raise ValueError(f"it does not list {unlisted[0]}")
         for name, file in expected.items():
             path = folder / name
@@ -105,6 +108,16 @@ def verify_checkpoint(folder: str | Path) -> None:
                 )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCheckpoint(f"{manifest_path} is damaged ({error}): use the checkpoint before it") from error
+
+
+def _unlisted_files(folder: Path, files: dict[str, Any]) -> list[str]:
+    """The files of a checkpoint that the manifest's `files` must list and does not."""
+    prefixes = {name.removesuffix(OPTIMIZER_SUFFIX) for name in files if name.endswith(OPTIMIZER_SUFFIX)} or {"model"}
+    required = {MODEL_FILE, CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE}
+    required |= {file(prefix) for prefix in prefixes for file in (optimizer_file, progress_file)}
+    # A file of another prefix that was added later would be read without a checksum.
+    required |= {path.name for path in folder.iterdir() if path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))}
+    return sorted(required - files.keys())
 
 
 def _has_digests(path: Path, expected: str | list[str]) -> bool:
@@ -136,7 +149,7 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
 
 def is_step(name: str) -> bool:
     """Whether `name` is a step's folder name: a number in its usual form."""
-    return name.isascii() and name.isdigit() and str(int(name)) == name
+    return name == "0" or (name.isascii() and name.isdigit() and name[0] != "0" and len(name) < 20)
 
 
 def latest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line) -> Path | None:
@@ -196,7 +209,7 @@ def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
     path = folder / progress_file(prefix)
     if not path.is_file():
         raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
-    return read_json(path, "the progress of a checkpoint")
+    return read_json_object(path, "the progress of a checkpoint")
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

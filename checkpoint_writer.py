@@ -1,5 +1,6 @@
 """Writes checkpoints in the background, by all ranks that have a part of the state."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -107,7 +108,8 @@ class CheckpointWriter:
         # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
         if 3 * num_bytes * self.local_writers > available_memory():
             return
-        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        with contextlib.suppress(RuntimeError):  # not enough memory: `_copy` tries again
+            self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         pages = self.memory.numpy()[::PAGE]
         for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
             if self.closing:
@@ -140,7 +142,10 @@ class CheckpointWriter:
         if needed > len(self.memory):
             if needed * self.local_writers > available_memory():
                 return None
-            self.memory = torch.empty(needed, dtype=torch.uint8, pin_memory=on_gpu)
+            try:
+                self.memory = torch.empty(needed, dtype=torch.uint8, pin_memory=on_gpu)
+            except RuntimeError:  # the system's limits are lower than what is free
+                return None
         copies = []
         for tensor, start in zip(tensors, [0, *ends], strict=False):
             rows = tensor.rows.detach()

@@ -161,8 +161,10 @@ def read_layout(dataset: h5py.Dataset) -> Layout:
 def to_python(value):
     """An HDF5 attribute as a Python value."""
     if isinstance(value, bytes):
-        return value.decode()
-    return value.item() if isinstance(value, np.generic) else value
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, np.ndarray):
+        return [to_python(item) for item in value.tolist()]
+    return to_python(value.item()) if isinstance(value, np.generic) else value
 
 
 def smallest_integers(values: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from checkpoint import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
 from tokenizer import BertTokenizer
 from utils.command_line import Arguments
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json_object
 
 ROOT = Path(__file__).resolve().parent
 CONFIGS = ROOT / "bert_configs"
@@ -51,7 +51,7 @@ def choose_model(args: Arguments) -> ModelChoice:
     if vocab_file is None and folder is not None and (folder / VOCAB_FILE).is_file():
         vocab_file = folder / VOCAB_FILE
         if (folder / TOKENIZER_FILE).is_file():
-            do_lower_case = read_json(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
+            do_lower_case = read_json_object(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
     elif vocab_file is None:
         if folder is not None and (folder / "tokenizer.json").is_file():
             raise UserError(
@@ -82,7 +82,7 @@ def starting_folder(args: Arguments) -> Path | None:
 
 
 def read_config(path: Path) -> BertConfig:
-    read_json(path, "the config")
+    read_json_object(path, "the config")
     try:
         return BertConfig.from_json_file(path)
     except ValueError as error:

@@ -12,7 +12,7 @@ from checkpoint import CONFIG_FILE, VOCAB_FILE
 from model_files import open_model_weights
 from safetensors_rows import LazyTensor
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json_object
 from utils.progress import print_line
 
 HEADS = ("cls.", "qa_outputs.", "classifier.")
@@ -40,7 +40,7 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
     """Raises UserError where weights of the right shapes would mean something else in this run: another number of
     heads, or another vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
-        theirs = read_json(folder / CONFIG_FILE, "the config")
+        theirs = read_json_object(folder / CONFIG_FILE, "the config")
         theirs = {"pre_layer_norm": False, **theirs}
         for key in ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm"):
             if theirs.get(key, config[key]) != config[key]:
@@ -135,7 +135,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
-    read_json(folder / CONFIG_FILE, "the config")
+    read_json_object(folder / CONFIG_FILE, "the config")
     try:
         config = BertConfig.from_json_file(folder / CONFIG_FILE)
     except ValueError as error:

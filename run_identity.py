@@ -15,7 +15,7 @@ from checkpoint import MANIFEST_FILE, checkpoint_steps, remove_checkpoint
 from model_files import WEIGHT_FILES
 from utils.command_line import Arguments
 from utils.errors import UserError
-from utils.files import file_digest, read_json, write_json
+from utils.files import file_digest, read_json_object, write_json
 
 RECORD_FILE = "run.json"
 RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json", "scores.json")
@@ -69,8 +69,8 @@ def weights_digest(folder: Path) -> str | None:
     for candidate in (folder, *(folder / str(step) for step in reversed(checkpoint_steps(folder)))):
         manifest = candidate / MANIFEST_FILE
         if manifest.is_file():
-            files = read_json(manifest, "the manifest of a checkpoint").get("files", {})
-            return digest_of(files.get(WEIGHT_FILES[0]))
+            files = read_json_object(manifest, "the manifest of a checkpoint").get("files")
+            return digest_of(files.get(WEIGHT_FILES[0]) if isinstance(files, dict) else None)
         paths = sorted(path for path in candidate.glob("*") if path.name.startswith(("model", "pytorch_model")))
         if paths := [path for path in paths if path.suffix in (".safetensors", ".bin")]:
             return digest_of([file_digest(path) for path in paths])
@@ -88,7 +88,7 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
     path = folder / RECORD_FILE
     if not (path.is_file() and checkpoint_steps(folder)):
         return
-    stored = read_json(path, "the record of a run")
+    stored = read_json_object(path, "the record of a run")
     try:
         identity, hyperparameters = dict(stored["identity"]), dict(stored["hyperparameters"])
     except (KeyError, TypeError, ValueError) as error:

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from arguments import (
+    MAX_BATCH,
+    MAX_LENGTH,
     add_global_arguments,
     add_parallel_arguments,
     add_precision_arguments,
@@ -38,14 +40,16 @@ from trainer import Runtime
 from utils.command_line import (
     ArgumentParser,
     Arguments,
+    BooleanFlag,
     RefusedFlag,
+    bounded_int,
     non_negative_int,
     optional_path,
-    positive_int,
 )
-from utils.errors import UserError, run_main
+from utils.distributed import DistributedContext
+from utils.errors import PeerError, UserError, run_main
 from utils.files import file_digest
-from utils.progress import print_line
+from utils.progress import print_line, progress_bar
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -56,6 +60,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     data.add_argument(
         "--eval-steps", type=non_negative_int, default=0, help="updates between evaluations; 0: only at the end"
     )
+    data.add_argument(
+        "--verify-data", action=BooleanFlag, help="before training, compare the shards with their checksums"
+    )
     add_global_arguments(parser, steps_required=True)
     parser.add_argument(
         "--from-phase1-final-params",
@@ -63,7 +70,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         help="phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 has a checkpoint",
     )
     group = add_training_arguments(parser, "Lamb", 1e-4, 0.01)
-    group.add_argument("--batch-size", type=positive_int, default=32, help="sequences per GPU and micro-batch")
+    group.add_argument(
+        "--batch-size", type=bounded_int(1, MAX_BATCH), default=32, help="sequences per GPU and micro-batch"
+    )
     group.add_argument(
         "--train-batch-size",
         action=RefusedFlag,
@@ -71,11 +80,11 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "--gradient-accumulation-steps",
     )
     group.add_argument(
-        "--max-seq-length", type=positive_int, default=512, help="sequence length; must match the shards"
+        "--max-seq-length", type=bounded_int(1, MAX_LENGTH), default=512, help="sequence length; must match the shards"
     )
     group.add_argument(
         "--max-predictions-per-seq",
-        type=positive_int,
+        type=bounded_int(1, MAX_LENGTH),
         default=80,
         help="masked tokens per sequence; must match the shards",
     )
@@ -129,6 +138,26 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader
     return dataset
 
 
+def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContext) -> None:
+    """Compares the shards with their checksums; each rank reads its share of them. Raises UserError on all ranks if a
+    shard differs; a note says how many have no checksums."""
+    error: UserError | None = None
+    with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
+        for shard in dataset.shards[distributed.rank :: distributed.world_size]:
+            try:
+                shard.verify_checksums()
+            except UserError as raised:
+                error = error or raised
+            bar.update()
+    (failures,) = distributed.all_reduce_sum([error is not None])
+    if failures:
+        raise error or PeerError("another process found a damaged shard")
+    without = [shard for shard in dataset.shards if not shard.has_checksums]
+    if distributed.is_main:
+        found = f"--verify-data: {len(dataset.shards) - len(without)} shards of {dataset.folder} match their checksums"
+        print_line(f"{found}; {len(without)} have none, such as {without[0].path}" if without else found)
+
+
 def pretrain(args: Arguments, runtime: Runtime) -> int:
     choice = choose_model(args)
     bert_config, vocab_file = choice.config, choice.vocab_file
@@ -144,6 +173,9 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, loader) if args.eval_dir else None
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{args.eval_dir} holds fewer samples than there are processes: make a larger held-out set")
+    if args.verify_data:
+        for checked in filter(None, (dataset, eval_dataset)):
+            verify_checksums(checked, runtime.distributed)
     metadata = CheckpointMetadata(
         phase="phase2" if args.phase2 else "phase1",
         arguments=args.as_dict(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from arguments import amp_dtype, parallel_config
+from arguments import MAX_BATCH, amp_dtype, parallel_config
 from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
 from device import keep_freed_memory, select_device, set_num_threads
@@ -27,7 +27,10 @@ from trainer import Runtime, Task, Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
 from utils.distributed import init_distributed, read_environment
+from utils.errors import UserError, is_out_of_memory
+from utils.launcher import stop_with_launcher
 from utils.progress import print_line
+from utils.terminal import may_lose_terminal
 
 INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --scale-loss is not given
 
@@ -35,13 +38,14 @@ INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --sca
 @contextmanager
 def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
     """Selects device and precision, joins the other processes, and opens the log; leaves everything at the end."""
+    stop_with_launcher()
     device = select_device(args.device)
     amp = args.amp or args.fp16
     precision = select_precision(amp, amp_dtype(args), args.use_pure_fp16, args.tf32, device)
     parallel = parallel_config(args, read_environment().world_size, on_gpu=device.type == "cuda")
     set_num_threads()
     keep_freed_memory()
-    with init_distributed(device) as distributed:
+    with may_lose_terminal(), init_distributed(device, args.distributed_timeout_minutes) as distributed:
         if args.enable_cpu_affinity:
             set_cpu_affinity(device, distributed.local_rank, distributed.local_world_size)
         if args.show_config and distributed.is_main:
@@ -53,6 +57,13 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
         reporter = make_reporter(args.report_file, args.tensorboard_dir, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
+        except (RuntimeError, MemoryError, OSError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"out of memory on {device}: lower the batch size (and raise --gradient-merge-steps as much: the "
+                f"global batch stays the same), or add --activation-checkpoint full; the last checkpoint is kept"
+            ) from error
         finally:
             reporter.close()
 
@@ -179,12 +190,21 @@ def make_run_config(
 def count_steps(args: Arguments, num_samples: int, batch_size: int) -> int:
     """Updates of a fine-tuning run: as many as --epochs need, and at most --max-steps."""
     steps = math.ceil(args.epochs * num_samples / batch_size)
-    return min(steps, args.max_steps) if args.max_steps > 0 else steps
+    steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
+    if steps >= 2**31:
+        raise UserError(f"--epochs {args.epochs:g} takes {steps} updates: give fewer epochs, or --max-steps")
+    return steps
 
 
 def global_batch_size(args: Arguments, batch_size: int, world_size: int) -> int:
     """Sequences per update over all ranks."""
-    return args.global_batch_size or batch_size * args.gradient_merge_steps * world_size
+    global_batch = args.global_batch_size or batch_size * args.gradient_merge_steps * world_size
+    if global_batch > MAX_BATCH:
+        raise UserError(
+            f"an update would take {global_batch} sequences, and at most {MAX_BATCH} are possible: lower the batch "
+            f"size or --gradient-merge-steps"
+        )
+    return global_batch
 
 
 def build_trainer(

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from arguments import (
+    MAX_BATCH,
+    MAX_LENGTH,
     add_global_arguments,
     add_parallel_arguments,
     add_precision_arguments,
@@ -50,8 +52,9 @@ from utils.command_line import (
     ArgumentParser,
     Arguments,
     BooleanFlag,
+    bounded_float,
+    bounded_int,
     optional_path,
-    positive_float,
     positive_int,
 )
 from utils.errors import UserError, run_main
@@ -77,20 +80,31 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add_global_arguments(parser, steps_required=False)
     group = add_training_arguments(parser, "AdamW", 5e-5, 0.1)
     group.add_argument(
-        "--epochs", "--num-train-epochs", type=positive_float, default=3, help="passes over the training data"
+        "--epochs",
+        "--num-train-epochs",
+        type=bounded_float(0, 1e6, exclusive=True),
+        default=3,
+        help="passes over the training data",
     )
-    group.add_argument("--train-batch-size", type=positive_int, default=32, help="sequences per GPU and micro-batch")
+    group.add_argument(
+        "--train-batch-size", type=bounded_int(1, MAX_BATCH), default=32, help="sequences per GPU and micro-batch"
+    )
     features = parser.add_argument_group("features and decoding")
     features.add_argument(
-        "--predict-batch-size", type=positive_int, default=8, help="sequences per GPU and forward pass"
+        "--predict-batch-size", type=bounded_int(1, MAX_BATCH), default=8, help="sequences per GPU and forward pass"
     )
     features.add_argument(
-        "--max-seq-length", type=positive_int, default=384, help="most tokens of a question with a window"
+        "--max-seq-length", type=bounded_int(1, MAX_LENGTH), default=384, help="most tokens of a question with a window"
     )
     features.add_argument("--doc-stride", type=positive_int, default=128, help="tokens between the starts of windows")
-    features.add_argument("--max-query-length", type=positive_int, default=64, help="most tokens of a question")
     features.add_argument(
-        "--n-best-size", type=positive_int, default=20, help="candidate starts, ends and answers per question"
+        "--max-query-length", type=bounded_int(1, MAX_LENGTH), default=64, help="most tokens of a question"
+    )
+    features.add_argument(
+        "--n-best-size",
+        type=bounded_int(1, MAX_LENGTH),
+        default=20,
+        help="candidate starts, ends and answers per question",
     )
     features.add_argument("--max-answer-length", type=positive_int, default=30, help="most tokens of an answer")
     features.add_argument(

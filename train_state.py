@@ -5,6 +5,7 @@ one integer, the number of samples consumed: the order of the data and the rando
 it.
 """
 
+import math
 import platform
 import time
 import uuid
@@ -20,6 +21,7 @@ from checkpoint import (
     checkpoint_steps,
     find_checkpoint,
     find_model_folder,
+    is_step,
     is_valid,
     optimizer_file,
     prepare_folder,
@@ -221,8 +223,8 @@ class TrainState:
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress["loss_scale"])
         self.step, self.samples_consumed = progress["step"], progress["samples_consumed"]
-        self.train_seconds = float(progress.get("train_seconds", 0.0))
-        self.raw_train_seconds = float(progress.get("raw_train_seconds", 0.0))
+        self.train_seconds = float(progress["train_seconds"])
+        self.raw_train_seconds = float(progress["raw_train_seconds"])
         self.device_step.fill_(self.step)
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
         for what, now, then in [
@@ -252,8 +254,15 @@ class TrainState:
                 tensor = tensors[f"{name}.{key}"]
                 value = torch.empty(() if key == "step" else p.shape, dtype=torch.float32, device=p.device)
                 copy_rows(value, self.parallel.row_start(name), tensor)
+                check_state(f"{path}: {name}.{key}", key, value, progress["step"])
                 self.optimizer.state[p][key] = value
+        counted = None if "step" in state_names(self.optimizer) else progress["step"]
         for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
+            if step != counted:
+                raise UserError(
+                    f"{folder / progress_file(self.metadata.prefix)}: optimizer_step is {step}, expected {counted}: "
+                    f"use the checkpoint before it"
+                )
             if step is not None:
                 group["step"] = step
 
@@ -302,6 +311,17 @@ def check_steps(path: Path, tensors: dict[str, LazyTensor], last: int) -> None:
             )
 
 
+def check_state(where: str, key: str, value: Tensor, step: int) -> None:
+    """Raises UserError unless the moment `value` is finite, and not below 0 if it is one of squares."""
+    lowest, highest = value.aminmax() if value.numel() else (value.new_zeros(()), value.new_zeros(()))
+    is_possible = math.isfinite(lowest) and math.isfinite(highest) and (key != "exp_avg_sq" or lowest >= 0)
+    if not is_possible:
+        raise UserError(
+            f"{where} holds values that are impossible at step {step}: use the checkpoint before it, or take only its "
+            f"weights with --from-pretrained-params"
+        )
+
+
 def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
     """The checkpoint, or else the model folder, that `config` names; see `TrainState.start_from`."""
     if config.last_step_of_checkpoint is not None and config.from_checkpoint is None:
@@ -334,7 +354,7 @@ def refuse_newer_checkpoints(folder: Path, found: Path | None) -> None:
 
 
 def _is_count(value: Any, minimum: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= 2**53
 
 
 def _is_number(value: Any, minimum: float) -> bool:
@@ -346,6 +366,8 @@ PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "step": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
     "samples_consumed": ("a whole number from 0 up", _is_count),
     "phase": ("a text", lambda value: isinstance(value, str)),
+    "train_seconds": ("a number from 0 up", lambda value: _is_number(value, 0)),
+    "raw_train_seconds": ("a number from 0 up", lambda value: _is_number(value, 0)),
     "seed": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
     "num_samples": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
     "optimizer": ("a text", lambda value: isinstance(value, str)),
@@ -371,13 +393,11 @@ def check_progress(folder: Path, prefix: str) -> dict[str, Any]:
     impossible."""
     progress, path = read_progress(folder, prefix), folder / progress_file(prefix)
     advice = "use the checkpoint before it"
-    if not isinstance(progress, dict):
-        raise UserError(f"{path} is not a JSON object: {advice}")
     for key, (description, is_possible) in PROGRESS_SCHEMA.items():
         if key not in progress:
             raise UserError(f"{path} has no {key}: {advice}")
         if not is_possible(progress[key]):
             raise UserError(f"{path}: {key} is {progress[key]!r}, expected {description}: {advice}")
-    if folder.name.isdecimal() and progress["step"] != int(folder.name):
+    if is_step(folder.name) and progress["step"] != int(folder.name):
         raise UserError(f"{path}: step is {progress['step']}, and the folder is {folder.name}: {advice}")
     return progress

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from checkpoint_writer import CheckpointWriter
 from data_loader import MicroBatch, StepBatch
 from device import peak_flops
+from lr_scheduler import ScheduleTable
 from metrics import (
     Benchmark,
     GlobalBatchStats,
@@ -105,8 +106,7 @@ class Trainer:
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
         # Where the optimizer works: with CPU offload, that is not the device of the forward pass.
         device = parallel.optimizer_device
-        rates = [schedule(k) for k in range(config.max_steps + 1)]
-        self.schedule = torch.tensor(rates, dtype=torch.float32, device=device)
+        self.schedule = ScheduleTable(schedule, state.step, config.max_steps, device)
         self.writer = CheckpointWriter(
             config.checkpoint_folder, self.distributed, sharded=parallel.shard_group is not None
         )
@@ -148,8 +148,9 @@ class Trainer:
                 state.samples_consumed += int(stats.sequences)
                 window.count(stats, waited)
                 state.step = step
-                if logs or evaluates or saves or self.device.type == "cpu":
+                if logs or evaluates or saves or self.schedule.is_short(step) or self.device.type == "cpu":
                     self._read_step(int(stats.sequences))
+                    self.schedule.advance(state.step)
                 bar.update(state.step - bar.n)
 
                 state.raw_train_seconds += time.perf_counter() - started
@@ -203,8 +204,7 @@ class Trainer:
         self.grad_norm = norm / self.loss_scale.value
         not_finite = ~torch.isfinite(self.grad_norm)
         clip = (self.grad_norm / self.config.max_grad_norm).clamp(min=1.0)
-        # `take`, because schedule[...] would read the index on the host.
-        self.learning_rate.copy_(self.schedule.take(self.state.device_step.clamp(max=len(self.schedule) - 1)))
+        self.learning_rate.copy_(self.schedule.rate(self.state.device_step))
         apply_step(self.optimizer, self.loss_scale.value * clip, not_finite.float())
         self.parallel.write_back()
         self.optimizer.zero_grad()

@@ -218,6 +218,7 @@ launch() {
   trap 'forward_signal 15' TERM
   trap 'forward_signal 10' USR1
   trap 'forward_signal 2' INT
+  export LAUNCHER_PID=$$ # the program stops when this script has died
   (
     trap '' USR1
     # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and

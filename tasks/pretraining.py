@@ -30,9 +30,11 @@ class PretrainingTask:
         return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        return sums["mlm_loss"] / num_targets + sums["nsp_loss"] / num_sequences
+        # Data without a masked token trains the next-sentence head alone.
+        return sums["mlm_loss"] / max(num_targets, 1) + sums["nsp_loss"] / num_sequences
 
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+        num_targets = max(num_targets, 1)
         mlm_loss, nsp_loss = sums["mlm_loss"] / num_targets, sums["nsp_loss"] / num_sequences
         metrics = {"loss": mlm_loss + nsp_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums["mlm_correct"] / num_targets}
         if self.next_sentence:

@@ -3,8 +3,9 @@ errors, and a result that is frozen after parsing."""
 
 import argparse
 import difflib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from utils.errors import one_line, reports_errors
 
 TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
 FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
+MAX_FLOAT32 = 3.4e38
 
 
 class Arguments(argparse.Namespace):
@@ -118,32 +120,59 @@ def hyphenated(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, not {text}")
-    return value
+def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
+    """The type of whole numbers from `minimum` to `maximum`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\s*[-+]?[0-9_]+\s*", text, re.ASCII):
+            raise argparse.ArgumentTypeError(f"expected a whole number, not {shorten(text)}")
+        # int() refuses texts of thousands of digits.
+        value = int(text) if len(text) < 100 else maximum + 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {minimum} up, not {text}")
+        if value > maximum:
+            raise argparse.ArgumentTypeError(f"expected a whole number up to {maximum}, not {shorten(text)}")
+        return value
+
+    return parse
 
 
-def non_negative_int(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 up, not {text}")
-    return value
+def bounded_float(minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], float]:
+    """The type of numbers from `minimum` to `maximum`; `exclusive`: above `minimum`."""
+    lowest = f"above {minimum:g}" if exclusive else f"from {minimum:g} up"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"expected a number, not {shorten(text)}") from error
+        if maximum < value:
+            raise argparse.ArgumentTypeError(f"expected a number up to {maximum:g}, not {shorten(text)}")
+        if not minimum <= value or (exclusive and value == minimum):
+            raise argparse.ArgumentTypeError(f"expected a number {lowest}, not {shorten(text)}")
+        return value
+
+    return parse
 
 
-def positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, not {text}")
-    return value
+def shorten(text: str) -> str:
+    """`text`, or its first characters if it is long."""
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def non_negative_float(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number from 0 up, not {text}")
-    return value
+positive_int = bounded_int(1, 2**31 - 1)
+non_negative_int = bounded_int(0, 2**31 - 1)
+positive_float = bounded_float(0, exclusive=True)
+non_negative_float = bounded_float(0)
+
+
+def plain_name(text: str) -> str:
+    """A name for files, without a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
+        raise argparse.ArgumentTypeError(
+            f"expected a name of letters, digits, '.', '_' and '-' without a folder, not {shorten(text)}"
+        )
+    return text
 
 
 def fraction(text: str) -> float:

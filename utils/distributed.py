@@ -20,6 +20,10 @@ from utils.errors import PeerError, UserError
 Result = TypeVar("Result")
 
 PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
+JOIN_MINUTES = 5.0
+JOIN_POLL_SECONDS = 0.05
+JOIN_GRACE_SECONDS = 2
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)  # rank 0 may verify large checkpoints, and the others wait
 
 
 @dataclass(frozen=True)
@@ -170,34 +174,118 @@ class ErrorReports:
 
 
 @contextlib.contextmanager
-def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
-    """Joins the process group that torchrun's environment describes, and leaves it at the end."""
+def init_distributed(device: torch.device, join_minutes: float = JOIN_MINUTES) -> Iterator[DistributedContext]:
+    """Joins the process group that torchrun's environment describes, and leaves it at the end. Raises UserError if not
+    all processes have come within `join_minutes`."""
     place = read_environment()
     if place.world_size == 1:
         yield DistributedContext()
         return
     # With CPU offload, the tensors of some collectives are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = datetime.timedelta(minutes=30)
-    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-    reports = ErrorReports(dist.PrefixStore("errors", store), place)
-    group_store = dist.PrefixStore("group", store)
-    dist.init_process_group(backend, store=group_store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    context = DistributedContext(
-        place.rank,
-        place.world_size,
-        place.local_rank,
-        place.local_world_size,
-        cpu_group=dist.new_group(backend="gloo"),
-    )
+    reports = None
     try:
+        store = join(place, join_minutes)
+        reports = ErrorReports(dist.PrefixStore("errors", store), place)
         with translate_peer_failure():
-            yield context
+            # The short timeout is for a process that ends before all are connected.
+            timeout = datetime.timedelta(minutes=join_minutes)
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", store),
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=timeout,
+            )
+            cpu_group = dist.new_group(backend="gloo", timeout=timeout)
+            for group in (dist.group.WORLD, cpu_group):
+                dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        context = DistributedContext(
+            place.rank, place.world_size, place.local_rank, place.local_world_size, cpu_group=cpu_group
+        )
+        try:
+            with translate_peer_failure():
+                yield context
+        finally:
+            context.destroy()
     except UserError as error:
         error.rank = place.rank  # from here on, the ranks may have errors of their own
-        if not reports.is_first(error):
+        if reports is not None and not reports.is_first(error):
             raise PeerError(str(error)) from error
         raise
     finally:
-        context.destroy()
-        reports.wait()
+        if reports is not None:
+            reports.wait()
+
+
+def join(place: RankEnvironment, minutes: float) -> "dist.Store":
+    """The store of the run, when all ranks have come to it. Raises UserError, naming the ranks that have not come
+    within `minutes`."""
+    end = time.monotonic() + 60 * minutes
+    store, flag = open_store(place, end), f"--distributed-timeout-minutes {minutes:g}"
+    missing, lost = list(range(place.world_size)), None
+    try:
+        store.set(f"joined/{place.rank}", "")
+        while missing and time.monotonic() < end:
+            missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+            time.sleep(JOIN_POLL_SECONDS)
+        if missing and place.rank == 0:
+            time.sleep(JOIN_GRACE_SECONDS)  # rank 0 may hold the store, which the others still read
+    except RuntimeError as error:  # rank 0 gave up first
+        lost = error
+    if missing:
+        raise UserError(
+            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not start within {flag}: "
+            f"see what that process or machine prints, and whether it reaches {os.environ['MASTER_ADDR']}"
+        ) from lost
+    return store
+
+
+def open_store(place: RankEnvironment, end: float) -> "dist.Store":
+    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's where it has one, else rank 0's. Raises UserError
+    if it cannot be reached until the time `end`."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    uses_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_server = place.rank == 0 and not uses_agent
+    if is_server:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                raise UserError(f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port") from error
+    else:
+        _wait_for_server(address, port, end)
+    # In a thread, because torch waits without end for a server that accepts connections and never answers.
+    found: list[Any] = []
+    timeout = datetime.timedelta(seconds=max(end - time.monotonic(), 1))
+
+    def connect() -> None:
+        try:
+            found.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False))
+        except (RuntimeError, ValueError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, name="store", daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds() + 1)
+    if not found or isinstance(found[0], Exception):
+        raise UserError(
+            f"{address}:{port} is not the main process of a run: check MASTER_ADDR and MASTER_PORT, and that no other "
+            f"program has that port"
+        )
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found[0])
+
+
+def _wait_for_server(address: str, port: int, end: float) -> None:
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"cannot reach the main process of this run at {address}:{port} ({error.strerror or error}): check "
+                    f"MASTER_ADDR and MASTER_PORT, and that rank 0 was started there"
+                ) from error
+        time.sleep(JOIN_POLL_SECONDS)

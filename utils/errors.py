@@ -1,12 +1,13 @@
 """Errors that the user can fix: one line that says what, where and what to do, and exit code 2."""
 
 import errno
-import io
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable
+
+from utils.terminal import LOST_OUTPUT_CODE, Terminal, open_terminal
 
 
 class UserError(Exception):
@@ -38,13 +39,38 @@ MACHINE_ERRORS = {
     errno.ENOTDIR: "a part of the path is not a folder: check the path",
     errno.EISDIR: "this is a folder, not a file: check the path",
     errno.EEXIST: "this exists already: choose another path",
+    errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
+    errno.ELOOP: "too many symbolic links, or a loop of them: check the path",
+    errno.EBUSY: "in use by another program: stop that one, or choose another path",
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine: raise the limit (sysctl fs.file-max)",
+    errno.ESTALE: "the network file system lost this file: mount it again, or choose another path",
     errno.EIO: "the disk reported an input/output error: check the disk",
 }
+
+
+# What torch's allocators say; its class OutOfMemoryError is not imported here, because most programs need no torch.
+MEMORY_SIGNS = (
+    *("you tried to allocate", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc"),
+    "out of memory",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be allocated, on the CPU or a GPU."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)
 
 
 def one_line(text: str) -> str:
     """`text` with every run of white space made one space."""
     return " ".join(str(text).split())
+
+
+def machine_error(error: OSError) -> str:
+    where = error.filename2 or error.filename
+    return f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
 
 
 def reader_has_gone() -> bool:
@@ -57,10 +83,10 @@ def reader_has_gone() -> bool:
 def run_main(main: Callable[[], int | None]) -> None:
     """Runs a program's `main` and exits with its code; a `UserError`, or a failure of the machine that speaks for
     itself, prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
-    (`| head`) ends the program as SIGPIPE would. Anything else is a bug and keeps its traceback."""
+    (`| head`) ends the program as SIGPIPE would; training goes on, and exits with that code at its end (see
+    terminal.may_lose_terminal). Anything else is a bug and keeps its traceback."""
     rank: int | str | None = os.environ.get("RANK", 0)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
+    open_terminal()
     try:
         code = main()
         sys.stdout.flush()
@@ -73,18 +99,20 @@ def run_main(main: Callable[[], int | None]) -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
         sys.exit(128 + signal.SIGPIPE)
-    except OSError as error:
-        if error.errno not in MACHINE_ERRORS:
+    except (OSError, RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            message = "out of memory: use fewer workers, a smaller batch or smaller shards"
+        elif isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+            message = machine_error(error)
+        else:
             raise
-        where = error.filename2 or error.filename
-        message = f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
-    except MemoryError:
-        message = "out of memory: use fewer workers, a smaller batch or smaller shards"
     except KeyboardInterrupt:
+        Terminal.may_be_lost = True
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     else:
-        sys.exit(code or 0)
+        sys.exit(LOST_OUTPUT_CODE if Terminal.is_lost and not code else code or 0)
+    Terminal.may_be_lost = True  # the exit code tells, too
     if rank is not None or reports_errors():
         prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)

@@ -32,6 +32,14 @@ def read_json(path: str | Path, description: str) -> Any:
         ) from error
 
 
+def read_json_object(path: str | Path, description: str) -> dict[str, Any]:
+    """`read_json` of a file that must hold a JSON object; raises UserError for another value."""
+    value = read_json(path, description)
+    if not isinstance(value, dict):
+        raise UserError(f"{description} {path} is not a JSON object: check the path, or fetch it again")
+    return value
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to. At the end it is synced and renamed to `path`; on an error it is removed, and an

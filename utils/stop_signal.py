@@ -1,19 +1,21 @@
-"""SIGTERM and SIGINT as a request to stop."""
+"""SIGTERM, SIGINT and SIGHUP as a request to stop."""
 
 import signal
 from typing import Any
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT into a request that the loop honours after the current step. A second SIGINT ends the
-    program at once."""
+    """Turns SIGTERM, SIGINT and SIGHUP (a closed terminal; ignored under nohup) into a request that the loop honours
+    after the current step. A second SIGINT ends the program at once."""
 
     def __init__(self):
         self.received: int | None = None
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self.previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -1,0 +1,114 @@
+"""Processes of a run that cannot find each other, or lose the program that started them."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, assert_refused, pretraining_command, write_shards
+
+PROGRAM = (
+    "import sys, torch\n"
+    "from utils.distributed import init_distributed\n"
+    "from utils.errors import run_main\n"
+    "def main():\n"
+    "    with init_distributed(torch.device('cpu'), float(sys.argv[1])) as distributed:\n"
+    "        print(distributed.all_reduce_sum([1]))\n"
+    "run_main(main)\n"
+)
+SECONDS = 4.0
+
+
+def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> subprocess.Popen:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    environment = {name: str(value) for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items()}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(SECONDS / 60)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen) -> subprocess.CompletedProcess:
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_rank_that_never_comes_is_named(port):
+    assert_refused(ended(join(0, 3, port)), "ranks 1, 2 did not start within", "--distributed-timeout-minutes")
+
+
+def test_a_main_process_that_never_comes_is_named(port):
+    assert_refused(ended(join(1, 2, port)), f"127.0.0.1:{port}", "MASTER_ADDR")
+
+
+def test_an_address_that_does_not_exist(port):
+    assert_refused(ended(join(1, 2, port, "no-such-host.invalid")), "no-such-host.invalid", "MASTER_ADDR")
+
+
+def test_a_port_that_another_program_has():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        processes = [join(rank, 2, port) for rank in range(2)]
+        main, other = map(ended, processes)
+    assert_refused(main, f"MASTER_PORT {port} cannot be used", "choose another port")
+    assert_refused(other, f"127.0.0.1:{port} is not the main process of a run")
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfds")
+@pytest.mark.parametrize("launcher", ["torchrun", "script"])
+def test_workers_save_and_stop_when_their_launcher_is_killed(tmp_path, tiny_config, launcher):
+    flags = ("--max-steps", 100_000, "--num-steps-per-checkpoint", 100_000, "--log-freq", 1)
+    words = pretraining_command(write_shards(tmp_path / "shards"), tiny_config, tmp_path / "output", *flags)
+    words = list(map(str, words))
+    if launcher == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    else:
+        script = f'log_file=""; nodes=1; source scripts/common.sh; launch 1 {" ".join(words)}'
+        command = ["bash", "-c", script]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+    try:
+        report = tmp_path / "output" / "report.json"
+        wait_until(lambda: report.is_file() and '"loss"' in report.read_text())
+        assert len(processes_with(str(tmp_path))) >= 2
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_with(str(tmp_path)))
+    finally:
+        for pid in processes_with(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+    steps = [path.name for path in (tmp_path / "output" / "custom" / "phase1").iterdir() if path.name.isdigit()]
+    assert len(steps) == 1, (tmp_path / "log").read_text()
+    assert "the program that started this process has died" in (tmp_path / "log").read_text()
+
+
+def processes_with(word: str) -> list[int]:
+    """The processes that run a command with `word` in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_until(condition, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.1)

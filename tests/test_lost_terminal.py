@@ -1,0 +1,69 @@
+"""Training whose output nobody reads goes on, and the exit code tells."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, pretraining_command, reported, write_shards
+
+from utils.terminal import LOST_OUTPUT_CODE
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory, tiny_config):
+    shards = write_shards(tmp_path_factory.mktemp("shards"))
+
+    def make(output) -> list[str]:
+        flags = ("--max-steps", 30, "--log-freq", 1, "--num-steps-per-checkpoint", 100)
+        return [sys.executable, *map(str, pretraining_command(shards, tiny_config, output, *flags))]
+
+    return make
+
+
+def assert_complete(output) -> None:
+    assert sorted(reported(output / "report.json")) == list(range(1, 31))
+    assert (output / "custom" / "phase1" / "30" / "manifest.json").is_file()
+
+
+def test_a_reader_of_the_output_that_ends_does_not_end_the_run(command, tmp_path):
+    process = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(120) == LOST_OUTPUT_CODE == 141
+    assert "Traceback" not in errors
+    assert errors.count("standard output cannot be written (Broken pipe): the work goes on without it") == 1
+    assert_complete(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"),
+    [("<&- >&- 2>&-", 0), (">/dev/full 2>/dev/full", LOST_OUTPUT_CODE)],
+)
+def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(command, tmp_path, redirection, code):
+    line = f'exec "$@" {redirection}'
+    result = subprocess.run(["bash", "-c", line, "bash", *command(tmp_path)], cwd=ROOT, timeout=120, check=False)
+    assert result.returncode == code
+    assert_complete(tmp_path)
+
+
+def test_an_error_keeps_its_exit_code_when_standard_error_cannot_be_written(command, tmp_path):
+    words = [*command(tmp_path), "--input-dir", "/nowhere"]
+    line = 'exec "$@" 2>/dev/full'
+    result = subprocess.run(["bash", "-c", line, "bash", *words], cwd=ROOT, timeout=120, check=False)
+    assert result.returncode == 2
+
+
+def test_a_closed_terminal_saves_and_stops(command, tmp_path):
+    """SIGHUP is what the processes of a closed terminal get."""
+    words = [*command(tmp_path), "--max-steps", "100000", "--learning-rate", "0"]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    while "step 3/" not in process.stdout.readline():
+        assert process.poll() is None
+    os.kill(process.pid, 1)
+    rest = process.stdout.read()
+    assert process.wait(120) == 0
+    assert "stopped by SIGHUP" in rest
+    (saved,) = [path.name for path in (tmp_path / "custom" / "phase1").iterdir() if path.name.isdigit()]
+    assert int(saved) >= 3
