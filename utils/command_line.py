@@ -125,7 +125,7 @@ def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*[-+]?[0-9_]+\s*", text, re.ASCII):
-            raise argparse.ArgumentTypeError(f"expected a whole number, not {shorten(text)}")
+            raise argparse.ArgumentTypeError(f"expected a whole number, not {shorten(text)!r}")
         # int() refuses texts of thousands of digits.
         value = int(text) if len(text) < 100 else maximum + 1
         if value < minimum:
