@@ -157,9 +157,7 @@ def test_any_value_of_a_manifest(run, tmp_path_factory, data):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model_progress.json"])
-@pytest.mark.parametrize(
-    "content", [b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b"9" * 5000]
-)
+@pytest.mark.parametrize("content", [b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
 def test_a_json_file_of_another_kind(run, tmp_path_factory, name, content):
     with changed_copy(run, tmp_path_factory) as folder:
         (folder / name).write_bytes(content)
