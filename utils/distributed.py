@@ -7,6 +7,8 @@ import contextlib
 import datetime
 import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
