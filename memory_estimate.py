@@ -158,7 +158,7 @@ class Sizes:
             self.attention = COMPILED_ON_CPU
         self.tokens, self.sequences = limits.tokens, settings.batch_size
         if limits.num_sizes == 1:
-            self.sequences = limits.sequences + settings.batch_size
+            self.sequences = limits.sequences
         self.targets = limits.targets
         self.output_rows = self.targets + self.sequences if self.targets else self.tokens
         self.num_layers = config.num_hidden_layers

@@ -65,23 +65,19 @@ class Case:
 
 
 def cases(models: list[str]) -> list[Case]:
-    """Precisions and modes of checkpointing for all `models`, and other flags for the first one."""
+    """Each mode of activation checkpointing: in all precisions and with other flags for the first of `models`, with
+    autocast for the others."""
     sizes = {"tiny": 8, "mini": 8, "base": 2, "large": 1}
-    modes = [("--activation-checkpoint", mode) for mode in ("none", "selective", "full")]
-    found = [
-        Case(model, sizes[model], (*flags, *mode))
-        for model in models
-        for flags in PRECISIONS.values()
-        for mode in modes
-    ]
     first, size = models[0], sizes[models[0]]
+    modes = [("--activation-checkpoint", mode) for mode in ("none", "selective", "full")]
     return [
-        *found,
+        *(Case(first, size, (*flags, *mode)) for flags in PRECISIONS.values() for mode in modes),
         Case(first, size, ("--optimizer", "AdamW")),
         Case(first, size, ("--gradient-merge-steps", "2", *modes[2])),
         Case(first, size, ("--gradient-merge-steps", "2", "--use-pure-fp16", *modes[2])),
         Case(first, size, ("--amp",), processes=2),
         *(Case(first, size, ("--amp", "--data-parallel-shard-degree", "2", *mode), processes=2) for mode in modes),
+        *(Case(model, sizes[model], ("--amp", *mode)) for model in models[1:] for mode in modes),
     ]
 
 

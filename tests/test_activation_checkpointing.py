@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import TINY
 from processes import exit_codes, start_several
-from small_runs import RunInputs, losses, train, weights
+from small_runs import RunInputs, losses, resuming, train, weights
 from torch import Tensor, nn
 
 from activation_checkpointing import MODES
@@ -90,26 +90,21 @@ def test_compiled_layers_can_be_checkpointed(mode, monkeypatch):
         assert torch.equal(found.gradients[name], gradient), name
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory) -> RunInputs:
-    return RunInputs.make(tmp_path_factory.mktemp("ground"))
-
-
-def run_sharded(ground: RunInputs, output: Path, mode: str) -> Path:
+def run_sharded(inputs: RunInputs, output: Path, mode: str) -> Path:
     flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint", mode)
-    codes = exit_codes(start_several(ground.command(output, *flags), output.with_suffix(".log")))
+    codes = exit_codes(start_several(inputs.command(output, *flags), output.with_suffix(".log")))
     assert codes == [0, 0], [path.read_text() for path in output.parent.glob(f"{output.name}.*")]
     return output
 
 
 @pytest.fixture(scope="module")
-def sharded_without(ground, tmp_path_factory) -> Path:
-    return run_sharded(ground, tmp_path_factory.mktemp("sharded") / "none", "none")
+def sharded_without(inputs, tmp_path_factory) -> Path:
+    return run_sharded(inputs, tmp_path_factory.mktemp("sharded") / "none", "none")
 
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_sharded_over_two_processes_training_is_identical_to_the_bit(ground, tmp_path, sharded_without, mode):
-    output = run_sharded(ground, tmp_path / mode, mode)
+def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp_path, sharded_without, mode):
+    output = run_sharded(inputs, tmp_path / mode, mode)
     assert losses(output) == losses(sharded_without) and len(losses(output)) == 3
     expected, found = weights(sharded_without, 3), weights(output, 3)
     assert found.keys() == expected.keys()
@@ -118,19 +113,10 @@ def test_sharded_over_two_processes_training_is_identical_to_the_bit(ground, tmp
 
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_a_run_may_change_its_mode_from_one_start_to_the_next(ground, tmp_path, mode):
-    train(ground.command(tmp_path / "straight", "--max-steps", 4))
-    stopped = ground.command(tmp_path / "stopped", "--max-steps", 4, "--activation-checkpoint", mode)
-    train([*stopped, "--steps-this-run", "2"])
-    folder = tmp_path / "stopped" / "custom" / "phase1"
-    train(
-        [
-            *ground.command(tmp_path / "stopped", "--max-steps", 4),
-            "--from-checkpoint",
-            str(folder),
-            "--last-step-of-checkpoint",
-            "auto",
-        ]
-    )
-    expected, found = weights(tmp_path / "straight", 4), weights(tmp_path / "stopped", 4)
+def test_a_run_may_change_its_mode_from_one_start_to_the_next(inputs, tmp_path, mode):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train(inputs.command(straight, "--max-steps", 4))
+    train(inputs.command(stopped, "--max-steps", 4, "--steps-this-run", 2, "--activation-checkpoint", mode))
+    train(inputs.command(stopped, "--max-steps", 4, *resuming(stopped)))
+    expected, found = weights(straight, 4), weights(stopped, 4)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())

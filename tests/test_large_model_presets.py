@@ -15,11 +15,6 @@ GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    return Checkout(tmp_path)
-
-
 @pytest.mark.parametrize(("name", "millions"), [("0.7b", 732), ("1.3b", 1281), ("13b", 12797)])
 def test_a_config_has_the_number_of_parameters_of_its_name(name, millions):
     config = BertConfig.from_json_file(ROOT / "bert_configs" / f"bert-{name}-uncased.json")
@@ -29,7 +24,8 @@ def test_a_config_has_the_number_of_parameters_of_its_name(name, millions):
 
 
 @pytest.mark.parametrize("name", ["1p3b", "13b"])
-def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name):
+def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name):
+    checkout = Checkout(tmp_path)
     result = checkout.run(
         f"source scripts/configs/pretrain_config.sh; EXTRA_ARGS=$flags_{name} "
         f"bash scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_{name})"
