@@ -73,6 +73,10 @@ class ParallelModel:
     def begin_step(self, max_micro_batches: int) -> None:
         """`max_micro_batches`: the largest number of micro-batches of any rank in this step."""
 
+    def needs_warm_up(self) -> bool:
+        """Whether a forward and backward pass must come before the first step, for the same results after a resume."""
+        return False
+
     def equalize(self, batch: StepBatch) -> list[MicroBatch]:
         """The micro-batches of a step, with filler where the strategy needs it."""
         return batch.micro_batches
@@ -114,6 +118,13 @@ class ReplicatedModel(ParallelModel):
         self.module = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
         self.module.register_comm_hook(None, sum_gradients)
         self.reduces_masters = False
+        self.is_warm = False
+
+    def needs_warm_up(self) -> bool:
+        # DDP rebuilds its buckets after the first pass. The sums of three ranks or more depend on the order of
+        # addition, and so on the buckets: without this, the first step of a resumed run differs by rounding.
+        is_warm, self.is_warm = self.is_warm, True
+        return not is_warm
 
     def begin_step(self, max_micro_batches: int) -> None:
         # DDP reduces the model's own gradients. Those of a 16-bit model are summed over micro-batches in its masters.

@@ -180,6 +180,11 @@ class Trainer:
         rank's sums. `max_micro_batches`: the most of any rank; None if there is one rank."""
         parallel, task = self.parallel, self.task
         parallel.model.train()
+        if parallel.needs_warm_up():
+            with self.runtime.precision.context(self.device):
+                sums = task.sums(parallel.module, to_device(batch.make_filler(), self.device))
+            task.loss(sums, stats.sequences, stats.targets).backward()
+            parallel.model.zero_grad()
         torch.manual_seed(seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank))
         parallel.begin_step(max_micro_batches or len(batch.micro_batches))
         micro_batches = parallel.equalize(batch)

@@ -137,6 +137,17 @@ def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, t
     assert losses(mixed) == pytest.approx(losses(uninterrupted), rel=1e-5)
 
 
+def test_a_run_of_three_processes_in_parts_is_the_run_in_one(inputs, tmp_path):
+    """From three addends on, the order of a sum matters: DDP must reduce the first step as the later ones."""
+    flags = ("--max-steps", 6, "--log-freq", 1, "--optimizer", "AdamW", "--num-steps-per-checkpoint", 100)
+    for output, parts in ((tmp_path / "whole", (6,)), (tmp_path / "parts", (2, 4))):
+        for part in parts:
+            command = inputs.command(output, *flags, *resuming(output), "--steps-this-run", part)
+            assert exit_codes(start_several(command, tmp_path / "log", 3)) == [0, 0, 0]
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert model_bytes(tmp_path / "parts", 6) == model_bytes(tmp_path / "whole", 6)
+
+
 def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, tmp_path):
     flags = ("--max-steps", 4, "--log-freq", 1)
     train(inputs.command(tmp_path, *flags, "--phase1"))
