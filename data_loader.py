@@ -158,3 +158,7 @@ def batches_in_order(dataset: StreamDataset, indices: np.ndarray, limits: MicroB
     """The samples `indices`, each once, in batches of bounded memory; for evaluation."""
     for start in range(0, len(indices), limits.sequences):
         yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, first_position=start)
+
+
+def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in micro_batch.items()}

@@ -6,10 +6,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from data_loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch
+from data_loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device
 from packing import MicroBatchLimits
 from parallelize import ParallelModel
-from trainer import Runtime, Task, to_device
+from runtime import Runtime
+from tasks import Task
 from utils.progress import progress_bar
 
 

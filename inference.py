@@ -26,13 +26,13 @@ from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequen
 from parallelize import ParallelModel
 from prediction import PredictionConfig, predict
 from run_setup import load_fine_tuned
+from runtime import Runtime
 from tasks.glue import TextDataset
 from tasks.glue_files import Examples
 from tasks.squad import SquadDataset
 from tasks.squad_answers import decode
 from tasks.squad_file import Question, Squad
 from tokenizer import MASK, BertTokenizer
-from trainer import Runtime
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
 from utils.progress import print_line

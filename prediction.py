@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_loader import to_tensors
+from data_loader import to_device, to_tensors
 from packing import MicroBatchLimits, filler_stream, stream_sizes
 from parallelize import ParallelModel
-from trainer import Runtime, to_device
+from runtime import Runtime
 from utils.errors import UserError
 from utils.progress import progress_bar
 

@@ -43,6 +43,7 @@ from run_setup import (
     make_run_config,
     start_runtime,
 )
+from runtime import Runtime
 from tasks.glue import (
     REGRESSION_LABELS,
     ClassificationTask,
@@ -57,7 +58,6 @@ from tasks.glue import (
 from tasks.glue_files import TASKS, Examples, TextTask, custom_task, read_examples
 from tokenizer import BertTokenizer
 from train_state import CheckpointMetadata
-from trainer import Runtime
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_float, positive_int
 from utils.errors import UserError, run_main
 from utils.files import write_json

@@ -34,9 +34,9 @@ from run_setup import (
     make_run_config,
     start_runtime,
 )
+from runtime import Runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from train_state import CheckpointMetadata
-from trainer import Runtime
 from utils.command_line import (
     ArgumentParser,
     Arguments,

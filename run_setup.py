@@ -22,8 +22,10 @@ from optimizer import OptimizerConfig, make_optimizer
 from parallelize import ParallelConfig, ParallelModel, parallelize
 from precision import LossScale, select_precision
 from run_identity import make_record
+from runtime import Runtime
+from tasks import Task
 from train_state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
-from trainer import Runtime, Task, Trainer, TrainerConfig
+from trainer import Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
 from utils.distributed import init_distributed, read_environment

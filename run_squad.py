@@ -42,12 +42,12 @@ from run_setup import (
     make_run_config,
     start_runtime,
 )
+from runtime import Runtime
 from tasks.squad import SquadDataset, SquadTask
 from tasks.squad_answers import decode, write_predictions
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from train_state import CheckpointMetadata
-from trainer import Runtime
 from utils.command_line import (
     ArgumentParser,
     Arguments,

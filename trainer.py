@@ -9,50 +9,37 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from checkpoint_writer import CheckpointWriter
-from data_loader import MicroBatch, StepBatch
+from data_loader import StepBatch, to_device
 from device import peak_flops
 from lr_scheduler import ScheduleTable
 from metrics import (
     Benchmark,
     GlobalBatchStats,
     MeasuringWindow,
-    Reporter,
     dllogger_figures,
     format_duration,
     format_metrics,
     training_flops,
 )
 from optimizer import apply_step, gradients, total_norm
-from parallelize import ParallelConfig, ParallelModel
-from precision import Precision
+from parallelize import ParallelModel
 from run_identity import RunRecord
+from runtime import Runtime
+from tasks import Task
 from train_state import TrainState
-from utils.distributed import DistributedContext, translate_peer_failure
+from utils.distributed import translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch
 from utils.progress import progress_bar
 from utils.stop_signal import StopSignal
-
-
-class Task(Protocol):
-    """What is learned. Sums are named scalars over micro-batches; counts are those of the whole global batch."""
-
-    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        """Forward pass: sums over the micro-batch, on the device."""
-
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        """The micro-batch's share of the loss of the global batch."""
-
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        """The figures to log for the sums over a whole batch, `loss` first."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +59,6 @@ class TrainerConfig:
     benchmark: bool = False
     benchmark_steps: int = 20
     benchmark_warmup_steps: int = 20
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Where and how a run computes, and where it reports."""
-
-    device: torch.device
-    precision: Precision = field(default_factory=Precision)
-    distributed: DistributedContext = field(default_factory=DistributedContext)
-    reporter: Reporter = field(default_factory=Reporter)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 class Trainer:
@@ -359,7 +335,3 @@ def seed_of_step(seed: int, position: int, rank: int) -> int:
     """The random seed of one step on one rank: a function of the run's seed and the position in the data."""
     digest = hashlib.sha256(f"{seed}/{position}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in micro_batch.items()}

@@ -31,8 +31,9 @@ from data_loader import LoaderConfig, StepBatch, make_step_batch
 from device import select_device, set_num_threads
 from modeling import BertForPreTraining
 from precision import Precision
+from runtime import Runtime
 from tasks.pretraining import PretrainingTask
-from trainer import Runtime, Trainer
+from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import one_line, run_main
 from utils.progress import print_line

@@ -39,7 +39,7 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
-from data_loader import LoaderConfig, make_step_batch, to_tensors
+from data_loader import LoaderConfig, make_step_batch, to_device, to_tensors
 from device import select_device, set_num_threads
 from modeling import BertForQuestionAnswering
 from packing import stream_sizes
@@ -48,7 +48,6 @@ from sample_order import sample_order
 from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
-from trainer import to_device
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import run_main
 from utils.measure import synchronize

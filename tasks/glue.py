@@ -24,7 +24,7 @@ REGRESSION_LABELS = ("score",)
 
 
 class ClassificationTask:
-    """Cross-entropy, or the squared error for regression; the interface is trainer.Task."""
+    """Cross-entropy, or the squared error for regression; the interface is tasks.Task."""
 
     def __init__(self, regression: bool, max_seq_length: int):
         self.regression, self.max_seq_length = regression, max_seq_length

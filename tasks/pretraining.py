@@ -17,7 +17,7 @@ from utils.errors import UserError
 
 
 class PretrainingTask:
-    """Both losses and their metrics; the interface is trainer.Task. `next_sentence`: the data has sentence pairs."""
+    """Both losses and their metrics; the interface is tasks.Task. `next_sentence`: the data has sentence pairs."""
 
     def __init__(self, next_sentence: bool, max_seq_length: int):
         self.next_sentence = next_sentence

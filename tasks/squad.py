@@ -19,7 +19,7 @@ LABELS = ("start_positions", "end_positions")
 
 
 class SquadTask:
-    """The loss of start and end positions; the interface is trainer.Task."""
+    """The loss of start and end positions; the interface is tasks.Task."""
 
     def __init__(self, max_seq_length: int):
         self.max_seq_length = max_seq_length

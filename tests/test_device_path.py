@@ -19,10 +19,12 @@ from optimizer import OptimizerConfig, make_optimizer
 from parallelize import ParallelConfig
 from precision import Precision
 from run_setup import RunConfig, build_trainer
+from runtime import Runtime
+from tasks import Task
 from tasks.pretraining import PretrainingTask
 from tasks.squad import LABELS, SquadTask
 from train_state import CheckpointMetadata, StartConfig
-from trainer import Runtime, Task, Trainer, TrainerConfig
+from trainer import Trainer, TrainerConfig
 
 META = torch.device("meta")
 TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)

@@ -17,9 +17,11 @@ from optimizer import OptimizerConfig, parameter_groups
 from parallelize import ParallelConfig
 from precision import select_precision
 from run_setup import RunConfig, build_trainer
+from runtime import Runtime
+from tasks import Task
 from tasks.pretraining import PretrainingDataset
 from train_state import CheckpointMetadata, StartConfig
-from trainer import Runtime, Task, Trainer, TrainerConfig
+from trainer import Trainer, TrainerConfig
 
 MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
 MAX_STEPS = 10**4
