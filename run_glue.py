@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from arguments import (
     add_global_arguments,
@@ -26,23 +25,12 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
-from data_loader import LoaderConfig
 from metrics import make_reporter
-from model_choice import ModelChoice, choose_model, read_config
+from model_choice import choose_model, read_config
 from modeling import BertForSequenceClassification
-from packing import stream_sizes
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
-from run_setup import (
-    build_trainer,
-    count_steps,
-    find_fine_tuned,
-    global_batch_size,
-    load_fine_tuned,
-    make_loader,
-    make_run_config,
-    start_runtime,
-)
+from run_setup import find_fine_tuned, fine_tune, load_fine_tuned, start_runtime
 from runtime import Runtime
 from tasks.glue import (
     REGRESSION_LABELS,
@@ -57,7 +45,6 @@ from tasks.glue import (
 )
 from tasks.glue_files import TASKS, Examples, TextTask, custom_task, read_examples
 from tokenizer import BertTokenizer
-from train_state import CheckpointMetadata
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_float, positive_int
 from utils.errors import UserError, run_main
 from utils.files import write_json
@@ -204,42 +191,6 @@ def stored_labels(folder: Path, task: TextTask) -> tuple[str, ...]:
 # --- train, evaluate, predict -----------------------------------------------------------------------------------------
 
 
-def train(
-    args: Arguments,
-    choice: ModelChoice,
-    task: TextTask,
-    dataset: TextDataset,
-    tokenizer: BertTokenizer,
-    phase: str,
-    runtime: Runtime,
-) -> tuple[ParallelModel, int, bool]:
-    """Fine-tunes a model; returns it, the exit code, and whether training is complete."""
-    loader = LoaderConfig(
-        args.train_batch_size,
-        global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
-        args.max_seq_length,
-        num_workers=args.num_workers,
-        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
-    )
-    max_steps = count_steps(args, len(dataset), loader.global_batch_size)
-    metadata = CheckpointMetadata(
-        phase=phase,
-        arguments=args.as_dict(),
-        num_samples=len(dataset),
-        seed=args.seed,
-        vocab_file=Path(tokenizer.vocab_file),
-        do_lower_case=tokenizer.do_lower_case,
-        prefix=args.model_prefix,
-    )
-    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), max_steps)
-    torch.manual_seed(args.seed)
-    with torch.device("meta"):
-        model = BertForSequenceClassification(choice.config)
-    trainer = build_trainer(model, ClassificationTask(task.regression, args.max_seq_length), config, runtime)
-    exit_code = trainer.train(make_loader(dataset, config, trainer))
-    return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
-
-
 def predict_all(
     args: Arguments,
     task: TextTask,
@@ -320,8 +271,15 @@ def run_glue(args: Arguments, runtime: Runtime) -> int:
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
         seed_args = arguments_of_seed(args, seed, name) if name else args
         with runtime_of_seed(args, runtime, name) as seed_runtime:
-            parallel, exit_code, is_complete = train(
-                seed_args, choice, task, dataset, tokenizer, str(Path(phase, name)), seed_runtime
+            parallel, exit_code, is_complete = fine_tune(
+                seed_args,
+                choice,
+                BertForSequenceClassification,
+                ClassificationTask(task.regression, args.max_seq_length),
+                dataset,
+                tokenizer,
+                str(Path(phase, name)),
+                seed_runtime,
             )
             if not is_complete:
                 return exit_code

@@ -19,11 +19,13 @@ from metrics import make_reporter
 from model_choice import ModelChoice
 from modeling import BertPreTrainedModel
 from optimizer import OptimizerConfig, make_optimizer
+from packing import stream_sizes
 from parallelize import ParallelConfig, ParallelModel, parallelize
 from precision import LossScale, select_precision
 from run_identity import make_record
 from runtime import Runtime
 from tasks import Task
+from tokenizer import BertTokenizer
 from train_state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
 from trainer import Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
@@ -258,3 +260,45 @@ def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> 
         world_size=trainer.distributed.world_size,
         pin_memory=trainer.device.type == "cuda",
     )
+
+
+def fine_tune(
+    args: Arguments,
+    choice: ModelChoice,
+    model_class: type[BertPreTrainedModel],
+    task: Task,
+    dataset: StreamDataset,
+    tokenizer: BertTokenizer,
+    phase: str,
+    runtime: Runtime,
+) -> tuple[ParallelModel, int, bool]:
+    """Trains a fine-tuning task, which `phase` names; returns the model, the exit code, and whether training is
+    complete."""
+    loader = LoaderConfig(
+        args.train_batch_size,
+        global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
+        args.max_seq_length,
+        num_workers=args.num_workers,
+        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
+    )
+    max_steps = count_steps(args, len(dataset), loader.global_batch_size)
+    metadata = CheckpointMetadata(
+        phase=phase,
+        arguments=args.as_dict(),
+        num_samples=len(dataset),
+        seed=args.seed,
+        vocab_file=Path(tokenizer.vocab_file),
+        do_lower_case=tokenizer.do_lower_case,
+        prefix=args.model_prefix,
+    )
+    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), max_steps)
+    torch.manual_seed(args.seed)
+    with torch.device("meta"):
+        model = model_class(choice.config)
+    runtime.reporter.log(
+        "PARAMETER",
+        {"training_features": len(dataset), "train_batch_size": args.train_batch_size, "steps": max_steps},
+    )
+    trainer = build_trainer(model, task, config, runtime)
+    exit_code = trainer.train(make_loader(dataset, config, trainer))
+    return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark

@@ -24,30 +24,18 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
-from data_loader import LoaderConfig
 from evaluate_squad import evaluate
 from memory_report import print_estimate
-from model_choice import ModelChoice, choose_model
+from model_choice import choose_model
 from modeling import BertForQuestionAnswering
-from packing import stream_sizes
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
-from run_setup import (
-    build_trainer,
-    count_steps,
-    find_fine_tuned,
-    global_batch_size,
-    load_fine_tuned,
-    make_loader,
-    make_run_config,
-    start_runtime,
-)
+from run_setup import find_fine_tuned, fine_tune, load_fine_tuned, start_runtime
 from runtime import Runtime
 from tasks.squad import SquadDataset, SquadTask
 from tasks.squad_answers import decode, write_predictions
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
-from train_state import CheckpointMetadata
 from utils.command_line import (
     ArgumentParser,
     Arguments,
@@ -149,45 +137,6 @@ def open_dataset(path: Path, tokenizer: BertTokenizer, training: bool, args: Arg
     )
 
 
-def train(
-    args: Arguments, choice: ModelChoice, dataset: SquadDataset, tokenizer: BertTokenizer, runtime: Runtime
-) -> tuple[ParallelModel, int, bool]:
-    """Fine-tunes a model; returns it, the exit code, and whether training is complete."""
-    loader = LoaderConfig(
-        args.train_batch_size,
-        global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
-        args.max_seq_length,
-        num_workers=args.num_workers,
-        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
-    )
-    max_steps = count_steps(args, len(dataset), loader.global_batch_size)
-    metadata = CheckpointMetadata(
-        phase=PHASE,
-        arguments=args.as_dict(),
-        num_samples=len(dataset),
-        seed=args.seed,
-        vocab_file=Path(tokenizer.vocab_file),
-        do_lower_case=tokenizer.do_lower_case,
-        prefix=args.model_prefix,
-    )
-    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), max_steps)
-    torch.manual_seed(args.seed)
-    with torch.device("meta"):
-        model = BertForQuestionAnswering(choice.config)
-    runtime.reporter.log(
-        "PARAMETER",
-        {
-            "training_samples": len(dataset.squad.questions),
-            "training_features": len(dataset),
-            "train_batch_size": args.train_batch_size,
-            "steps": max_steps,
-        },
-    )
-    trainer = build_trainer(model, SquadTask(args.max_seq_length), config, runtime)
-    exit_code = trainer.train(make_loader(dataset, config, trainer))
-    return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
-
-
 def answer(args: Arguments, folder: Path, parallel: ParallelModel, dataset: SquadDataset, runtime: Runtime) -> None:
     """Answers all questions. The main process writes the answers and, for --do-eval, scores them."""
     writes = runtime.distributed.is_main and not args.benchmark
@@ -243,7 +192,11 @@ def run_squad(args: Arguments, runtime: Runtime) -> int:
     predicts = args.do_predict or args.do_eval
     predict_data = open_dataset(args.predict_file, tokenizer, False, args) if predicts else None
     if train_data is not None:
-        parallel, exit_code, is_complete = train(args, choice, train_data, tokenizer, runtime)
+        runtime.reporter.log("PARAMETER", {"training_samples": len(train_data.squad.questions)})
+        task = SquadTask(args.max_seq_length)
+        parallel, exit_code, is_complete = fine_tune(
+            args, choice, BertForQuestionAnswering, task, train_data, tokenizer, PHASE, runtime
+        )
         if not is_complete:
             return exit_code
     else:
