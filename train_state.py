@@ -21,13 +21,12 @@ from checkpoint import (
     checkpoint_steps,
     find_checkpoint,
     find_model_folder,
-    is_step,
     is_valid,
     optimizer_file,
     prepare_folder,
     progress_file,
-    read_progress,
 )
+from checkpoint_progress import check_progress
 from checkpoint_writer import Checkpoint
 from model_files import open_model_weights
 from optimizer import state_names
@@ -348,56 +347,3 @@ def refuse_newer_checkpoints(folder: Path, found: Path | None) -> None:
             f"{folder} already holds step {newer[-1]}: to go on from it, add --from-checkpoint {folder} "
             f"--last-step-of-checkpoint auto; to start afresh, move it away or choose another --output-dir"
         )
-
-
-# --- the progress file ------------------------------------------------------------------------------------------------
-
-
-def _is_count(value: Any, minimum: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= 2**53
-
-
-def _is_number(value: Any, minimum: float) -> bool:
-    """Whether `value` is a number from `minimum` up that fits float32."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= 3.4e38
-
-
-PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "step": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
-    "samples_consumed": ("a whole number from 0 up", _is_count),
-    "phase": ("a text", lambda value: isinstance(value, str)),
-    "train_seconds": ("a number from 0 up", lambda value: _is_number(value, 0)),
-    "raw_train_seconds": ("a number from 0 up", lambda value: _is_number(value, 0)),
-    "seed": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    "num_samples": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
-    "optimizer": ("a text", lambda value: isinstance(value, str)),
-    "optimizer_step": (
-        "a list of whole numbers or nulls, one per parameter group",
-        lambda value: (
-            isinstance(value, list) and len(value) == 2 and all(step is None or _is_count(step) for step in value)
-        ),
-    ),
-    "loss_scale": (
-        "an object with value above 0 and clean_steps from 0 up",
-        lambda value: (
-            isinstance(value, dict)
-            and _is_number(value.get("value"), 1e-30)
-            and _is_number(value.get("clean_steps"), 0)
-        ),
-    ),
-}
-
-
-def check_progress(folder: Path, prefix: str) -> dict[str, Any]:
-    """The progress file of a checkpoint folder. Raises UserError, naming the key, if a value is missing or
-    impossible."""
-    progress, path = read_progress(folder, prefix), folder / progress_file(prefix)
-    advice = "use the checkpoint before it"
-    for key, (description, is_possible) in PROGRESS_SCHEMA.items():
-        if key not in progress:
-            raise UserError(f"{path} has no {key}: {advice}")
-        if not is_possible(progress[key]):
-            raise UserError(f"{path}: {key} is {progress[key]!r}, expected {description}: {advice}")
-    if is_step(folder.name) and progress["step"] != int(folder.name):
-        raise UserError(f"{path}: step is {progress['step']}, and the folder is {folder.name}: {advice}")
-    return progress

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_runs import files_of, losses, progress, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
 
-from train_state import PROGRESS_SCHEMA, check_progress
+from checkpoint_progress import ADDED_KEYS, PROGRESS_SCHEMA, check_progress
 from utils.errors import UserError
 
 OPTIMIZER_FILE, PROGRESS_FILE = "model_optimizer.safetensors", "model_progress.json"
@@ -101,6 +101,8 @@ WRONG_VALUES = {
     "phase": [3, None, ["phase1"], True],
     "seed": ["42", 1.5, None, True, float("nan")],
     "num_samples": [0, *NUMBERS],
+    "train_seconds": (times := [-1.0, "3", None, True, [3], float("nan"), float("inf")]),
+    "raw_train_seconds": times,
     "optimizer": [3, None, {"name": "Lamb"}],
     "optimizer_step": [None, 3, [], [None], [None] * 3, [None, -1], [None, 1.5], [True, None], ["3", None], {"0": 3}],
     "loss_scale": [
@@ -120,7 +122,7 @@ def test_every_key_of_the_schema_has_wrong_values_to_test():
 def test_missing_or_impossible_value_of_the_progress_is_an_error_that_names_the_key(inputs, copied, key):
     output, command = copied
     original = progress(output, 3)
-    for value in (..., *WRONG_VALUES[key]):
+    for value in (*WRONG_VALUES[key], *([] if key in ADDED_KEYS else [...])):
         change_progress(output, **{key: value})
         result = run_here(inputs.command(output, *command))
         assert_refused(result, str(folder_of(output) / PROGRESS_FILE), key)
@@ -128,6 +130,13 @@ def test_missing_or_impossible_value_of_the_progress_is_an_error_that_names_the_
     assert steps_in(output) == ["3"]
     change_progress(output, **original)
     train(inputs.command(output, *command))
+
+
+def test_checkpoint_of_a_version_without_times_is_restored(inputs, copied):
+    output, command = copied
+    change_progress(output, **dict.fromkeys(ADDED_KEYS, ...))
+    train(inputs.command(output, *command))
+    assert progress(output, 4)["train_seconds"] > 0
 
 
 def test_folder_under_the_number_of_another_step_is_an_error(inputs, copied):
