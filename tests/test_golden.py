@@ -41,9 +41,10 @@ def environment() -> dict[str, str]:
     """What bit-identical results depend on."""
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    kind = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    names = ("model name", "cpu family", "model", "stepping", "microcode")
     return {
-        "processor": models[0] if models else platform.processor(),
+        "processor": " ".join(kind.get(name, "") for name in names) if lines else platform.processor(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": os.environ["OMP_NUM_THREADS"],
         "torch": torch.__version__,

@@ -48,5 +48,6 @@ def progress_bar(
 
 def print_line(text: str) -> None:
     """Prints a line on standard output, above any progress bar."""
-    tqdm.write(text, file=sys.stdout)
-    sys.stdout.flush()
+    with tqdm.external_write_mode(file=sys.stdout):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()  # before the bar is drawn again
