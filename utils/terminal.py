@@ -56,7 +56,8 @@ def open_terminal() -> None:
         stream = getattr(sys, name)
         if stream is not None and stream is not getattr(sys, f"__{name}__"):
             continue  # replaced already, as by a test
-        line_buffering = number == 2 or (stream is not None and stream.line_buffering)
+        # write_through: what PYTHONUNBUFFERED sets instead of line_buffering.
+        line_buffering = number == 2 or (stream is not None and (stream.line_buffering or stream.write_through))
         if stream is not None:
             stream.flush()
         encoding = "utf-8" if stream is None else stream.encoding
