@@ -235,7 +235,8 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     assert not result.stderr, "no progress bar without a terminal"
 
 
-def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path, unbuffered):
     reader, writer = pty.openpty()
     termios.tcsetwinsize(writer, (40, 120))
     command = inputs.command(tmp_path, "--max-steps", 20, "--log-freq", 10, "--show-config", "true")
@@ -245,6 +246,7 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
         stdout=writer,
         stderr=writer,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     ) as process:
         os.close(writer)
         shown = b""
