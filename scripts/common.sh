@@ -81,8 +81,9 @@ describe_kind() { # kind
 # Sets extra_words to the words of EXTRA_ARGS. Quotes group words as in a shell; nothing is expanded or executed.
 # shellcheck disable=SC2034 # for the scripts
 read_extra_args() {
-  mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${EXTRA_ARGS:-}" 2>/dev/null)
-  wait $! || fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
+  xargs -r printf '%s' <<<"${EXTRA_ARGS:-}" >/dev/null 2>&1 ||
+    fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
+  mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${EXTRA_ARGS:-}")
 }
 
 # Sets seeds to the numbers of a list such as 0,1,2.

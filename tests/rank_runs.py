@@ -1,5 +1,7 @@
 """Functions run by several processes that talk to each other, and pre-training runs of several processes."""
 
+import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -29,12 +31,18 @@ class RankResults:
         assert not any(self.exit_codes), (self.exit_codes, self.errors)
 
 
+PORTS = itertools.count(os.getpid() * 101)
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """A port below those that the system gives to others, so that it is still free when a later run takes it."""
+    while True:
+        port = 20_000 + next(PORTS) % 12_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
-def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: float = 120) -> RankResults:
+def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: float = 400) -> RankResults:
     """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment variables. Their output
     goes to files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
