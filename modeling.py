@@ -11,6 +11,8 @@ sequences (attention.py).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
 H heads, D head size, E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
+
+One file for the encoder and all heads, as in Hugging Face's and Google's code, which makes it longer than the others.
 """
 
 import math
@@ -214,7 +216,7 @@ class BertPreTrainedModel(nn.Module):
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """The names and initial values, from torch's random state, of all parameters whose names start with one of
-        `parts`. Values are drawn on the CPU whatever the device, and as whole tensors if the parameters are sharded."""
+        `parts`. Values are drawn on the CPU for every device, and as whole tensors if the parameters are sharded."""
         for name, module in self.named_modules():
             if not f"{name}.".startswith(parts):
                 continue

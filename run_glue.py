@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tunes BERT on a task of GLUE or SuperGLUE, or on a file of one's own; scores it, and predicts.
+"""Fine-tunes BERT on a task of GLUE or SuperGLUE, or on your own file; scores it, and predicts.
 
     python3 run_glue.py --task-name mrpc --data-dir data/download/glue/MRPC --do-train --do-eval \\
         --init-checkpoint results/bert-base-uncased/phase2 --output-dir results
@@ -58,7 +58,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     data = parser.add_argument_group("data and tasks")
     data.add_argument(
-        "--task-name", type=str.lower, choices=(*TASKS, CUSTOM), default=CUSTOM, help="custom: a file of one's own"
+        "--task-name", type=str.lower, choices=(*TASKS, CUSTOM), default=CUSTOM, help="custom: your own file"
     )
     data.add_argument("--data-dir", type=optional_path, help="folder of the task's files, as distributed")
     data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on the training file")
@@ -71,7 +71,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         default=None,
         help="lower-case and strip accents; by default if the vocabulary has no capital letters",
     )
-    files = parser.add_argument_group("a file of one's own (--task-name custom): .tsv, .csv or .jsonl")
+    files = parser.add_argument_group("your own file (--task-name custom): .tsv, .csv or .jsonl")
     files.add_argument("--train-file", type=optional_path, help="file to train on")
     files.add_argument("--eval-file", type=optional_path, help="file to score the model on")
     files.add_argument("--predict-file", type=optional_path, help="file to write predictions for")
@@ -126,7 +126,7 @@ def check_tasks(args: Arguments, parser: ArgumentParser) -> None:
     if args.data_dir is not None:
         parser.error("--data-dir is for a task of GLUE or SuperGLUE: add --task-name, or give files")
     if args.text_column is None:
-        parser.error("a file of one's own needs --text-column (or give --task-name for a task of GLUE)")
+        parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
         if getattr(args, flag) != (getattr(args, file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")

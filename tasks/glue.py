@@ -54,7 +54,7 @@ class ClassificationTask:
 
 
 def find_labels(examples: Examples) -> tuple[str, ...]:
-    """The classes in a training file of one's own: sorted, whole numbers by value."""
+    """The classes in a training file of your own: sorted, whole numbers by value."""
     labels = set(examples.labels)
     if len(labels) < 2:
         raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")

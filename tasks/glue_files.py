@@ -24,7 +24,7 @@ class TextTask:
     """A task on texts or pairs of texts.
 
     name: that of the submission file. text, pair, label: names of columns. labels: the classes in the order of their
-    ids; empty for regression, and for a file of one's own until its labels are known. header: the columns of training
+    ids; empty for regression, and for your own file until its labels are known. header: the columns of training
     and development files that have no header. index: the column that names a sample in a submission; by default its
     number. sets: the evaluation sets by name, and their files. exact_columns: a line must have as many columns as the
     header. skips_incomplete_lines: training and development files have lines that were cut in two.
@@ -98,7 +98,7 @@ TASKS = {
 
 
 def custom_task(text: str, pair: str | None, label: str, regression: bool) -> TextTask:
-    """The task of a file of one's own, with the columns of the flags."""
+    """The task of your own file, with the columns of the flags."""
     metrics = ("pearson", "spearman") if regression else ("accuracy", "f1_macro")
     return TextTask("predictions", text, pair, label, (), metrics, regression, exact_columns=True)
 
