@@ -1,6 +1,7 @@
 """The command-line flags that pre-training and fine-tuning share."""
 
 import argparse
+import math
 from pathlib import Path
 
 from activation_checkpointing import MODES
@@ -29,6 +30,7 @@ from utils.errors import UserError
 
 MAX_BATCH = 2**24  # sequences per update; also of a micro-batch
 MAX_LENGTH = 2**20  # tokens of a sequence
+LAMB_FLAGS = ("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed")
 BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "custom")
 
 
@@ -69,6 +71,9 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         "--pre-layer-norm",
         action=BooleanFlag,
         help="LayerNorm before attention and feed-forward, as DeepSpeed's bing_bert",
+    )
+    group.add_argument(
+        "--dropout", type=fraction, help="dropout of hidden states and attention; by default that of the config"
     )
     group.add_argument("--log-freq", type=positive_int, default=10, help="updates between log lines")
     group.add_argument("--num-steps-per-checkpoint", type=positive_int, default=100, help="updates between checkpoints")
@@ -193,6 +198,20 @@ def add_training_arguments(
         help="weight decay; none on biases and LayerNorms",
     )
     group.add_argument(
+        "--lamb-min-coeff", type=non_negative_float, default=0.0, help="lower bound of Lamb's trust ratios"
+    )
+    group.add_argument(
+        "--lamb-max-coeff", type=positive_float, help="upper bound of Lamb's trust ratios; by default there is none"
+    )
+    group.add_argument(
+        "--lamb-bias-correction", action=BooleanFlag, default=adam.bias_correction, help="correct Lamb's moments"
+    )
+    group.add_argument(
+        "--lamb-adapt-undecayed",
+        action=BooleanFlag,
+        help="trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB has them",
+    )
+    group.add_argument(
         "--max-grad-norm", type=positive_float, default=trainer.max_grad_norm, help="gradients are clipped to this norm"
     )
     group.add_argument(
@@ -301,6 +320,7 @@ def check_shared_arguments(args: Arguments, parser: argparse.ArgumentParser) -> 
         ("lr_decay_rate", exponential, "--lr-decay warmup_exp_decay_exp"),
         ("lr_decay_steps", exponential, "--lr-decay warmup_exp_decay_exp"),
         ("lr_offset", exponential, "--lr-decay warmup_exp_decay_exp"),
+        *((name, args.optimizer == "Lamb", "--optimizer Lamb") for name in LAMB_FLAGS),
         ("amp_dtype", sixteen_bits, "--amp or --use-pure-fp16"),
         ("scale_loss", sixteen_bits, "--amp or --use-pure-fp16"),
         ("use_dynamic_loss_scaling", sixteen_bits or not args.use_dynamic_loss_scaling, "--amp or --use-pure-fp16"),
@@ -311,10 +331,28 @@ def check_shared_arguments(args: Arguments, parser: argparse.ArgumentParser) -> 
     for name, has_effect, needed in ignored:
         if args.given(name) and not has_effect:
             parser.error(f"--{name.replace('_', '-')} has no effect without {needed}: add that, or leave it out")
+    if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
+        parser.error(
+            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
+        )
     if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
         parser.error("bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the loss scaling")
     if args.resume_from_checkpoint and args.from_checkpoint is not None:
         parser.error("--resume-from-checkpoint and --from-checkpoint were both given: give one of them")
+
+
+def optimizer_config(args: Arguments) -> OptimizerConfig:
+    has_bounds = args.lamb_min_coeff > 0 or args.lamb_max_coeff is not None
+    maximum = math.inf if args.lamb_max_coeff is None else args.lamb_max_coeff
+    return OptimizerConfig(
+        args.optimizer,
+        (args.beta1, args.beta2),
+        args.epsilon,
+        args.weight_decay,
+        args.lamb_bias_correction,
+        (args.lamb_min_coeff, maximum) if has_bounds else None,
+        args.lamb_adapt_undecayed,
+    )
 
 
 def amp_dtype(args: Arguments) -> str:

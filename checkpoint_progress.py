@@ -20,6 +20,7 @@ def _is_number(value: Any, minimum: float) -> bool:
 PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "step": ("a whole number from 1 up", lambda value: _is_count(value, 1)),
     "samples_consumed": ("a whole number from 0 up", _is_count),
+    "schedule_start": ("a whole number from 0 up", _is_count),
     "phase": ("a text", lambda value: isinstance(value, str)),
     "train_seconds": ("a number from 0 up", lambda value: _is_number(value, 0)),
     "raw_train_seconds": ("a number from 0 up", lambda value: _is_number(value, 0)),
@@ -44,7 +45,7 @@ PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 # Keys that checkpoints of earlier versions do not have, and what they mean there.
-ADDED_KEYS = {"train_seconds": 0.0, "raw_train_seconds": 0.0}
+ADDED_KEYS = {"train_seconds": 0.0, "raw_train_seconds": 0.0, "schedule_start": 0}
 
 
 def check_progress(folder: Path, prefix: str) -> dict[str, Any]:
@@ -59,4 +60,6 @@ def check_progress(folder: Path, prefix: str) -> dict[str, Any]:
             raise UserError(f"{path}: {key} is {progress[key]!r}, expected {description}: {advice}")
     if is_step(folder.name) and progress["step"] != int(folder.name):
         raise UserError(f"{path}: step is {progress['step']}, and the folder is {folder.name}: {advice}")
+    if progress["schedule_start"] > progress["step"]:
+        raise UserError(f"{path}: schedule_start is {progress['schedule_start']}, above the step: {advice}")
     return progress

@@ -58,8 +58,7 @@ def noam(k: float, total: int, lr: float, warmup: int) -> float:
 def warmup_exp_decay_exp(
     k: float, total: int, lr: float, warmup_proportion: float, rate: float, decay_steps: float, offset: float = 0.0
 ) -> float:
-    """DeepSpeed's bing_bert schedule: lr * f + offset with f = (k/(wN))^2 while k < wN, then rate^((k-wN)/d). To
-    re-warm in the middle of a run, count k and N from there."""
+    """DeepSpeed's bing_bert schedule: lr * f + offset with f = (k/(wN))^2 while k < wN, then rate^((k-wN)/d)."""
     warmup = warmup_proportion * total
     f = (k / warmup) ** 2 if k < warmup else rate ** ((k - warmup) / decay_steps)
     return lr * f + offset
@@ -68,7 +67,7 @@ def warmup_exp_decay_exp(
 @dataclass(frozen=True)
 class ScheduleConfig:
     """`decay` is one of DECAYS; `power` is that of poly; `rate`, `decay_steps` and `offset` are those of
-    warmup_exp_decay_exp."""
+    warmup_exp_decay_exp. The schedule begins at update `first_step` and ends at `total_steps`."""
 
     total_steps: int
     learning_rate: float
@@ -79,6 +78,7 @@ class ScheduleConfig:
     rate: float = 0.9
     decay_steps: float = 250
     offset: float = 0.0
+    first_step: int = 0
 
 
 class ScheduleTable:
@@ -118,7 +118,12 @@ class ScheduleTable:
 
 def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     """The learning rate as a function of the number of updates already made."""
-    total, lr = config.total_steps, config.learning_rate
+    schedule = _schedule_from_zero(config, config.total_steps - config.first_step)
+    return lambda k: schedule(k - config.first_step)
+
+
+def _schedule_from_zero(config: ScheduleConfig, total: int) -> Callable[[int], float]:
+    lr = config.learning_rate
     warmup = math.floor(config.warmup_proportion * total)
     if config.decay == "poly":
         return lambda k: poly(k, total, lr, warmup, config.warmup_start_lr, config.power)

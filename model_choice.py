@@ -46,6 +46,10 @@ def choose_model(args: Arguments) -> ModelChoice:
     config = read_config(config_path or CONFIGS / f"{name}.json")
     if args.pre_layer_norm:
         config = dataclasses.replace(config, pre_layer_norm=True)
+    if args.dropout is not None:
+        config = dataclasses.replace(
+            config, hidden_dropout_prob=args.dropout, attention_probs_dropout_prob=args.dropout
+        )
 
     vocab_file, do_lower_case = args.vocab_file, None
     if vocab_file is None and folder is not None and (folder / VOCAB_FILE).is_file():

@@ -267,13 +267,16 @@ def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], weigh
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """`name` is one of OPTIMIZERS. The optimizers do not clip: the trainer divides by `grad_scale` (see
-    `apply_step`)."""
+    """`name` is one of OPTIMIZERS; the last three are those of Lamb. The optimizers do not clip: the trainer divides by
+    `grad_scale` (see `apply_step`)."""
 
     name: str = "Lamb"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     weight_decay: float = 0.01
+    bias_correction: bool = True
+    trust_bounds: tuple[float, float] | None = None
+    adapt_undecayed: bool = False
 
 
 def check_shardable(name: str) -> None:
@@ -297,7 +300,12 @@ def make_optimizer(
     groups = parameter_groups(named_parameters, config.weight_decay)
     if config.name == "Lamb":
         return Lamb(
-            groups, lr, config.betas, config.eps, config.weight_decay, max_grad_norm=None, shard_group=shard_group
+            *(groups, lr, config.betas, config.eps, config.weight_decay),
+            max_grad_norm=None,
+            bias_correction=config.bias_correction,
+            trust_bounds=config.trust_bounds,
+            adapt_undecayed=config.adapt_undecayed,
+            shard_group=shard_group,
         )
     if config.name == "AdamW":
         return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)

@@ -27,6 +27,7 @@ RANDOM = (
 HYPERPARAMETERS = (
     *("optimizer", "learning_rate", "warmup_start_lr", "warmup_proportion", "lr_decay", "lr_decay_power"),
     *("lr_decay_rate", "lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
+    *("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed", "lr_rewarmup"),
     *("amp", "amp_dtype", "use_pure_fp16", "fp16", "tf32", "scale_loss", "use_dynamic_loss_scaling"),
 )
 
@@ -105,7 +106,7 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
         raise UserError(f"{folder} already holds step {step}, and --max-steps is {max_steps}: raise it, or {ways_out}")
     is_finished = step == max_steps
     for name, now in record.hyperparameters.items():
-        then = hyperparameters.get(name)
+        then = hyperparameters.get(name, now)  # an earlier version may not have had the flag
         if then == now:
             continue
         if is_finished and name != "--max-steps":

@@ -71,6 +71,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     )
     group = add_training_arguments(parser, "Lamb", 1e-4, 0.01)
     group.add_argument(
+        "--lr-rewarmup",
+        action=BooleanFlag,
+        help="start phase 2 with phase 1's optimizer state and number of updates too, and with a new schedule, as "
+        "DeepSpeed's bing_bert; --max-steps then counts the updates of both phases",
+    )
+    group.add_argument(
         "--batch-size", type=bounded_int(1, MAX_BATCH), default=32, help="sequences per GPU and micro-batch"
     )
     group.add_argument(
@@ -98,6 +104,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         parser.error("--from-phase1-final-params is for --phase2: use --from-pretrained-params in phase 1")
     if args.from_phase1_final_params is not None and args.from_pretrained_params is not None:
         parser.error("--from-phase1-final-params and --from-pretrained-params were both given: give one of them")
+    if args.lr_rewarmup and args.from_phase1_final_params is None:
+        parser.error("--lr-rewarmup needs --from-phase1-final-params: give phase 1's last checkpoint")
     if args.eval_steps and args.eval_dir is None:
         parser.error("--eval-steps needs --eval-dir: give a folder of held-out shards")
     check_shared_arguments(args, parser)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from arguments import MAX_BATCH, amp_dtype, parallel_config
+from arguments import MAX_BATCH, amp_dtype, optimizer_config, parallel_config
 from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
 from device import keep_freed_memory, select_device, set_num_threads
@@ -165,7 +165,7 @@ def make_run_config(
             benchmark_warmup_steps=args.benchmark_warmup_steps,
         ),
         loader,
-        OptimizerConfig(args.optimizer, (args.beta1, args.beta2), args.epsilon, args.weight_decay),
+        optimizer_config(args),
         ScheduleConfig(
             total_steps=max_steps,
             learning_rate=args.learning_rate,
@@ -184,6 +184,7 @@ def make_run_config(
             getattr(args, "from_phase1_final_params", None),
             args.from_pretrained_params,
             args.overwrite,
+            getattr(args, "lr_rewarmup", False),
         ),
         metadata,
         INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
@@ -231,12 +232,18 @@ def build_trainer(
         loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)
     state = TrainState(parallel, optimizer, loss_scale, config.metadata, distributed)
     state.start_from(config.start, config.trainer.checkpoint_folder, config.trainer.record)
+    max_steps = config.trainer.max_steps
+    if state.schedule_start >= max_steps:
+        raise UserError(
+            f"phase 1 ended at update {state.schedule_start}, and --max-steps is {max_steps}: with --lr-rewarmup it "
+            f"counts the updates of both phases, so give more"
+        )
     return Trainer(
         task,
         parallel,
         state,
         learning_rate,
-        make_schedule(config.schedule),
+        make_schedule(replace(config.schedule, first_step=state.schedule_start)),
         config.trainer,
         runtime,
         evaluate_with(parallel, task, eval_dataset, config, runtime) if eval_dataset is not None else None,

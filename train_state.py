@@ -50,6 +50,7 @@ class StartConfig:
     from_phase1_final_params: Path | None = None
     from_pretrained_params: Path | None = None
     overwrite: bool = False
+    lr_rewarmup: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class CheckpointMetadata:
 
 class TrainState:
     """The state of a run on this rank. `step` and `samples_consumed` count updates and samples; `device_step` is the
-    number of updates on the device, which `step` follows where the host reads it."""
+    number of updates on the device, which `step` follows where the host reads it. The learning-rate schedule begins at
+    update `schedule_start`."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class TrainState:
     ):
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
         self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
-        self.step = self.samples_consumed = 0
+        self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
         # Over all resumes; raw: without evaluation and checkpoints.
@@ -128,6 +130,7 @@ class TrainState:
         return {
             "step": self.step,
             "samples_consumed": self.samples_consumed,
+            "schedule_start": self.schedule_start,
             "phase": self.metadata.phase,
             "seed": self.metadata.seed,
             "random_state": "torch.manual_seed(seed_of_step(seed, samples_consumed, rank)) before each step",
@@ -164,6 +167,8 @@ class TrainState:
         self._check_shared(found)
         if found["checkpoint"] is not None:
             self.restore(Path(found["checkpoint"]))
+        elif found["weights"] is not None and config.lr_rewarmup:
+            self.continue_phase1(Path(found["weights"]))
         elif found["weights"] is not None:
             self.load_weights(Path(found["weights"]))
 
@@ -213,18 +218,10 @@ class TrainState:
                 f"checkpoint {folder} is of {progress['phase']}, and this is {self.metadata.phase}: to start from its "
                 f"weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
             )
-        if progress["optimizer"] != type(self.optimizer).__name__:
-            raise UserError(
-                f"checkpoint {folder} was made with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
-                f"use the same --optimizer, or take only its weights with --from-pretrained-params"
-            )
-        self._restore_optimizer(folder, progress)
-        self.load_weights(folder)
-        self.loss_scale.load_state_dict(progress["loss_scale"])
-        self.step, self.samples_consumed = progress["step"], progress["samples_consumed"]
+        self._restore_updates(folder, progress)
+        self.samples_consumed, self.schedule_start = progress["samples_consumed"], progress["schedule_start"]
         self.train_seconds = float(progress["train_seconds"])
         self.raw_train_seconds = float(progress["raw_train_seconds"])
-        self.device_step.fill_(self.step)
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
         for what, now, then in [
             ("--seed", self.metadata.seed, progress["seed"]),
@@ -235,6 +232,25 @@ class TrainState:
                     f"checkpoint {folder} is of a run whose {what} is {then}, and this one's is {now}: use the same, "
                     f"or take only its weights with --from-pretrained-params"
                 )
+
+    def continue_phase1(self, folder: Path) -> None:
+        """Continues from the last checkpoint of phase 1 on other data: weights, optimizer, loss scale and number of
+        updates, with a schedule that begins anew."""
+        self._restore_updates(folder, check_progress(folder, self.metadata.prefix))
+        self.schedule_start = self.step
+        self._log(f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate")
+
+    def _restore_updates(self, folder: Path, progress: dict[str, Any]) -> None:
+        if progress["optimizer"] != type(self.optimizer).__name__:
+            raise UserError(
+                f"checkpoint {folder} was made with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
+                f"use the same --optimizer, or take only its weights with --from-pretrained-params"
+            )
+        self._restore_optimizer(folder, progress)
+        self.load_weights(folder)
+        self.loss_scale.load_state_dict(progress["loss_scale"])
+        self.step = progress["step"]
+        self.device_step.fill_(self.step)
 
     def _restore_optimizer(self, folder: Path, progress: dict[str, Any]) -> None:
         """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""

@@ -212,6 +212,8 @@ launch() {
     if ((nodes > 1)); then
       command+=(--nnodes "$nodes" --node_rank "$node_rank")
       command+=(--master_addr "$master_addr" --master_port "${MASTER_PORT:-29500}")
+    elif [[ -n ${MASTER_PORT:-} ]]; then
+      command+=(--master_addr localhost --master_port "$MASTER_PORT")
     else
       command+=(--standalone)
     fi

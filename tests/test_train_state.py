@@ -98,6 +98,7 @@ NUMBERS = [-1, 1.5, "3", True, None, [3], {}, 2**63, float("nan"), float("inf")]
 WRONG_VALUES = {
     "step": [0, 4, 10**400, *NUMBERS],
     "samples_consumed": NUMBERS,
+    "schedule_start": [*NUMBERS, 4],
     "phase": [3, None, ["phase1"], True],
     "seed": ["42", 1.5, None, True, float("nan")],
     "num_samples": [0, *NUMBERS],

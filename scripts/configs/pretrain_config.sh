@@ -29,6 +29,35 @@ dgxh100-80g_8gpu_amp_13b() { _large_model_arguments bert_configs/bert-13b-uncase
   flags_13b='--data-parallel-shard-degree -1 --use-pure-fp16 --activation-checkpoint selective'
 }
 
+# DeepSpeed's bing_bert recipe for BERT-large, one phase after the other:
+#
+#   source scripts/configs/pretrain_config.sh
+#   PHASE=1 EXTRA_ARGS=$flags_bsz64k_seq128 bash scripts/run_pretraining.sh $(deepspeed_bsz64k_lamb_config_seq128)
+#   PHASE=2 EXTRA_ARGS=$flags_bsz32k_seq512 bash scripts/run_pretraining.sh $(deepspeed_bsz32k_lamb_config_seq512)
+#
+# The steps are those of its published run: 403M sequences of 128, then 20M of 512 with the optimizer's state kept. Both
+# warmups have 150 updates (there 0.02 of 7,500), written as a share of the updates that are made.
+deepspeed_bsz64k_lamb_config_seq128() { _bing_bert_arguments; }
+deepspeed_bsz32k_lamb_config_seq512() { _bing_bert_arguments; }
+_flags_bing_bert='--lamb-min-coeff 0.01 --lamb-max-coeff 0.3 --lamb-bias-correction false --lamb-adapt-undecayed'
+_flags_bing_bert+=' --epsilon 1e-8 --lr-decay warmup_exp_decay_exp --lr-decay-rate 0.9 --pre-layer-norm'
+# shellcheck disable=SC2034 # for EXTRA_ARGS
+{
+  flags_bsz64k_seq128="$_flags_bing_bert --lr-decay-steps 250 --lr-offset 1e-3"
+  flags_bsz32k_seq512="$_flags_bing_bert --lr-decay-steps 150 --lr-rewarmup"
+}
+
+_bing_bert_arguments() {
+  local train_batch_size=64 learning_rate=11e-3 precision=fp16 num_gpus=8 warmup_proportion=0.02439421 train_steps=6149
+  local save_checkpoint_steps=200 create_logfile=true gradient_accumulation_steps=128 seed=42 job_name=bing_bert
+  local train_batch_size_phase2=8 learning_rate_phase2=2e-3 warmup_proportion_phase2=0.24590164
+  local train_steps_phase2=6759 gradient_accumulation_steps_phase2=512 # 610 updates after phase 1's
+  echo "$train_batch_size" "$learning_rate" "$precision" "$num_gpus" "$warmup_proportion" "$train_steps" \
+    "$save_checkpoint_steps" "$create_logfile" "$gradient_accumulation_steps" "$seed" "$job_name" \
+    "$train_batch_size_phase2" "$learning_rate_phase2" "$warmup_proportion_phase2" "$train_steps_phase2" \
+    "$gradient_accumulation_steps_phase2"
+}
+
 # config file, then micro-batch and gradient accumulation of each phase
 _large_model_arguments() {
   local data=${BERT_PREP_WORKING_DIR:-data}/hdf5

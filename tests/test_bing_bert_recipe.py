@@ -1,0 +1,162 @@
+"""DeepSpeed's bing_bert recipe: its presets, its variant of LAMB, its second phase, its script for SQuAD."""
+
+import json
+
+import pytest
+from conftest import assert_refused, reported
+from launch_scripts import Checkout, pretraining_runs, processes_of, squad_run
+from launch_scripts import assert_refused as assert_script_refused
+from safetensors.torch import load_file
+from small_runs import RunInputs, losses, progress, resuming, run_here, steps_folder, train, weights
+
+from arguments import optimizer_config
+from lr_scheduler import ScheduleConfig, make_schedule, warmup_exp_decay_exp
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+def run_phase(checkout, phase, flags, preset):
+    result = checkout.run(
+        "source scripts/configs/pretrain_config.sh; "
+        f"PHASE={phase} EXTRA_ARGS=${flags} bash scripts/run_pretraining.sh $({preset})",
+        RESULTS_DIR="out",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(tmp_path):
+    checkout = Checkout(tmp_path)
+    run_phase(checkout, 1, "flags_bsz64k_seq128", "deepspeed_bsz64k_lamb_config_seq128")
+    run_phase(checkout, 2, "flags_bsz32k_seq512", "deepspeed_bsz32k_lamb_config_seq512")
+    phase1, phase2 = pretraining_runs(checkout)
+    gpus = [processes_of(call) for call in checkout.calls()]
+    for phase, processes, batch, micro_batch in ((phase1, gpus[0], 65_536, 64), (phase2, gpus[1], 32_768, 8)):
+        assert phase.batch_size == micro_batch
+        assert phase.batch_size * phase.gradient_merge_steps * processes == batch
+        lamb = optimizer_config(phase)
+        assert (lamb.name, lamb.trust_bounds, lamb.adapt_undecayed) == ("Lamb", (0.01, 0.3), True)
+        assert (lamb.bias_correction, lamb.eps, lamb.weight_decay) == (False, 1e-8, 0.01)
+        assert phase.pre_layer_norm and phase.amp and phase.amp_dtype == "float16" and phase.max_grad_norm == 1
+    assert str(phase2.from_phase1_final_params).endswith("phase1/6149") and phase2.lr_rewarmup
+
+    # 7,500 updates in DeepSpeed's formula, at which none of its runs ends.
+    for phase, first_step, peak, golden in (
+        (phase1, 0, 11e-3, {0: 1e-3, 150: 0.012, 450: 0.010694}),
+        (phase2, 6149, 2e-3, {6149: 0.0, 6299: 2e-3, 6449: 1.8e-3}),
+    ):
+        schedule = make_schedule(
+            ScheduleConfig(
+                phase.max_steps,
+                phase.learning_rate,
+                phase.lr_decay,
+                phase.warmup_proportion,
+                rate=phase.lr_decay_rate,
+                decay_steps=phase.lr_decay_steps,
+                offset=phase.lr_offset,
+                first_step=first_step,
+            )
+        )
+        for step, rate in golden.items():
+            assert schedule(step) == pytest.approx(rate, abs=5e-7)
+        for step in (first_step + 75, first_step + 500):
+            by_deepspeed = warmup_exp_decay_exp(
+                step - first_step, 7500, peak, 0.02, 0.9, phase.lr_decay_steps, phase.lr_offset
+            )
+            assert schedule(step) == pytest.approx(by_deepspeed, rel=1e-6)
+
+
+REWARM = ("--lr-decay", "warmup_exp_decay_exp", "--lr-decay-steps", 2, "--lr-offset", 1e-5, "--warmup-proportion", 0.5)
+
+
+def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup(inputs, tmp_path):
+    phase1 = tmp_path / "phase1"
+    train(inputs.command(phase1, "--max-steps", 3, "--log-freq", 1))
+    first = ("--phase2", "--from-phase1-final-params", steps_folder(phase1), "--lr-rewarmup", *REWARM)
+
+    def phase2(output, *extra):
+        flags = (*first, "--max-steps", 7, "--log-freq", 1, "--learning-rate", 2e-3, *extra)
+        return train(inputs.command(output, *flags, *resuming(output, "phase2")))
+
+    phase2(tmp_path / "whole")
+    rates = {step: entry["learning_rate"] for step, entry in reported(tmp_path / "whole" / "report.json").items()}
+    expected = {k + 1: warmup_exp_decay_exp(k - 3, 4, 2e-3, 0.5, 0.9, 2, 1e-5) for k in range(3, 7)}
+    assert {step: rates[step] for step in expected} == pytest.approx(expected, rel=1e-6)
+    moments = load_file(steps_folder(tmp_path / "whole", "phase2") / "7" / "model_optimizer.safetensors")
+    assert {float(value) for name, value in moments.items() if name.endswith(".step")} == {7}
+    state = progress(tmp_path / "whole", 7, "phase2")
+    assert (state["schedule_start"], state["samples_consumed"]) == (3, 4 * 4)
+
+    # The first update depends on phase 1's moments: without them it is another.
+    phase2_fresh = (*(word for word in first if word != "--lr-rewarmup"), "--max-steps", 4, "--log-freq", 1)
+    train(inputs.command(tmp_path / "fresh", *phase2_fresh, "--learning-rate", 2e-3))
+    assert losses(tmp_path / "fresh")[1] == pytest.approx(losses(tmp_path / "whole")[4], rel=1e-6)
+    assert losses(tmp_path / "fresh")[2] != pytest.approx(losses(tmp_path / "whole")[5], rel=1e-6)
+
+    phase2(tmp_path / "stopped", "--steps-this-run", 2)
+    phase2(tmp_path / "stopped")
+    whole, stopped = (weights(tmp_path / name, 7, "phase2") for name in ("whole", "stopped"))
+    assert all(whole[name].equal(stopped[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lr-rewarmup"], ["--lr-rewarmup", "--from-phase1-final-params"]),
+        (["--lamb-min-coeff", 2, "--lamb-max-coeff", 0.5], ["--lamb-min-coeff 2", "--lamb-max-coeff 0.5"]),
+        (["--optimizer", "AdamW", "--lamb-max-coeff", 0.5], ["--lamb-max-coeff", "--optimizer Lamb"]),
+        (["--lamb-max-coeff", 0], ["--lamb-max-coeff"]),
+        (["--dropout", 1.5], ["--dropout"]),
+    ],
+)
+def test_flags_without_effect_or_sense_are_refused(inputs, tmp_path, flags, words):
+    assert_refused(run_here(inputs.command(tmp_path / "out", "--max-steps", 1, *flags)), *words)
+
+
+def test_rewarming_without_room_for_more_updates_is_refused(inputs, tmp_path):
+    train(inputs.command(tmp_path / "phase1", "--max-steps", 2))
+    flags = ("--phase2", "--from-phase1-final-params", steps_folder(tmp_path / "phase1"), "--lr-rewarmup")
+    assert_refused(run_here(inputs.command(tmp_path / "out", *flags, "--max-steps", 2)), "--max-steps is 2", "update 2")
+
+
+def test_dropout_of_the_command_line_replaces_that_of_the_config(inputs, tmp_path):
+    train(inputs.command(tmp_path / "flag", "--max-steps", 1, "--log-freq", 1, "--dropout", 0))
+    train(inputs.command(tmp_path / "config", "--max-steps", 1, "--log-freq", 1, dropout=False))
+    assert losses(tmp_path / "flag") == losses(tmp_path / "config")
+    config = json.loads((steps_folder(tmp_path / "flag") / "1" / "config.json").read_text())
+    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0
+
+
+def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
+    checkout = Checkout(tmp_path)
+    (tmp_path / "model").mkdir()
+    result = checkout.run(
+        "bash scripts/run_squad_deepspeed.sh 4 model data/sample/squad out 5e-5 7 29511 0.2", FAKE_GPUS="4"
+    )
+    assert result.returncode == 0, result.stderr
+    run, (call,) = squad_run(checkout), checkout.calls()
+    assert processes_of(call) == 4 and call[call.index("--master_port") + 1] == "29511"
+    assert run.train_batch_size * run.gradient_merge_steps * 4 == 24
+    assert (run.learning_rate, run.seed, run.dropout, run.epochs) == (5e-5, 7, 0.2, 2)
+    assert (run.weight_decay, run.warmup_proportion, run.predict_batch_size) == (0, 0.1, 3)
+    assert run.do_train and run.do_eval and run.fp16 and run.pre_layer_norm
+    adam = optimizer_config(run)  # LAMB with every trust ratio 1
+    assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("5 model data/sample/squad out", ["num_gpus", "24"]),
+        ("1 nowhere data/sample/squad out", ["model_file", "nowhere"]),
+        ("1 model data/sample/squad", ["output_dir"]),
+        ("1 model data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
+    ],
+)
+def test_bad_arguments_of_the_squad_script_start_nothing(tmp_path, arguments, words):
+    checkout = Checkout(tmp_path)
+    (tmp_path / "model").mkdir()
+    result = checkout.run(f"bash scripts/run_squad_deepspeed.sh {arguments}", FAKE_GPUS="8")
+    assert_script_refused(result, checkout, *words)
