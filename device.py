@@ -5,6 +5,7 @@ import os
 
 import torch
 
+from utils.distributed import read_environment
 from utils.errors import UserError
 
 
@@ -15,13 +16,12 @@ def select_device(choice: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU can be used here (torch.cuda.is_available() is false): use --device cpu")
-    local_rank, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank >= found:
+    place, found = read_environment(), torch.cuda.device_count()
+    if place.local_rank >= found:
         raise UserError(
-            f"{os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)} processes were started on a machine with {found} "
-            f"GPUs: start one process per GPU"
+            f"{place.local_world_size} processes were started on a machine with {found} GPUs: start one process per GPU"
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device
 
@@ -29,7 +29,7 @@ def select_device(choice: str) -> torch.device:
 def default_num_threads() -> int:
     """This process's share of the machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, cores // read_environment().local_world_size)
 
 
 def set_num_threads() -> None:

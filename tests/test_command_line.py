@@ -97,6 +97,7 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (["--last-step-of-checkpoint", "newest"], "expected None, auto or a step, not newest"),
         (["--amp", "perhaps"], "--amp"),
         (["--learning-rate"], "--learning-rate: expected one argument"),
+        (["--learning-rate=--"], "--learning-rate: '--' is no value"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

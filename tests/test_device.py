@@ -27,6 +27,14 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
 
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_a_place_that_is_no_number_is_refused(two_gpus, monkeypatch, name):
+    join_run(monkeypatch, 1, 2)
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(UserError, match=f"{name} is 'true', not a number"):
+        select_device("auto")
+
+
 def test_auto_is_the_cpu_without_a_gpu(no_gpu):
     assert select_device("auto") == select_device("cpu") == CPU
 
@@ -36,15 +44,21 @@ def test_cuda_without_a_gpu_is_an_error(no_gpu):
         select_device("cuda")
 
 
+def join_run(monkeypatch, local_rank: int, local_world_size: int) -> None:
+    """The environment that torchrun sets on one machine."""
+    values = {"RANK": local_rank, "LOCAL_RANK": local_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    for name, value in {**values, "WORLD_SIZE": local_world_size, "LOCAL_WORLD_SIZE": local_world_size}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 def test_each_process_has_its_own_gpu(two_gpus, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    join_run(monkeypatch, 1, 2)
     assert select_device("auto") == select_device("cuda") == torch.device("cuda", 1)
     assert select_device("cpu") == CPU
 
 
 def test_more_processes_than_gpus_is_an_error_with_both_numbers(two_gpus, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    join_run(monkeypatch, 2, 4)
     with pytest.raises(UserError, match=r"4 processes .* 2 GPUs"):
         select_device("auto")
 
@@ -53,20 +67,23 @@ def test_more_processes_than_gpus_is_an_error_with_both_numbers(two_gpus, monkey
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("processes", "environment", "expected"),
     [
-        ({}, 12),
-        ({"LOCAL_WORLD_SIZE": "4"}, 3),
-        ({"LOCAL_WORLD_SIZE": "64"}, 1),
-        ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 3),
-        ({"OMP_NUM_THREADS": "1"}, None),
-        ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "none"}, None),
+        (1, {}, 12),
+        (4, {}, 3),
+        (64, {}, 1),
+        (4, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 3),
+        (1, {"OMP_NUM_THREADS": "1"}, None),
+        (4, {"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "none"}, None),
     ],
     ids=str,
 )
-def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(monkeypatch, environment, expected):
-    for name in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(
+    monkeypatch, processes, environment, expected
+):
+    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
+    join_run(monkeypatch, 0, processes)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(12)))

@@ -89,10 +89,19 @@ def test_error_of_one_rank_names_the_rank(capsys):
 
 
 def test_error_that_all_processes_of_a_machine_find_is_printed_by_one(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert outcome(raising(UserError("no file")), capsys) == (2, ["error: no file"])
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert outcome(raising(UserError("no file")), capsys) == (2, [])
+
+
+@pytest.mark.parametrize(("local_rank", "world_size"), [("true", "2"), ("4", "2"), ("1", "1"), ("1", "9" * 5000)])
+def test_error_of_a_process_with_an_impossible_place_is_printed(local_rank, world_size, monkeypatch, capsys):
+    """No other process may be there to print it."""
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    assert outcome(raising(UserError("no file")), capsys) == (2, ["error: no file"])
 
 
 def test_error_that_a_peer_reports_is_not_printed_again(capsys):

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, assert_refused, pretraining_command, write_shards
 
+from utils.launcher import stop_with_launcher
+
 PROGRAM = (
     "import sys, torch\n"
     "from utils.distributed import init_distributed\n"
@@ -95,6 +97,11 @@ def test_workers_save_and_stop_when_their_launcher_is_killed(tmp_path, tiny_conf
     steps = [path.name for path in (tmp_path / "output" / "custom" / "phase1").iterdir() if path.name.isdigit()]
     assert len(steps) == 1, (tmp_path / "log").read_text()
     assert "the program that started this process has died" in (tmp_path / "log").read_text()
+
+
+def test_a_launcher_that_cannot_be_a_process_is_ignored(monkeypatch):
+    monkeypatch.setenv("LAUNCHER_PID", "1" + "0" * 30)
+    stop_with_launcher()
 
 
 def processes_with(word: str) -> list[int]:

@@ -92,6 +92,8 @@ class ArgumentParser(argparse.ArgumentParser):
                 close = difflib.get_close_matches(flag_name(unknown[0]), known, n=1)
                 hint = f": did you mean {close[0]}?" if close else ""
                 self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        if misplaced := [word for word in argv if is_flag(word) and word.endswith("=--")]:
+            self.error(f"argument {flag_name(misplaced[0])}: '--' is no value")  # argparse would make it a list
         parsed = super().parse_args(argv, namespace or Arguments())
         flags = {flag_name(word) for word in argv if is_flag(word)}
         parsed._given = frozenset(action.dest for action in self._actions if flags.intersection(action.option_strings))

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import select
 import signal
 import sys
@@ -20,8 +21,13 @@ class UserError(Exception):
 
 
 def reports_errors() -> bool:
-    """Whether this process prints errors that all processes of its machine find, such as those of the command line."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    """Whether this process prints errors that all processes of its machine find, such as those of the command line:
+    the first process does, and one whose place in the run is impossible."""
+    place = [os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
+    if not all(re.fullmatch("[0-9]{1,9}", value) for value in place):
+        return True
+    local_rank, world_size = map(int, place)
+    return not 0 < local_rank < world_size
 
 
 class PeerError(UserError):
@@ -30,6 +36,7 @@ class PeerError(UserError):
 
 # Errors of the machine for which a traceback would not help.
 MACHINE_ERRORS = {
+    errno.EFBIG: "the file would be larger than the limit: raise it (ulimit -f)",
     errno.ENOSPC: "the disk is full: free some space",
     errno.EDQUOT: "the disk quota is used up: free some space",
     errno.EROFS: "the file system is read-only: choose another folder",

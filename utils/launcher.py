@@ -28,7 +28,7 @@ def stop_with_launcher() -> None:
         except ProcessLookupError:  # it has died already
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        except OSError:
+        except (OSError, OverflowError):  # not the id of a process, or not one of ours
             return
     threading.Thread(target=_wait, args=(descriptors,), name="launcher", daemon=True).start()
 
