@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes import exit_codes, run_distributed, start_several
 
 from utils.distributed import DistributedContext, init_distributed, translate_peer_failure
@@ -167,5 +168,9 @@ def test_no_thread_of_the_group_is_left_at_the_end(tmp_path):
 def test_other_runtime_errors_are_not_translated():
     with pytest.raises(RuntimeError, match="shapes differ"), translate_peer_failure():
         raise RuntimeError("shapes differ")
-    with pytest.raises(UserError, match="another process of this run has ended"), translate_peer_failure():
-        raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+    for error in (
+        RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"),
+        dist.DistNetworkError("Broken pipe"),
+    ):
+        with pytest.raises(UserError, match="another process of this run has ended"), translate_peer_failure():
+            raise error

@@ -143,7 +143,8 @@ def translate_peer_failure() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(sign in str(error) for sign in ("gloo", "NCCL", "Connection closed", "Connection reset")):
+        signs = ("gloo", "NCCL", "Connection closed", "Connection reset")
+        if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
             raise
         raise UserError("another process of this run has ended, and so this one ends: see that one's error") from error
 
