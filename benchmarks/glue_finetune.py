@@ -10,14 +10,9 @@ project through run_glue.py, transformers as in its examples, with a fast tokeni
 sequence. `--only` runs one of them; all results go into the same result file, one after another.
 """
 
-import datetime
-import importlib.metadata
-import json
-import math
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +22,22 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import RESULTS, machine_info
-from benchmarks.common.training import MAX_GRAD_NORM
+from benchmarks.common.fine_tuning import (
+    add_arguments,
+    describe_machine,
+    open_result,
+    package_model_folder,
+    train_with_transformers,
+    training_time,
+)
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
-from benchmarks.squad_finetune import open_result, package_model_folder
 from device import select_device, set_num_threads
-from lr_scheduler import ScheduleConfig, make_schedule
-from optimizer import OptimizerConfig, parameter_groups
 from tasks.glue import label_values, mean_and_deviation, score
 from tasks.glue_files import TASKS, Examples, TextTask, read_examples
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    BooleanFlag,
-    fraction,
-    optional_path,
-    positive_float,
-    positive_int,
-)
+from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import run_main
 from utils.files import read_json, write_json
-from utils.progress import print_line, progress_bar
+from utils.progress import print_line
 
 FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "cola": "CoLA", "sts-b": "STS-B"}
 
@@ -56,21 +46,9 @@ def parse_arguments() -> Arguments:
     parser = ArgumentParser(description=" ".join(__doc__.splitlines()[:2]))
     add = parser.add_argument
     add("--glue-dir", type=Path, required=True, help="folder of the tasks' folders")
-    add("--tasks", nargs="+", choices=FOLDERS, default=list(FOLDERS), help="tasks to fine-tune on")
-    add("--model-folder", type=optional_path, help="model to fine-tune; by default the package's MiniLM")
-    add("--only", choices=(THIS_PROJECT, TRANSFORMERS), help="run one implementation")
-    add("--num-seeds", type=positive_int, default=3, help="runs per task, with the seeds from --seed up")
-    add("--seed", type=int, default=42, help="first seed of the classifier, dropout and the order of samples")
-    add("--epochs", type=positive_float, default=3, help="passes over the training data")
-    add("--batch-size", type=positive_int, default=16, help="sequences per update")
-    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch in prediction")
-    add("--learning-rate", type=positive_float, default=5e-5, help="peak learning rate")
-    add("--warmup-proportion", type=fraction, default=0.1, help="share of the updates for the warmup")
-    add("--max-seq-length", type=positive_int, default=128, help="most tokens of a sample")
-    add("--amp", action=BooleanFlag, help="bfloat16 autocast")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--tasks", choices=tuple(FOLDERS), nargs="+", default=list(FOLDERS), help="tasks to fine-tune on")
     add("--max-train-samples", type=positive_int, help="use only the first samples of each training file")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
+    add_arguments(parser, num_seeds=3, epochs=3, learning_rate=5e-5, max_seq_length=128)
     return parser.parse_args()
 
 
@@ -114,12 +92,7 @@ def run_this_project(args: Arguments, task_name: str, folder: Path, model_folder
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
         report = work / (f"report-{name}.json" if name else "report.json")
-        train_seconds, steps = 0.0, 0
-        for line in report.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line.removeprefix("DLLL "))
-            if "step_seconds" in entry["data"]:
-                train_seconds += entry["data"]["step_seconds"] * (entry["step"][0] - steps)
-                steps = entry["step"][0]
+        steps, train_seconds = training_time(report)
         scores = read_json(work / "custom" / task_name / name / "scores.json", "the scores")
         runs.append(scores | {"training_sequences_per_second": steps * args.batch_size / train_seconds})
     return runs
@@ -173,32 +146,14 @@ def train_and_score(
     (train_features, dev_features), (train_values, dev_values) = features, values
     torch.manual_seed(seed)
     num_labels = 1 if task.regression else len(task.labels)
-    model = BertForSequenceClassification.from_pretrained(model_folder, num_labels=num_labels).to(device).train()
-    config = OptimizerConfig()
-    groups = parameter_groups(model.named_parameters(), config.weight_decay)
-    optimizer = torch.optim.AdamW(groups, args.learning_rate, config.betas, config.eps, fused=True)
-    max_steps = math.ceil(args.epochs * len(train_features) / args.batch_size)
-    schedule = make_schedule(ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion))
-    epochs = range(math.ceil(max_steps * args.batch_size / len(train_features)))
-    order = np.concatenate([np.random.default_rng([seed, e]).permutation(len(train_features)) for e in epochs])
+    model = BertForSequenceClassification.from_pretrained(model_folder, num_labels=num_labels).to(device)
     labels = torch.from_numpy(train_values.astype(np.float32) if task.regression else train_values)
-    started = time.perf_counter()
-    with progress_bar(max_steps, "transformers", "step") as bar:
-        for step in range(max_steps):
-            for group in optimizer.param_groups:
-                group["lr"] = schedule(step)
-            chosen = order[step * args.batch_size : (step + 1) * args.batch_size]
-            batch = collate(tokenizer, [train_features[index] for index in chosen], device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-                loss = model(**batch, labels=labels[chosen].to(device)).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
-            optimizer.zero_grad()
-            bar.update()
-            if (step + 1) % 10 == 0 or step + 1 == max_steps:  # reading the loss waits for the device, as run_glue.py
-                print_line(f"transformers: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
-    train_seconds = time.perf_counter() - started
+
+    def make_batch(chosen: np.ndarray) -> dict[str, torch.Tensor]:
+        batch = collate(tokenizer, [train_features[index] for index in chosen], device)
+        return batch | {"labels": labels[chosen].to(device)}
+
+    steps, train_seconds = train_with_transformers(model, len(train_features), make_batch, args, seed, device)
 
     model.eval()
     logits = []
@@ -208,7 +163,7 @@ def train_and_score(
             with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
                 logits.append(model(**batch).logits.float().cpu().numpy())
     scores = score(np.concatenate(logits), dev_values, task)
-    return scores | {"training_sequences_per_second": max_steps * args.batch_size / train_seconds}
+    return scores | {"training_sequences_per_second": steps * args.batch_size / train_seconds}
 
 
 # --- the result -------------------------------------------------------------------------------------------------------
@@ -240,23 +195,13 @@ def summarize(runs: list[dict]) -> dict[str, float]:
 def main() -> None:
     args = parse_arguments()
     model_folder = args.model_folder or package_model_folder()
-    settings = {
-        name: value.name if isinstance(value, Path) else value
-        for name, value in args.as_dict().items()
-        if name not in ("only", "output", "model_folder", "glue_dir", "tasks")
-    }
-    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
-    output = args.output or RESULTS / f"glue_finetune-{datetime.date.today()}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    result = open_result(output, settings)
+    output, result = open_result(args, "glue_finetune", model_folder, unrecorded=("glue_dir", "tasks"))
     for task_name in args.tasks:
         for name in [args.only] if args.only else IMPLEMENTATIONS:
             with tempfile.TemporaryDirectory(prefix="glue_finetune_") as work:
                 folder = task_folder(args, task_name, Path(work))
                 runs = IMPLEMENTATIONS[name](args, task_name, folder, model_folder, Path(work))
-            info = machine_info(select_device(args.device))
-            info["transformers"] = importlib.metadata.version("transformers")
-            entry = {"runs": runs, "summary": summarize(runs), "machine_info": info}
+            entry = {"runs": runs, "summary": summarize(runs), "machine_info": describe_machine(args)}
             result.setdefault(name, {})[task_name] = entry
             write_json(output, result)
     show_table(result)

