@@ -13,6 +13,7 @@ from precision import DTYPES
 from sharding import RESHARD_AFTER_FORWARD
 from trainer import TrainerConfig
 from utils.command_line import (
+    ArgumentParser,
     Arguments,
     BooleanFlag,
     bounded_float,
@@ -308,29 +309,32 @@ def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelC
     )
 
 
-def check_shared_arguments(args: Arguments, parser: argparse.ArgumentParser) -> None:
+# Flags of the fine-tuning programs that have an effect on training only. Not among them: --optimizer and --log-freq,
+# which NVIDIA's commands also give for prediction.
+TRAINING_FLAGS = (
+    *("train_file", "epochs", "train_batch_size", "gradient_merge_steps", "global_batch_size", "max_steps"),
+    *("learning_rate", "warmup_start_lr", "warmup_proportion", "lr_decay", "lr_decay_power", "lr_decay_rate"),
+    *("lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm", "max_skipped_steps"),
+    *("steps_this_run", "num_steps_per_checkpoint", "resume_from_checkpoint", "overwrite", "model_prefix"),
+    *("num_workers", "activation_checkpoint", "compile", "dropout", *LAMB_FLAGS),
+)
+
+
+def check_shared_arguments(args: Arguments, parser: ArgumentParser) -> None:
     """Refuses flags that would have no effect."""
-    poly = args.lr_decay == "poly"
     exponential = args.lr_decay == "warmup_exp_decay_exp"
     sixteen_bits = args.amp or args.use_pure_fp16 or args.fp16
     scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
-    ignored = [
-        ("lr_decay_power", poly, "--lr-decay poly"),
-        ("warmup_start_lr", poly, "--lr-decay poly"),
-        ("lr_decay_rate", exponential, "--lr-decay warmup_exp_decay_exp"),
-        ("lr_decay_steps", exponential, "--lr-decay warmup_exp_decay_exp"),
-        ("lr_offset", exponential, "--lr-decay warmup_exp_decay_exp"),
-        *((name, args.optimizer == "Lamb", "--optimizer Lamb") for name in LAMB_FLAGS),
-        ("amp_dtype", sixteen_bits, "--amp or --use-pure-fp16"),
-        ("scale_loss", sixteen_bits, "--amp or --use-pure-fp16"),
-        ("use_dynamic_loss_scaling", sixteen_bits or not args.use_dynamic_loss_scaling, "--amp or --use-pure-fp16"),
-        ("last_step_of_checkpoint", args.from_checkpoint or args.last_step_of_checkpoint is None, "--from-checkpoint"),
-        ("benchmark_steps", args.benchmark, "--benchmark"),
-        ("benchmark_warmup_steps", args.benchmark, "--benchmark"),
+    effects = [
+        (("lr_decay_power", "warmup_start_lr"), args.lr_decay == "poly", "--lr-decay poly"),
+        (("lr_decay_rate", "lr_decay_steps", "lr_offset"), exponential, "--lr-decay warmup_exp_decay_exp"),
+        (LAMB_FLAGS, args.optimizer == "Lamb", "--optimizer Lamb"),
+        (("amp_dtype", "scale_loss", "use_dynamic_loss_scaling"), sixteen_bits, "--amp or --use-pure-fp16"),
+        (("last_step_of_checkpoint",), args.from_checkpoint or not args.last_step_of_checkpoint, "--from-checkpoint"),
+        (("benchmark_steps", "benchmark_warmup_steps"), args.benchmark, "--benchmark"),
+        (("steps_this_run", "overwrite"), not args.benchmark, "a run that is no benchmark"),
     ]
-    for name, has_effect, needed in ignored:
-        if args.given(name) and not has_effect:
-            parser.error(f"--{name.replace('_', '-')} has no effect without {needed}: add that, or leave it out")
+    parser.refuse_without_effect(args, effects)
     if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
         parser.error(
             f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"

@@ -86,7 +86,7 @@ class CheckpointWriter:
         # Writers on this machine, which take their memory at the same time.
         self.local_writers = distributed.local_world_size if sharded else 1
         # The thread's collectives must not mix with those of training.
-        self.group = dist.new_group(backend="gloo") if self.writers > 1 else None
+        self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)

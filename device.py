@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from pathlib import Path
 
 import torch
 
@@ -38,6 +39,17 @@ def set_num_threads() -> None:
     set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
     if set_by_torchrun or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(default_num_threads())
+
+
+def total_memory(device: torch.device) -> float:
+    """Bytes of memory of a GPU, or of the machine with its swap space; infinite where it does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("MemTotal:", "SwapTotal:")))
 
 
 def keep_freed_memory() -> None:

@@ -181,7 +181,9 @@ def parse_arguments():
     parser.add_argument(
         "--na-prob-thresh", type=float, default=1.0, help="a score above this predicts that there is no answer"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    parser.refuse_without_effect(args, [(("na_prob_thresh",), args.na_prob_file, "--na-prob-file")])
+    return args
 
 
 def main() -> None:

@@ -161,7 +161,7 @@ class ShardedModel(ParallelModel):
         self.masters = None
         self.distributed = distributed
         replicate_degree = distributed.world_size // config.shard_degree
-        mesh = make_mesh(device.type, config.shard_degree, replicate_degree)
+        mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
         shard_model(
             model,
             model.bert.encoder.layer,

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from arguments import (
+    TRAINING_FLAGS,
     add_global_arguments,
     add_parallel_arguments,
     add_precision_arguments,
@@ -103,11 +104,16 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_tasks(args: Arguments, parser: ArgumentParser) -> None:
-    check_shared_arguments(args, parser)
     if not (args.do_train or args.do_eval or args.do_predict):
         parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
+    effects = [
+        (TRAINING_FLAGS, args.do_train, "--do-train"),
+        (("predict_batch_size",), args.do_eval or args.do_predict, "--do-eval or --do-predict"),
+    ]
+    parser.refuse_without_effect(args, effects)
+    check_shared_arguments(args, parser)
     if args.num_seeds > 1 and (args.benchmark or not args.do_train):
         parser.error("--num-seeds is for training: add --do-train, and leave out --benchmark")
     if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":

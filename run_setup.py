@@ -12,7 +12,7 @@ import torch
 from arguments import MAX_BATCH, amp_dtype, optimizer_config, parallel_config
 from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
-from device import keep_freed_memory, select_device, set_num_threads
+from device import keep_freed_memory, select_device, set_num_threads, total_memory
 from evaluation import evaluate
 from lr_scheduler import ScheduleConfig, make_schedule
 from metrics import make_reporter
@@ -72,6 +72,26 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
+def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
+    """Raises UserError if the weights (and two moments each, with 3 tensors per parameter) cannot fit, whatever the
+    batch is. They are float32, but for prediction with --use-pure-fp16."""
+    parallel, precision = runtime.parallel, runtime.precision
+    itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
+    num_parameters = sum(p.numel() for p in model.parameters())
+    device, needed = runtime.device, num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree
+    if parallel.cpu_offload:
+        device = torch.device("cpu")
+    if device.type == "cpu":  # the processes of a machine share it
+        needed *= runtime.distributed.local_world_size
+    if needed > (total := total_memory(device)):
+        state = " with their optimizer state" if tensors_per_parameter > 1 else ""
+        raise UserError(
+            f"the model has {num_parameters / 1e6:,.0f} million parameters, which need {needed / 2**30:,.1f} GiB{state}"
+            f", and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with "
+            f"--data-parallel-shard-degree"
+        )
+
+
 # --- fine-tuned models ------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +117,7 @@ def load_fine_tuned(
     """The model in `folder`, to predict with. `required`: prefixes of the heads that it must have."""
     with torch.device("meta"):
         model = model_class(config)
+    check_memory(model, runtime)
     parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
     load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, required)
     return parallel
@@ -221,6 +242,7 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of `model`, which may be on the meta device, in the state that `config.start` names."""
     precision, distributed = runtime.precision, runtime.distributed
+    check_memory(model, runtime, tensors_per_parameter=3)
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
     device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)

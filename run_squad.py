@@ -18,6 +18,7 @@ import torch
 from arguments import (
     MAX_BATCH,
     MAX_LENGTH,
+    TRAINING_FLAGS,
     add_global_arguments,
     add_parallel_arguments,
     add_precision_arguments,
@@ -49,6 +50,13 @@ from utils.errors import UserError, run_main
 from utils.progress import print_line
 
 PHASE = "squad"
+PREDICTION_FLAGS = (
+    "predict_file",
+    "predict_batch_size",
+    "n_best_size",
+    "max_answer_length",
+    "null_score_diff_threshold",
+)
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -120,8 +128,12 @@ def check_tasks(args: Arguments, parser: ArgumentParser) -> None:
         parser.error("--do-predict and --do-eval need --predict-file")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
-    if args.given("null_score_diff_threshold") and not args.version_2_with_negative:
-        parser.error("--null-score-diff-threshold is for SQuAD v2.0: add --version-2-with-negative, or leave it out")
+    effects = [
+        (TRAINING_FLAGS, args.do_train, "--do-train"),
+        (PREDICTION_FLAGS, args.do_predict or args.do_eval, "--do-predict or --do-eval"),
+        (("null_score_diff_threshold",), args.version_2_with_negative, "--version-2-with-negative"),
+    ]
+    parser.refuse_without_effect(args, effects)
     check_shared_arguments(args, parser)
 
 

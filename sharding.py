@@ -9,21 +9,31 @@ docs/sharding.md has a complete example. Every rank has some rows (dimension 0) 
 over ranks, not averaged: divide the loss by the counts of the global batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 RESHARD_AFTER_FORWARD = {"default": None, "always": True, "never": False}
 
 
-def make_mesh(device_type: str, shard_degree: int, replicate_degree: int = 1) -> DeviceMesh:
+def make_mesh(
+    device_type: str,
+    shard_degree: int,
+    replicate_degree: int = 1,
+    new_group: Callable[[list[int]], dist.ProcessGroup] = dist.new_group,
+) -> DeviceMesh:
     """A mesh of `replicate_degree` groups of `shard_degree` ranks each. Ranks of a group have different rows; ranks
-    with the same place in their groups have the same rows."""
-    return init_device_mesh(device_type, (replicate_degree, shard_degree), mesh_dim_names=("replicate", "shard"))
+    with the same place in their groups have the same rows. `new_group` makes a process group of ranks."""
+    mesh = torch.arange(replicate_degree * shard_degree).view(replicate_degree, shard_degree)
+    groups = []
+    for rows in (mesh.T.tolist(), mesh.tolist()):
+        made = {tuple(ranks): dist.group.WORLD if len(rows) == 1 else new_group(ranks) for ranks in rows}
+        groups.append(next(group for ranks, group in made.items() if dist.get_rank() in ranks))
+    return DeviceMesh.from_group(groups, device_type, mesh, mesh_dim_names=("replicate", "shard"))
 
 
 def shard_model(

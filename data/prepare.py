@@ -297,7 +297,45 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("dataset", choices=("wiki_only", "wiki_books", "books", "corpus", "squad"), help="corpus: any text as it is")
     add("paths", nargs="*", type=Path, metavar="PATH", help="text, books, or a dump that was downloaded before")
     add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    check_effects(args, parser)
+    return args
+
+
+TEXT_FLAGS = ("language", "sentence_splitter", "sentence_parameters", "text_field", "empty_line", "skip_bad")
+SAMPLE_FLAGS = (
+    *("random_seed", "shard_mb", "test_fraction", "do_lower_case", "vocab_file", "lengths", "masked_lm_prob"),
+    *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "compression", "train_vocab"),
+)
+VOCABULARY_FLAGS = ("vocab_size", "alphabet", "unused", "reserved_words", "sample_mb", "bert_config")
+
+
+def check_effects(args: Arguments, parser: ArgumentParser) -> None:
+    """Refuses flags that this stage would ignore for this data set."""
+    if args.command not in ("download", "format", "all"):
+        return
+    command, dataset = args.command, args.dataset
+    is_local = command == "format" or (command == "all" and bool(args.paths))
+    has_wikipedia = dataset in ("wikicorpus", "wiki_only", "wiki_books")
+    fetches_wikipedia, fetches_squad = has_wikipedia and not is_local, dataset in ("squad", "wiki_only", "wiki_books")
+    effects = [
+        (("mirror",), fetches_wikipedia, "a download of Wikipedia"),
+        (("dump_date",), has_wikipedia and not getattr(args, "paths", []), "a Wikipedia dump to find"),
+        (("books",), dataset == "wiki_books" or (dataset == "books" and not is_local), "books to download"),
+        (("squad_version",), fetches_squad and not is_local, "a download of SQuAD"),
+    ]
+    if command == "download":
+        effects.append((("language",), has_wikipedia, "a download of Wikipedia"))
+    else:
+        has_plain_text = dataset not in ("wikicorpus", "wiki_only")
+        effects += [
+            ((*TEXT_FLAGS, *SAMPLE_FLAGS), dataset != "squad", "text to prepare"),
+            (("sentence_parameters",), args.sentence_splitter == "punkt", "--sentence-splitter punkt"),
+            (("text_field", "empty_line"), has_plain_text, "a corpus or books"),
+        ]
+    if command == "all":
+        effects.append((VOCABULARY_FLAGS, args.train_vocab, "--train-vocab"))
+    parser.refuse_without_effect(args, effects)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -68,7 +68,7 @@ fi
 
 flags=(
   --task-name "$task_name" --data-dir "$data_dir" --init-checkpoint "$init_checkpoint" --output-dir "$out_dir"
-  --report-file "$out_dir/dllogger_${num_gpu}_$precision.json" --seed "$seed" --predict-batch-size "$batch_size"
+  --report-file "$out_dir/dllogger_${num_gpu}_$precision.json" --seed "$seed"
   --device "$( ((num_gpu > 0)) && echo cuda || echo cpu)"
 )
 if [[ $config_file != None ]]; then
@@ -87,6 +87,7 @@ if [[ $mode == *train* ]]; then
     --gradient-merge-steps "$gradient_accumulation_steps" --resume-from-checkpoint
   )
 fi
+if [[ $mode != train ]]; then flags+=(--predict-batch-size "$batch_size"); fi
 if [[ $mode == *eval* ]]; then flags+=(--do-eval); fi
 if [[ $mode == *prediction* ]]; then flags+=(--do-predict); fi
 mapfile -t precision_words < <(precision_flags "$precision" 128)

@@ -26,11 +26,11 @@ PROGRAM = (
 SECONDS = 4.0
 
 
-def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> subprocess.Popen:
+def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1", program: str = PROGRAM) -> subprocess.Popen:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     environment = {name: str(value) for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items()}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(SECONDS / 60)],
+        [sys.executable, "-c", program, str(SECONDS / 60)],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -52,6 +52,31 @@ def port() -> int:
 
 def test_a_rank_that_never_comes_is_named(port):
     assert_refused(ended(join(0, 3, port)), "ranks 1, 2 did not start within", "--distributed-timeout-minutes")
+
+
+LOSING_PROGRAM = (
+    "import os, sys, torch\n"
+    "from checkpoint_writer import CheckpointWriter\n"
+    "from utils.distributed import init_distributed\n"
+    "from utils.errors import run_main\n"
+    "def main():\n"
+    "    with init_distributed(torch.device('cpu'), float(sys.argv[1])) as distributed:\n"
+    "        print('joined', flush=True)\n"
+    "        if distributed.rank == 1:\n"
+    "            os._exit(0)\n"
+    "        CheckpointWriter('.', distributed, sharded=True)\n"
+    "run_main(main)\n"
+)
+
+
+def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_the_flag_says(port):
+    """And not for the half hour that torch waits by default."""
+    processes = [join(rank, 2, port, program=LOSING_PROGRAM) for rank in range(2)]
+    started = time.monotonic()
+    main = ended(processes[0])
+    assert processes[1].wait() == 0 and main.stdout == "joined\n"
+    assert_refused(main, "another process of this run has ended")
+    assert time.monotonic() - started < 40
 
 
 def test_a_main_process_that_never_comes_is_named(port):

@@ -133,6 +133,13 @@ def test_a_run_of_two_billion_updates_starts_at_once(tmp_path, tiny_config):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_model_that_no_batch_would_fit_beside_is_refused_before_memory_is_asked_for(inputs, tmp_path):
+    config = json.loads(inputs.config.read_text()) | {"hidden_size": 2**16, "intermediate_size": 2**18}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 64}))
+    result = run_here(inputs.command(tmp_path / "out", "--max-steps", 1, "--config-file", tmp_path / "config.json"))
+    assert_refused(result, "million parameters", "with their optimizer state, and cpu has", "use a smaller model")
+
+
 def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path):
     """In a process that may have 6 GB of addresses, with activations that need more."""
     config = tmp_path / "config.json"

@@ -1,10 +1,14 @@
 """Runs that are stopped in any way, and continue with the losses and weights of a run that was not stopped."""
 
+import errno
+import fcntl
 import json
 import os
 import random
 import re
+import resource
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -203,6 +207,39 @@ def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
     before = files_of(steps_folder(tmp_path))
     assert "step 3 of 3" in train(command).stdout
     assert files_of(steps_folder(tmp_path)) == before
+
+
+def test_a_folder_of_steps_has_one_writer_until_that_process_ends(inputs, tmp_path):
+    flags = ("--max-steps", 100_000, "--log-freq", 1, "--num-steps-per-checkpoint", 2)
+    first = start(inputs.command(tmp_path, *flags), tmp_path / "first")
+    wait_for(lambda: last_step(tmp_path) >= 3)
+    second = inputs.command(tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json")
+    assert_refused(run_here(second), str(steps_folder(tmp_path)), f"process {first.pid} on {socket.gethostname()}")
+    assert first.is_alive() and not (tmp_path / "second.json").exists()
+    first.kill()
+    first.join()
+    assert f"resumed from {steps_folder(tmp_path)}" in train([*second, "--steps-this-run", "1"]).stdout
+
+
+def test_a_disk_that_is_full_at_the_start_is_named_with_the_path(inputs, tmp_path):
+    """A limit of the size of files acts as a full disk does: the file is made and cannot grow."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        result = run_here(inputs.command(tmp_path, "--max-steps", 1, "--report-file", os.devnull))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert_refused(result, f"error: {steps_folder(tmp_path)}/", "larger than the limit")
+
+
+def test_a_file_system_without_locks_is_named(inputs, tmp_path, monkeypatch):
+    def fail(_file, _operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    result = train(inputs.command(tmp_path, "--max-steps", 1))
+    assert f"warning: {steps_folder(tmp_path)} cannot be locked (No locks available)" in result.stderr
+    assert steps_in(tmp_path) == ["1"]
 
 
 def test_process_that_is_killed_ends_the_others_and_no_step_is_lost(inputs, tmp_path):

@@ -5,7 +5,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,9 +96,24 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(f"argument {flag_name(misplaced[0])}: '--' is no value")  # argparse would make it a list
         parsed = super().parse_args(argv, namespace or Arguments())
         flags = {flag_name(word) for word in argv if is_flag(word)}
-        parsed._given = frozenset(action.dest for action in self._actions if flags.intersection(action.option_strings))
+        actions = list(self._actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                actions += action.choices[getattr(parsed, action.dest)]._actions
+        parsed._given = frozenset(action.dest for action in actions if flags.intersection(action.option_strings))
         parsed._frozen = True
         return parsed
+
+    def refuse_without_effect(self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]) -> None:
+        """Ends the program with an error if a flag was given that would be ignored. `effects`: names of arguments,
+        whether they have an effect, and what they need for one."""
+        for names, has_effect, needed in effects:
+            for name in names:
+                if has_effect or not args.given(name):
+                    continue
+                if getattr(args, name) is not False or self.get_default(name):  # a false flag asks for nothing
+                    flag = "--" + name.replace("_", "-")
+                    self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
 
     def error(self, message: str) -> NoReturn:
         if reports_errors():

@@ -66,13 +66,15 @@ def _environment_int(name: str, default: int, minimum: int, maximum: int = 2**31
 @dataclass
 class DistributedContext:
     """Rank, world size and CPU process group. The group is for counts and flags, so that the host need not wait for the
-    device; it is None in a run of one process, and after `destroy`."""
+    device; it is None in a run of one process, and after `destroy`. join_minutes: the longest wait for the other ranks
+    while processes are being connected."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
     cpu_group: "dist.ProcessGroup | None" = None
+    join_minutes: float = JOIN_MINUTES
 
     @property
     def is_main(self) -> bool:
@@ -129,6 +131,16 @@ class DistributedContext:
             raise PeerError("the main process of this run has ended with an error")
         return outcome["result"]
 
+    def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> Any:
+        """A process group of `ranks`, or of all; called on all ranks. Raises UserError if one has ended, also where
+        torch would wait for it for half an hour."""
+        with translate_peer_failure(while_joining=True):
+            timeout = datetime.timedelta(minutes=self.join_minutes)
+            group = dist.new_group(ranks, timeout=timeout, backend=backend)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            set_timeout(group)
+        return group
+
     def destroy(self) -> None:
         """Leaves the process group. Gloo's threads end with the last reference to their group, and one that still
         releases a tensor while the interpreter shuts down aborts the program. DDP keeps a reference to the default
@@ -137,13 +149,23 @@ class DistributedContext:
         dist.destroy_process_group()
 
 
+def set_timeout(group: "dist.ProcessGroup") -> None:
+    """Gives a group, whose members are connected, the timeout of collectives."""
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+
+
+PEER_FAILURE_SIGNS = ("gloo", "NCCL", "Connection closed", "Connection reset")
+JOIN_FAILURE_SIGNS = (*PEER_FAILURE_SIGNS, "Timed out", "timed out", "wait timeout", "failed to recv", "Broken pipe")
+
+
 @contextlib.contextmanager
-def translate_peer_failure() -> Iterator[None]:
-    """Turns torch's error about a process that has ended into a UserError of one line."""
+def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
+    """Turns torch's error about a process that has ended into a UserError of one line. `while_joining`: also the errors
+    of its store."""
     try:
         yield
     except RuntimeError as error:
-        signs = ("gloo", "NCCL", "Connection closed", "Connection reset")
+        signs = JOIN_FAILURE_SIGNS if while_joining else PEER_FAILURE_SIGNS
         if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
             raise
         raise UserError("another process of this run has ended, and so this one ends: see that one's error") from error
@@ -190,22 +212,23 @@ def init_distributed(device: torch.device, join_minutes: float = JOIN_MINUTES) -
     try:
         store = join(place, join_minutes)
         reports = ErrorReports(dist.PrefixStore("errors", store), place)
-        with translate_peer_failure():
+        with translate_peer_failure(while_joining=True):
             # The short timeout is for a process that ends before all are connected.
-            timeout = datetime.timedelta(minutes=join_minutes)
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", store),
                 rank=place.rank,
                 world_size=place.world_size,
-                timeout=timeout,
+                timeout=datetime.timedelta(minutes=join_minutes),
             )
-            cpu_group = dist.new_group(backend="gloo", timeout=timeout)
-            for group in (dist.group.WORLD, cpu_group):
-                dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        set_timeout(dist.group.WORLD)
         context = DistributedContext(
-            place.rank, place.world_size, place.local_rank, place.local_world_size, cpu_group=cpu_group
+            place.rank, place.world_size, place.local_rank, place.local_world_size, join_minutes=join_minutes
         )
+        # This variable keeps the group open until an error is reported: the others notice its end at once, and would
+        # report that instead.
+        cpu_group = context.new_group(backend="gloo")
+        context.cpu_group = cpu_group
         try:
             with translate_peer_failure():
                 yield context

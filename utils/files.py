@@ -47,11 +47,23 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        yield temporary
-        sync(temporary)
-        temporary.rename(path)
+        with name_in_errors(path):
+            yield temporary
+            sync(temporary)
+            temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Adds the path to errors that have none, such as those of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -95,9 +107,10 @@ def lock_folder(folder: Path) -> BinaryIO:
     except OSError as error:
         print(f"warning: {folder} cannot be locked ({error.strerror}): run only one program there", file=sys.stderr)
         return file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-    file.flush()
+    with name_in_errors(folder / ".lock"):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        file.flush()
     return file
 
 
