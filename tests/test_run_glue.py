@@ -68,10 +68,11 @@ def files(tmp_path_factory) -> Path:
 
 
 def words(files: Path, output: Path, *extra) -> list[str]:
+    training = ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8) if "--do-train" in extra else ()
     command = [
         *("--config-file", files / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu"),
         *("--output-dir", output, "--report-file", output / "report.json", "--show-config", "false"),
-        *("--max-seq-length", 16, "--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8, *extra),
+        *("--max-seq-length", 16, *training, *extra),
     ]
     return [str(word) for word in command]
 

@@ -73,11 +73,12 @@ def files(tmp_path_factory) -> dict[str, Path]:
 
 def arguments(files: dict[str, Path], output: Path, *extra) -> list[str]:
     """A command line without tasks. Windows are so short that a context has several."""
+    training = ("--train-batch-size", 8, "--learning-rate", 0.005, "--epochs", 40) if "--do-train" in extra else ()
     command = [
         *("--bert-model", "custom", "--config-file", files["config"], "--vocab-file", VOCAB_FILE),
         *("--output-dir", output, "--report-file", output / "report.json", "--show-config", "false"),
         *("--max-seq-length", 28, "--doc-stride", 8, "--max-query-length", 10, "--device", "cpu"),
-        *("--train-batch-size", 8, "--learning-rate", 0.005, "--epochs", 40),
+        *training,
         *extra,
     ]
     return [str(word) for word in command]
