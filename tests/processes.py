@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import socket
@@ -11,14 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from conftest import ROOT
 
 import run_pretraining
-from utils.distributed import init_distributed
 from utils.errors import run_main
 
 
@@ -32,7 +28,7 @@ def _child(function: Callable, args: tuple, environment: dict[str, str], output_
 
 
 @functools.cache
-def _server():
+def server():
     """A process that has imported the program and is forked for each process, so that one starts at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["processes", "torch._dynamo"])  # DDP and FSDP2 import the latter
@@ -49,15 +45,16 @@ def start(
     function: Callable = run_pretraining.main,
 ):
     """`function`(argv), run_pretraining.py by default, in a process of its own."""
-    process = _server().Process(target=_child, args=(function, (argv,), environment or {}, output_file))
+    process = server().Process(target=_child, args=(function, (argv,), environment or {}, output_file))
     process.start()
     return process
 
 
-def environments(count: int) -> list[dict[str, str]]:
+def environments(count: int, port: int | None = None) -> list[dict[str, str]]:
     """The environment of each of `count` processes of one run, as torchrun sets it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    if port is None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
     common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
@@ -83,28 +80,6 @@ def exit_codes(processes: list, timeout: float = 60) -> list[int]:
             process.kill()
             raise AssertionError("a process hangs")
     return [process.exitcode for process in processes]
-
-
-def _distributed_child(function: Callable, args: tuple, result_file: str) -> None:
-    with init_distributed(torch.device("cpu")) as distributed:
-        result = function(distributed, *args)
-        Path(f"{result_file}.{distributed.rank}").write_text(json.dumps(result))
-
-
-def run_distributed(function: Callable, folder: Path, *args, count: int = 2) -> list[Any]:
-    """The JSON-like results of `function(distributed, *args)`, a module's function, in `count` processes of one run."""
-    processes = [
-        _server().Process(
-            target=_child,
-            args=(_distributed_child, (function, args, str(folder / "result")), environment, folder / f"log.{rank}"),
-        )
-        for rank, environment in enumerate(environments(count))
-    ]
-    for process in processes:
-        process.start()
-    logs = [folder / f"log.{rank}" for rank in range(count)]
-    assert exit_codes(processes) == [0] * count, [log.read_text() for log in logs]
-    return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(count)]
 
 
 @contextlib.contextmanager

@@ -2,17 +2,20 @@
 
 import contextlib
 import itertools
+import json
 import os
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import processes
 import torch
 
 import run_pretraining
+from utils.distributed import init_distributed
 from utils.errors import run_main
 
 
@@ -46,27 +49,35 @@ def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: floa
     """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment variables. Their output
     goes to files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    context = processes._server()
     started = []
-    for rank in range(count):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        process = context.Process(target=_run_rank, args=(environment, folder / f"{rank}", function, args))
+    for number, environment in enumerate(processes.environments(count, free_port())):
+        process = processes.server().Process(target=_run_rank, args=(environment, folder / f"{number}", function, args))
         process.start()
         started.append(process)
     exit_codes = processes.exit_codes(started, timeout)
-    return RankResults(exit_codes, [(folder / f"{rank}.err").read_text() for rank in range(count)])
+    return RankResults(exit_codes, [(folder / f"{number}.err").read_text() for number in range(count)])
 
 
-def _run_rank(environment: dict[str, object], output: Path, function: Callable, args: tuple) -> None:
-    os.environ.update({name: str(value) for name, value in environment.items()})
+def _run_rank(environment: dict[str, str], output: Path, function: Callable, args: tuple) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     for descriptor, ending in ((1, ".out"), (2, ".err")):
         with output.with_suffix(ending).open("w") as file:
             os.dup2(file.fileno(), descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     run_main(lambda: function(*args))
+
+
+def run_distributed(function: Callable, folder: Path, *args, count: int = 2) -> list[Any]:
+    """The JSON-like results of `function(distributed, *args)`, a test file's function, in `count` processes of one
+    run."""
+    run_ranks(count, folder / "ranks", _join_and_call, folder / "result", function, *args).check()
+    return [json.loads((folder / f"result.{number}").read_text()) for number in range(count)]
+
+
+def _join_and_call(result: Path, function: Callable, *args) -> None:
+    with init_distributed(torch.device("cpu")) as distributed:
+        result.with_suffix(f".{distributed.rank}").write_text(json.dumps(function(distributed, *args)))
 
 
 def rank() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_distributed
+from rank_runs import run_distributed
 from safetensors.torch import load_file
 
 import checkpoint

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from processes import exit_codes, run_distributed, start_several
+from processes import exit_codes, start_several
+from rank_runs import run_distributed
 
 from utils.distributed import DistributedContext, init_distributed, translate_peer_failure
 from utils.errors import UserError
