@@ -1,13 +1,14 @@
 """What a run reports: the measuring window, and the sinks that records go to.
 
-A record is a `step`, as DLLogger calls it, and a dict of figures. The step is () for the whole run, (number,) for an
-optimizer step, or the word PARAMETER for settings.
+A record is a `step`, as DLLogger calls it, and a dict of figures. The step is () for the whole run, (epoch, number) for
+an optimizer step, or the word PARAMETER for settings.
 """
 
 import contextlib
 import datetime
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,21 @@ class TerminalSink:
         pass
 
 
+class DLLoggerTextSink:
+    """DLLogger's text, `DLL <date> - <epoch> <step> <key> : <value> ...`, on a standard output that is no terminal, for
+    programs that read NVIDIA's logs."""
+
+    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+        if sys.stdout is None or sys.stdout.isatty():
+            return
+        words = [step] if isinstance(step, str) else [str(number) for number in step]
+        words += [f"{name} : {value}" for name, value in figures.items()]
+        print_line(f"DLL {datetime.datetime.now()} - {' '.join(words)}")
+
+    def close(self) -> None:
+        pass
+
+
 class DLLoggerSink:
     """DLLogger's JSON lines, `DLLL {...}`, appended to a file that is opened with the first record. The dllogger
     package writes them where it is installed."""
@@ -253,7 +269,7 @@ def make_reporter(report_file: Path | None, tensorboard_dir: Path | None, is_mai
         return Reporter()
     sinks: list[Sink] = [TerminalSink()]
     if report_file is not None:
-        sinks.append(DLLoggerSink(report_file))
+        sinks += [DLLoggerSink(report_file), DLLoggerTextSink()]
     if tensorboard_dir is not None:
         sinks.append(TensorBoardSink(tensorboard_dir))
     return Reporter(sinks)

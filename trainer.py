@@ -290,13 +290,18 @@ class Trainer:
         self.final_loss = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
         text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
-        self.reporter.log((self.state.step,), metrics | dllogger_figures(metrics, stats.sequences), text)
+        self.reporter.log(self._log_step(), metrics | dllogger_figures(metrics, stats.sequences), text)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
     def _log_evaluation(self) -> None:
         metrics = self.evaluate()
         text = f"{self._place()}  evaluation: {format_metrics(metrics)}"
-        self.reporter.log((self.state.step,), {f"eval_{name}": value for name, value in metrics.items()}, text)
+        self.reporter.log(self._log_step(), {f"eval_{name}": value for name, value in metrics.items()}, text)
+
+    def _log_step(self) -> tuple[int, int]:
+        """The epoch, from 0 up, and the number of the last update."""
+        state = self.state
+        return (state.samples_consumed - 1) // state.metadata.num_samples, state.step
 
     def _place(self) -> str:
         return f"step {self.state.step}/{self.config.max_steps}"

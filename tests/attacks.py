@@ -201,7 +201,7 @@ def results(output: Path) -> tuple[dict[int, set], bytes]:
         if line.endswith("}"):  # otherwise the process was killed in the middle of it
             entry = json.loads(line.removeprefix("DLLL "))
             if "loss" in entry["data"]:
-                losses.setdefault(entry["step"][0], set()).add(entry["data"]["loss"])
+                losses.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
     return losses, (steps_folder(output) / str(STEPS) / "model.safetensors").read_bytes()
 
 

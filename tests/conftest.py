@@ -210,8 +210,8 @@ def reported(report_file: Path) -> dict[int, dict]:
     steps: dict[int, dict] = {}
     for line in report_file.read_text().splitlines():
         entry = json.loads(line.removeprefix("DLLL "))
-        if isinstance(entry["step"], list) and len(entry["step"]) == 1:
-            steps.setdefault(entry["step"][0], {}).update(entry["data"])
+        if isinstance(entry["step"], list) and entry["step"]:
+            steps.setdefault(entry["step"][-1], {}).update(entry["data"])
     return steps
 
 

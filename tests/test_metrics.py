@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 import sys
 import types
 
@@ -120,6 +121,20 @@ def test_text_is_printed_with_or_without_a_report_file(capsys):
     reporter.log((1,), {"loss": 1.0}, "step 1  loss 1.0")
     reporter.log((2,), {"loss": 1.0})
     assert capsys.readouterr().out == "step 1  loss 1.0\n"
+
+
+def test_dlloggers_text_is_on_a_standard_output_that_is_no_terminal(tmp_path, capsys, monkeypatch):
+    reporter = make_reporter(tmp_path / "report.json", None, is_main=True)
+    reporter.log("PARAMETER", {"SEED": 42})
+    reporter.log((0, 7), {"loss": 1.5, "learning_rate": 1e-4})
+    parameter, step = capsys.readouterr().out.splitlines()
+    date = r"DLL \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ - "
+    assert re.fullmatch(date + "PARAMETER SEED : 42", parameter)
+    assert re.fullmatch(date + r"0 7 loss : 1\.5 learning_rate : 0\.0001", step)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    reporter.log((0, 8), {"loss": 1.5}, "step 8")
+    assert capsys.readouterr().out == "step 8\n"
+    reporter.close()
 
 
 def test_only_the_main_process_reports(tmp_path, capsys):

@@ -39,7 +39,7 @@ def all_logged_losses(output: Path) -> set[tuple[int, float]]:
     report = output / "report.json"
     lines = report.read_text().splitlines() if report.exists() else []
     entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
-    return {(entry["step"][0], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]}
+    return {(entry["step"][-1], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]}
 
 
 def last_step(output: Path) -> int:

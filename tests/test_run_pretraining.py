@@ -218,7 +218,8 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     lines = (tmp_path / "report.json").read_text().splitlines()
     assert all(line.startswith("DLLL {") for line in lines)
     entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
-    assert [entry["step"] for entry in entries] == ["PARAMETER", "PARAMETER", [5], [10], [15], [20], []]
+    # 64 samples, 4 in an update: the second epoch begins with the 17th.
+    assert [entry["step"] for entry in entries] == [*["PARAMETER"] * 2, [0, 5], [0, 10], [0, 15], [1, 20], []]
     assert entries[0]["data"]["max_steps"] == 20 and entries[0]["data"]["SEED"] == 42
     assert entries[1]["data"] == {"train_start": True}
     last = entries[-1]["data"]

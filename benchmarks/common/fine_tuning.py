@@ -91,8 +91,8 @@ def training_time(report: Path) -> tuple[int, float]:
     for line in report.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line.removeprefix("DLLL "))
         if "step_seconds" in entry["data"]:
-            seconds += entry["data"]["step_seconds"] * (entry["step"][0] - steps)
-            steps = entry["step"][0]
+            seconds += entry["data"]["step_seconds"] * (entry["step"][-1] - steps)
+            steps = entry["step"][-1]
     return steps, seconds
 
 
