@@ -217,6 +217,7 @@ launch() {
     else
       command+=(--standalone)
     fi
+    command+=(--no_python env --default-signal=TERM python3 -u)
   fi
   trap 'forward_signal 15' TERM
   trap 'forward_signal 10' USR1
@@ -225,7 +226,7 @@ launch() {
   (
     trap '' USR1
     # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
-    # they go to the workers directly.
+    # they go to the workers directly, which must not inherit that.
     if $with_torchrun; then trap '' TERM INT; fi
     if [[ -n $log_file ]]; then exec > >(trap '' TERM INT && exec tee -a "$log_file") 2>&1; fi
     exec "${command[@]}" "${@:2}"
