@@ -150,7 +150,7 @@ class ElasticRun:
         shards = write_shards(self.folder / "shards", length=128, predictions=20)
         values = {
             1: 2,
-            2: 0.01,
+            2: 1e-3,
             3: "fp32",
             4: 0,
             6: max_steps,
@@ -220,8 +220,20 @@ class ElasticRun:
     # --- events; `other` trains on ---
 
     def cut_link(self, name: str, other: str) -> dict[str, float]:
-        """Cuts a node's link. Its processes must be dead before the other node goes on."""
+        """Cuts a node's link."""
+        assert self.cluster.training_pids(name)
         self.cluster.set_link(name, "down")
+        return self._wait_for_takeover(name, other)
+
+    def replace_cut_node(self, name: str, other: str) -> dict[str, float]:
+        """Cuts the link of the only node, and starts the other one."""
+        assert self.cluster.training_pids(name)
+        self.cluster.set_link(name, "down")
+        self.start_node(other)
+        return self._wait_for_takeover(name, other)
+
+    def _wait_for_takeover(self, name: str, other: str) -> dict[str, float]:
+        """The processes of the cut node must be dead before the other one goes on."""
         dead = self.seconds_until(lambda: not self.cluster.training_pids(name))
         assert not self.is_training_alone(other), "the cut node still trained when the other one went on"
         return {"cut node's processes dead": dead, "the other trains": dead + self.seconds_until_trained(1)}
@@ -283,9 +295,10 @@ def main() -> None:
             ("second node's link cut", lambda: run.cut_link("a", "b")),
             ("and mended", lambda: run.mend_link("a")),
             ("first node killed", lambda: run.kill_node("b")),
+            ("the node that is left cut, the other one started", lambda: run.replace_cut_node("a", "b")),
+            ("and mended", lambda: run.mend_link("a")),
+            ("first node preempted", lambda: run.preempt_node("b")),
             ("and started again", lambda: run.start_node_again("b")),
-            ("first node preempted", lambda: run.preempt_node("a")),
-            ("and started again", lambda: run.start_node_again("a")),
         ):
             figures = ", ".join(f"{name} after {seconds:.1f} s" for name, seconds in event().items())
             print(f"{title}: {figures}", flush=True)
