@@ -161,9 +161,10 @@ def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeyp
     holder.join()
 
 
-@pytest.mark.skipif(missing_rights() is not None, reason=missing_rights() or "")
 def test_training_goes_on_without_the_first_node_and_with_it_again(tmp_path):
     """The other events are run by `python3 tests/network_namespaces.py FOLDER`, in a few minutes."""
+    if reason := missing_rights():
+        pytest.skip(reason)
     with Cluster(tmp_path) as cluster:
         run = ElasticRun(cluster, max_steps=80)
         run.start()
