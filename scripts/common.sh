@@ -179,7 +179,7 @@ config_sizes() { # config_file
 
 # Sets nodes, node_rank and master_addr: from NNODES, NODE_RANK and MASTER_ADDR, or from Slurm where srun starts the
 # script once per node. (A batch script outside srun has SLURM_NNODES too, but runs on the first node only; therefore
-# SLURM_STEP_NUM_NODES.)
+# SLURM_STEP_NUM_NODES.) max_nodes, from MAX_NODES, is the number that the global batch is for.
 find_nodes() {
   nodes=${NNODES:-${SLURM_STEP_NUM_NODES:-1}}
   node_rank=${NODE_RANK:-${SLURM_NODEID:-0}}
@@ -187,6 +187,10 @@ find_nodes() {
   is_valid positive_int "$nodes" || fail "NNODES is '$nodes': expected $(describe_kind positive_int)"
   is_valid non_negative_int "$node_rank" || fail "NODE_RANK is '$node_rank': expected $(describe_kind non_negative_int)"
   ((node_rank < nodes)) || fail "NODE_RANK is $node_rank with $nodes nodes: ranks are 0 to $((nodes - 1))"
+  max_nodes=${MAX_NODES:-$nodes}
+  is_valid positive_int "$max_nodes" || fail "MAX_NODES is '$max_nodes': expected $(describe_kind positive_int)"
+  ((nodes <= max_nodes)) || fail "NNODES is $nodes, but MAX_NODES is $max_nodes: raise MAX_NODES, or unset it"
+  [[ -z ${MIN_NODES:-} ]] || fail 'MIN_NODES is set: give --min-nodes to run_elastic.py coordinator instead'
   ((nodes > 1)) || return 0
   if [[ -z $master_addr && -n ${SLURM_STEP_NODELIST:-} ]]; then
     read -r master_addr < <(scontrol show hostnames "$SLURM_STEP_NODELIST") || true
@@ -217,6 +221,7 @@ launch() {
     else
       command+=(--standalone)
     fi
+    command+=(--no_python env --default-signal=TERM python3 -u)
   fi
   trap 'forward_signal 15' TERM
   trap 'forward_signal 10' USR1
@@ -225,7 +230,7 @@ launch() {
   (
     trap '' USR1
     # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
-    # they go to the workers directly.
+    # they go to the workers directly, which must not inherit that.
     if $with_torchrun; then trap '' TERM INT; fi
     if [[ -n $log_file ]]; then exec > >(trap '' TERM INT && exec tee -a "$log_file") 2>&1; fi
     exec "${command[@]}" "${@:2}"

@@ -46,6 +46,7 @@ Environment:
   EXTRA_ARGS            more flags for run_glue.py, such as "--num-seeds 5"; words can be quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
+  MAX_NODES             the global batch is that of so many nodes; run_elastic.py sets it [NNODES]
 HELP
 }
 
@@ -65,6 +66,8 @@ if ((batch_size % gradient_accumulation_steps > 0)); then
   fail "argument 8 (batch_size) is $batch_size, which $gradient_accumulation_steps (gradient_accumulation_steps) does" \
     "not divide: change one of them"
 fi
+find_nodes
+processes=$((num_gpu > 0 ? num_gpu : 1))
 
 flags=(
   --task-name "$task_name" --data-dir "$data_dir" --init-checkpoint "$init_checkpoint" --output-dir "$out_dir"
@@ -84,8 +87,13 @@ if [[ $mode == *train* ]]; then
   flags+=(
     --do-train --epochs "$epochs" --max-steps "$max_steps" --learning-rate "$learning_rate"
     --warmup-proportion "$warmup_proportion" --train-batch-size $((batch_size / gradient_accumulation_steps))
-    --gradient-merge-steps "$gradient_accumulation_steps" --resume-from-checkpoint
+    --resume-from-checkpoint
   )
+  if ((nodes < max_nodes)); then
+    flags+=(--global-batch-size $((batch_size * processes * max_nodes)))
+  else
+    flags+=(--gradient-merge-steps "$gradient_accumulation_steps")
+  fi
 fi
 if [[ $mode != train ]]; then flags+=(--predict-batch-size "$batch_size"); fi
 if [[ $mode == *eval* ]]; then flags+=(--do-eval); fi
@@ -93,11 +101,10 @@ if [[ $mode == *prediction* ]]; then flags+=(--do-predict); fi
 mapfile -t precision_words < <(precision_flags "$precision" 128)
 read_extra_args
 
-find_nodes
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpu"
 mkdir -p "$out_dir" || fail "argument 5 (out_dir): the folder $out_dir cannot be made: give a folder you can write to"
 log_file=$out_dir/logfile.txt
 ((node_rank == 0)) || log_file=$out_dir/logfile.node$node_rank.txt
-launch $((num_gpu > 0 ? num_gpu : 1)) "$root/run_glue.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"
+launch "$processes" "$root/run_glue.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"

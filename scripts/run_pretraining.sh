@@ -64,6 +64,7 @@ Environment:
                         quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
+  MAX_NODES             the global batch is that of so many nodes; run_elastic.py sets it [NNODES]
 HELP
 }
 
@@ -77,7 +78,9 @@ parse_arguments "$@"
 run_phase() {
   local phase=$1 max_steps=$2 newest
   local steps_folder=$RESULTS_DIR/$BERT_MODEL/$phase
-  local global_batch_size=$(($3 * $4 * processes * nodes))
+  local global_batch_size=$(($3 * $4 * processes * max_nodes))
+  local -a batch_flags=(--gradient-merge-steps "$4")
+  ((nodes == max_nodes)) || batch_flags=(--global-batch-size "$global_batch_size")
   log_file=''
   if [[ $create_logfile == true ]]; then
     mkdir -p "$RESULTS_DIR"
@@ -87,7 +90,7 @@ run_phase() {
     echo "log file: $log_file"
   fi
   launch "$processes" "$code_dir/run_pretraining.py" "--$phase" --max-steps "$max_steps" \
-    --batch-size "$3" --gradient-merge-steps "$4" "${@:5}" \
+    --batch-size "$3" "${batch_flags[@]}" "${@:5}" \
     --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
     --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" "${shared_flags[@]}"
   if [[ $enable_benchmark == false && ! -d $steps_folder/$max_steps ]]; then

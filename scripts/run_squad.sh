@@ -52,6 +52,7 @@ Environment:
                         quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
+  MAX_NODES             the global batch is that of so many nodes; run_elastic.py sets it [NNODES]
 HELP
 }
 
@@ -111,4 +112,8 @@ require_gpus "$num_gpus"
 mkdir -p "$OUT_DIR" || fail "argument 11 (OUT_DIR): the folder $OUT_DIR cannot be made: give a folder you can write to"
 log_file=$OUT_DIR/logfile.txt
 ((node_rank == 0)) || log_file=$OUT_DIR/logfile.node$node_rank.txt
-launch $((num_gpus > 0 ? num_gpus : 1)) "$root/run_squad.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"
+processes=$((num_gpus > 0 ? num_gpus : 1))
+if ((nodes < max_nodes)) && [[ $mode == *train* ]]; then
+  flags+=(--global-batch-size $((batch_size * processes * max_nodes)))
+fi
+launch "$processes" "$root/run_squad.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"

@@ -48,6 +48,7 @@ if [[ $master_port != None ]]; then
   export MASTER_PORT=$master_port
 fi
 read_extra_args
+((${NNODES:-1} * ${MAX_NODES:-1} == 1)) || fail "NNODES or MAX_NODES is set: this recipe is for one node, unset them"
 nodes=1
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use

@@ -32,9 +32,9 @@ if arguments[:2] == ["-m", "venv"]:
     (folder / "pyvenv.cfg").write_text("prompt = 'bert-recipe'")
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
     if arguments[0] == "-m":  # torchrun: the workers run, it waits
-        signal.signal(signal.SIGTERM, signal.SIG_DFL) if "FAKE_DEAF" not in os.environ else None
-        worker = subprocess.Popen([sys.executable, __file__, *arguments[arguments.index("--standalone") + 1 :]])
-        sys.exit(worker.wait())
+        sys.exit(subprocess.Popen(arguments[arguments.index("--no_python") + 1 :]).wait())
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        sys.exit("this process ignores SIGTERM from its start")
     def stop(*_):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(float(os.environ.get("FAKE_SAVES_FOR", 0)))

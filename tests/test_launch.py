@@ -5,7 +5,11 @@ import subprocess
 import time
 
 import pytest
-from launch_scripts import Checkout, assert_refused, processes_of
+from launch_scripts import Checkout, assert_refused, processes_of, program_arguments
+
+import run_glue
+import run_pretraining
+import run_squad
 
 
 @pytest.fixture
@@ -50,10 +54,28 @@ def test_several_nodes_meet_at_the_first(checkout, settings):
         ({"NNODES": "2"}, "MASTER_ADDR"),
         ({"NNODES": "two"}, "NNODES"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK"),
+        ({"NNODES": "2", "MASTER_ADDR": "a", "MAX_NODES": "1"}, "MAX_NODES"),
+        ({"MAX_NODES": "all"}, "MAX_NODES"),
+        ({"MIN_NODES": "1"}, "--min-nodes"),
     ],
 )
 def test_nodes_that_cannot_meet_are_refused(checkout, settings, word):
     assert_refused(checkout.run("bash scripts/run_pretraining.sh", **settings), checkout, word)
+
+
+def test_the_global_batch_is_that_of_max_nodes_at_any_number_of_nodes(checkout):
+    settings = {"NNODES": "2", "MASTER_ADDR": "node-a", "MAX_NODES": "4"}
+    checkout.run("bash scripts/run_pretraining.sh 2 '' '' 8 '' '' '' '' 16 '' '' 2 '' '' '' 32", **settings)
+    checkout.run("bash scripts/run_squad.sh init 2 3 '' '' '' 8", **settings)
+    checkout.run("bash scripts/run_glue.sh init '' '' '' '' '' 8 6 3", **settings)
+    phase1, phase2, squad, glue = checkout.calls()
+    for phase, expected in ((phase1, 2 * 16 * 8 * 4), (phase2, 2 * 32 * 8 * 4)):
+        args = run_pretraining.parse_arguments(program_arguments(phase, "run_pretraining.py"))
+        assert (args.batch_size, args.global_batch_size) == (2, expected)
+    args = run_squad.parse_arguments(program_arguments(squad, "run_squad.py"))
+    assert (args.train_batch_size, args.global_batch_size) == (3, 3 * 8 * 4)
+    args = run_glue.parse_arguments(program_arguments(glue, "run_glue.py"))
+    assert (args.train_batch_size, args.global_batch_size) == (2, 6 * 8 * 4)
 
 
 def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals, **settings: str):

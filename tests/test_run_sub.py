@@ -128,7 +128,7 @@ def test_phase_1_is_sharded_over_two_nodes_and_phase_2_continues_on_one(cluster)
 
 
 def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
-    steps = {"TRAIN_STEPS": "100000", "EXTRA_ARGS": "--num-steps-per-checkpoint 100000"}
+    steps = {"TRAIN_STEPS": "100000", "EXTRA_ARGS": "--num-steps-per-checkpoint 100000", "SLURM_JOB_NUM_NODES": "2"}
     report = cluster.folder / "results" / "dllogger_p1.json"
     with subprocess.Popen(
         ["bash", ROOT / "run.sub"],
@@ -144,7 +144,7 @@ def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
             time.sleep(0.05)
         job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
         output, _ = job.communicate(timeout=60)
-    assert cluster.said("scontrol") == ["requeue 1234"], output
+    assert cluster.said("scontrol")[-1] == "requeue 1234", output
     (saved,) = (int(path.name) for path in (cluster.folder / "results/custom/phase1").glob("[0-9]*"))
     assert 2 < saved < 100000
 
@@ -189,7 +189,12 @@ def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
 
 @pytest.mark.parametrize(
     ("phase", "nodes", "settings", "accumulation"),
-    [("1", "4", {}, "8"), ("2", "4", {}, "32"), ("1", "1", {"TRAIN_BATCH_SIZE": "128"}, "64")],
+    [
+        ("1", "4", {}, "8"),
+        ("2", "4", {}, "32"),
+        ("1", "1", {"TRAIN_BATCH_SIZE": "128"}, "64"),
+        ("1", "1", {"COORDINATOR": "host:29400", "MAX_NODES": "4"}, "8"),
+    ],
 )
 def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, settings, accumulation):
     cluster.record_only()
@@ -199,6 +204,8 @@ def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, 
     words = cluster.said("srun")
     arguments = words[words.index("scripts/run_pretraining.sh") + 1 :]
     assert (arguments[8], arguments[15], arguments[21]) == (accumulation, accumulation, "true")
+    agent = ["python3", "run_elastic.py", "node", "--coordinator", "host:29400", "--", "bash"]
+    assert (words[: words.index("scripts/run_pretraining.sh")][-7:] == agent) == ("COORDINATOR" in settings)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +217,9 @@ def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, 
         ({"GPUS": "all"}, ["GPUS", "'all'"]),
         ({"GRADIENT_ACCUMULATION_STEPS": "", "TRAIN_BATCH_SIZE": "100"}, ["65536", "TRAIN_BATCH_SIZE"]),
         ({"SLURM_JOB_ID": ""}, ["sbatch"]),
+        ({"COORDINATOR": "host:1", "MAX_NODES": "2", "SLURM_JOB_NUM_NODES": "2"}, ["COORDINATOR", "sbatch -N1"]),
+        ({"COORDINATOR": "host:1"}, ["MAX_NODES", "--max-nodes"]),
+        ({"MAX_NODES": "2"}, ["MAX_NODES", "COORDINATOR"]),
         ({"SLURM_SUBMIT_DIR": "/"}, ["checkout"]),
         ({"BERT_PREP_WORKING_DIR": "/nowhere"}, ["/nowhere", "PHASE=data"]),
     ],

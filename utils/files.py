@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from utils.errors import UserError
 
 HASH_BLOCK = 1 << 20  # bytes hashed between two progress reports
+LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/agent.py
 
 
 def read_json(path: str | Path, description: str) -> Any:
@@ -93,12 +95,21 @@ def sync(path: Path) -> None:
 def lock_folder(folder: Path) -> BinaryIO:
     """Locks `folder` for this process until the returned file is closed or the process ends, however it ends.
 
-    Raises UserError, naming the host and process that hold the lock, if there is one. A file system without locks is
-    noted on standard error.
+    Raises UserError, naming the host and process that hold the lock, if there is one; waits for it first if the
+    environment says so. A file system without locks is noted on standard error.
     """
     file = (folder / ".lock").open("a+b")
+    patience = os.environ.get(LOCK_SECONDS_VARIABLE, "")
+    end = time.monotonic() + (int(patience) if patience.isdecimal() else 0)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(0.5)
     except BlockingIOError as error:
         file.seek(0)
         holder = file.read().decode("utf-8", "replace").strip() or "another process"
