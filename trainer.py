@@ -299,7 +299,7 @@ class Trainer:
         self.reporter.log((self.state.step,), {f"eval_{name}": value for name, value in metrics.items()}, text)
 
     def _place(self) -> str:
-        return f"step {self.state.step}/{self.config.max_steps}"
+        return f"{self.state.metadata.phase}  step {self.state.step}/{self.config.max_steps}"
 
     def save(self) -> None:
         """Hands the state to the background writer, unless this step is saved already. Called on all ranks."""
