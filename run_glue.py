@@ -27,6 +27,7 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
+from memory_report import print_estimate
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
@@ -357,6 +358,9 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    if args.estimate_memory is not None:
+        print_estimate(BertForSequenceClassification, choose_model(args).config, args, args.train_batch_size)
+        return 0
     with start_runtime(args, "GLUE") as runtime:
         return run_glue(args, runtime)
 

@@ -169,6 +169,12 @@ def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"1", "run.json", ".lock", "notes.tsv"}
 
 
+def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys):
+    flags = ("--task-name", "mrpc", "--data-dir", tmp_path / "none", "--do-train", "--estimate-memory", 2)
+    assert run(files, tmp_path / "out", *flags) == 0
+    assert "memory of each of 2 x cpu" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+
+
 def test_labels_of_another_librarys_order_are_predicted_by_name(trained, files, tmp_path):
     """The same weights with the ids of the labels swapped: the predictions are swapped too."""
     model = tmp_path / "model"
