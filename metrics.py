@@ -222,6 +222,19 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class RecordingSink:
+    """Keeps the figures of each step in memory."""
+
+    def __init__(self) -> None:
+        self.records: dict[Step, dict[str, Any]] = {}
+
+    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+        self.records.setdefault(step, {}).update(figures)
+
+    def close(self) -> None:
+        pass
+
+
 class TensorBoardSink:
     """Scalars for TensorBoard, by the `tensorboard` package."""
 

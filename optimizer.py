@@ -310,14 +310,7 @@ def make_optimizer(
     if config.name == "AdamW":
         return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
     if config.name == "FusedLAMB":
-        try:
-            from apex.optimizers import FusedLAMB
-        except ImportError as error:
-            raise UserError(
-                "--optimizer FusedLAMB needs apex, which is not installed here: use NVIDIA's PyTorch container, "
-                "or --optimizer Lamb, which makes the same updates"
-            ) from error
-        optimizer = FusedLAMB(
+        optimizer = import_fused_lamb()(
             groups,
             float(lr),
             betas=config.betas,
@@ -328,6 +321,18 @@ def make_optimizer(
         optimizer.learning_rate = lr  # apex takes numbers only: `apply_step` copies it
         return optimizer
     raise ValueError(f"unknown optimizer {config.name!r}: expected one of {OPTIMIZERS}")
+
+
+def import_fused_lamb() -> type[torch.optim.Optimizer]:
+    """apex's FusedLAMB. Raises UserError if it is not installed."""
+    try:
+        from apex.optimizers import FusedLAMB
+    except ImportError as error:
+        raise UserError(
+            "--optimizer FusedLAMB needs apex, which is not installed here: use NVIDIA's PyTorch container, "
+            "or --optimizer Lamb, which makes the same updates"
+        ) from error
+    return FusedLAMB
 
 
 def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import report_page
 from report_charts import check_matplotlib
-from report_records import find_log_files, read_runs
+from report_records import find_log_files, has_records, read_runs
 from utils import command_line
 from utils.errors import run_main
 from utils.files import write_atomically
@@ -55,18 +55,25 @@ def log_sizes(runs: list[Path]) -> dict[Path, int]:
 
 
 def watch(runs: list[Path], output: Path, seconds: float) -> None:
-    """Writes the page whenever the logs have grown, and at the end without the instruction to reload."""
+    """Writes the page whenever the logs have grown, and at the end without the instruction to reload. Waits for the
+    first record of each run."""
     written = None
+    waits = False
     try:
         while True:
-            sizes = log_sizes(runs)
-            if sizes != written:
+            missing = [run for run in runs if written is None and not has_records(run)]
+            if missing and not waits:
+                print_line(f"waiting for the first record in {missing[0]}; Ctrl-C ends this")
+                waits = True
+            if not missing and (sizes := log_sizes(runs)) != written:
                 write_page(runs, output, seconds)
                 if written is None:
                     print_line(f"{output} is written again every {seconds:g} s while the logs grow; Ctrl-C ends this")
                 written = sizes
             time.sleep(seconds)
     except KeyboardInterrupt:
+        if written is None:
+            raise
         write_page(runs, output)
 
 

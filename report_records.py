@@ -171,6 +171,11 @@ def read_sessions(file: Path) -> tuple[list[Session], int]:
     return sessions, malformed
 
 
+def has_records(path: Path) -> bool:
+    """Whether the folder or log file `path` is there and has a session."""
+    return path.exists() and any(read_sessions(file)[0] for file in find_log_files(path))
+
+
 # --- from sessions to runs --------------------------------------------------------------------------------------------
 
 

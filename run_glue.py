@@ -12,6 +12,7 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,21 +27,24 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
+from memory_report import print_estimate
 from metrics import make_reporter
-from model_choice import choose_model, read_config
+from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
-from run_setup import find_fine_tuned, fine_tune, load_fine_tuned, start_runtime
+from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
 from runtime import Runtime
 from tasks.glue import (
     REGRESSION_LABELS,
+    SCORES_FILE,
     ClassificationTask,
     TextDataset,
     find_labels,
     label_values,
     load_metrics,
     mean_and_deviation,
+    result_files,
     score,
     write_submission,
 )
@@ -176,6 +180,63 @@ def open_evaluation_sets(args: Arguments, task: TextTask, tokenizer: BertTokeniz
     return sets
 
 
+def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
+    if args.max_seq_length > choice.config.max_position_embeddings:
+        raise UserError(
+            f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
+            f"{choice.config.max_position_embeddings}: use shorter texts or another config"
+        )
+    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
+    return BertTokenizer(choice.vocab_file, do_lower_case)
+
+
+def phase_of(args: Arguments) -> str:
+    """The name of the folder for results."""
+    return args.task_name if args.task_name != CUSTOM else "regression" if args.regression else "classification"
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The training file. `task` and `choice` have its labels."""
+
+    task: TextTask
+    choice: ModelChoice
+    tokenizer: BertTokenizer
+    dataset: TextDataset
+
+    def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
+        """`name`: the subfolder of one of several seeds."""
+        task = ClassificationTask(self.task.regression, args.max_seq_length)
+        return plan_fine_tuning(
+            args,
+            self.choice,
+            BertForSequenceClassification,
+            task,
+            self.dataset,
+            self.tokenizer,
+            str(Path(phase_of(args), name)),
+            runtime,
+            result_files(self.task),
+            None if self.task.regression else math.log(len(self.task.labels)),
+        )
+
+
+def open_training_set(args: Arguments) -> TrainingSet:
+    task, choice = choose_task(args), choose_model(args)
+    tokenizer = make_tokenizer(args, choice)
+    path = task.train_file(args.data_dir) if args.data_dir else args.train_file
+    examples = read_examples(path, task, labelled=True)
+    labels = REGRESSION_LABELS if task.regression else task.labels or find_labels(examples)
+    task = dataclasses.replace(task, labels=labels)
+    choice = dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels))
+    dataset = TextDataset(examples, tokenizer, args.max_seq_length, label_values(examples, task))
+    return TrainingSet(task, choice, tokenizer, dataset)
+
+
+def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
+    return open_training_set(args).plan(args, runtime)
+
+
 def stored_labels(folder: Path, task: TextTask) -> tuple[str, ...]:
     """The labels of a fine-tuned model in the order of its ids, which another library may have chosen."""
     labels = read_config(folder / "config.json").labels
@@ -240,53 +301,35 @@ def report_scores(scores: dict[str, float], folder: Path, title: str, writes: bo
     text = "  ".join(f"{name} {value:.6g}" for name, value in scores.items())
     runtime.reporter.log((), scores, f"{title}: {text}")
     if writes:
-        write_json(folder / "scores.json", scores)
+        write_json(folder / SCORES_FILE, scores)
 
 
 def run_glue(args: Arguments, runtime: Runtime) -> int:
     if args.do_eval:
         load_metrics()  # a missing package is known before the training
-    task, choice = choose_task(args), choose_model(args)
-    if args.max_seq_length > choice.config.max_position_embeddings:
-        raise UserError(
-            f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
-            f"{choice.config.max_position_embeddings}: use shorter texts or another config"
-        )
-    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
-    tokenizer = BertTokenizer(choice.vocab_file, do_lower_case)
-    phase = args.task_name if args.task_name != CUSTOM else "regression" if task.regression else "classification"
-    folder = args.output_dir / choice.name / phase
     if not args.do_train:
+        task, choice = choose_task(args), choose_model(args)
+        tokenizer = make_tokenizer(args, choice)
         model_folder = find_fine_tuned(args, runtime)
         task = dataclasses.replace(task, labels=stored_labels(model_folder, task))
         config = dataclasses.replace(choice.config, labels=task.labels)
         sets = open_evaluation_sets(args, task, tokenizer)
         parallel = load_fine_tuned(BertForSequenceClassification, config, model_folder, ("classifier.",), runtime)
-        predict_all(args, task, parallel, sets, folder, runtime)
+        predict_all(args, task, parallel, sets, args.output_dir / choice.name / phase_of(args), runtime)
         return 0
 
-    path = task.train_file(args.data_dir) if args.data_dir else args.train_file
-    examples = read_examples(path, task, labelled=True)
-    labels = REGRESSION_LABELS if task.regression else task.labels or find_labels(examples)
-    task = dataclasses.replace(task, labels=labels)
-    choice = dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels))
-    dataset = TextDataset(examples, tokenizer, args.max_seq_length, label_values(examples, task))
-    sets = open_evaluation_sets(args, task, tokenizer)
+    training_set = open_training_set(args)
+    task, folder = training_set.task, args.output_dir / training_set.choice.name / phase_of(args)
+    sets = open_evaluation_sets(args, task, training_set.tokenizer)
+    if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
+        (folder / SCORES_FILE).unlink(missing_ok=True)  # the mean of other runs
     scores: dict[str, dict[str, float]] = {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
         seed_args = arguments_of_seed(args, seed, name) if name else args
         with runtime_of_seed(args, runtime, name) as seed_runtime:
-            parallel, exit_code, is_complete = fine_tune(
-                seed_args,
-                choice,
-                BertForSequenceClassification,
-                ClassificationTask(task.regression, args.max_seq_length),
-                dataset,
-                tokenizer,
-                str(Path(phase, name)),
-                seed_runtime,
-            )
+            plan = training_set.plan(seed_args, seed_runtime, name)
+            parallel, exit_code, is_complete = fine_tune(seed_args, plan, seed_runtime)
             if not is_complete:
                 return exit_code
             scores[name] = predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime)
@@ -315,6 +358,9 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    if args.estimate_memory is not None:
+        print_estimate(BertForSequenceClassification, choose_model(args).config, args, args.train_batch_size)
+        return 0
     with start_runtime(args, "GLUE") as runtime:
         return run_glue(args, runtime)
 

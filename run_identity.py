@@ -6,7 +6,7 @@ change while a run is unfinished; each change is named. What changes no result i
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from utils.errors import UserError
 from utils.files import file_digest, read_json_object, write_json
 
 RECORD_FILE = "run.json"
-RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json", "scores.json")
 RANDOM = (
     "random"  # starting weights of a run without a model folder, also of one that continues from its own checkpoint
 )
@@ -128,9 +127,9 @@ def write_record(folder: Path, record: RunRecord) -> None:
     write_json(folder / RECORD_FILE, {"identity": record.identity, "hyperparameters": record.hyperparameters})
 
 
-def overwrite(folder: Path) -> None:
-    """Removes the checkpoints, the record and the results of a run in a folder of steps, and nothing else."""
+def overwrite(folder: Path, result_files: Iterable[str]) -> None:
+    """Removes the checkpoints, the record and the result files of a run in a folder of steps, and nothing else."""
     for step in checkpoint_steps(folder):
         remove_checkpoint(folder / str(step))
-    for name in (RECORD_FILE, *RESULT_FILES):
+    for name in (RECORD_FILE, *result_files):
         (folder / name).unlink(missing_ok=True)

@@ -8,9 +8,8 @@
 The same command, run again after any stop, trains a phase to its end. Under torchrun it runs on several GPUs.
 """
 
+import math
 from pathlib import Path
-
-import torch
 
 from arguments import (
     MAX_BATCH,
@@ -23,17 +22,13 @@ from arguments import (
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
-from memory_report import print_estimate
+from memory_report import print_estimate, settings_of
+from metrics import RecordingSink
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from packing import stream_sizes
-from run_setup import (
-    build_trainer,
-    global_batch_size,
-    make_loader,
-    make_run_config,
-    start_runtime,
-)
+from run_estimate import RunSize, devices_line, memory_line, time_line
+from run_setup import TrainingPlan, global_batch_size, make_run_config, start_runtime
 from runtime import Runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from train_state import CheckpointMetadata
@@ -94,6 +89,11 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         default=80,
         help="masked tokens per sequence; must match the shards",
     )
+    group.add_argument(
+        "--estimate",
+        action=BooleanFlag,
+        help="after --benchmark, print the time of the whole run and which GPUs its memory fits",
+    )
     phase = group.add_mutually_exclusive_group()
     phase.add_argument("--phase1", action="store_true", help="save checkpoints in the folder phase1 (the default)")
     phase.add_argument("--phase2", action="store_true", help="save checkpoints in the folder phase2")
@@ -108,6 +108,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         parser.error("--lr-rewarmup needs --from-phase1-final-params: give phase 1's last checkpoint")
     if args.eval_steps and args.eval_dir is None:
         parser.error("--eval-steps needs --eval-dir: give a folder of held-out shards")
+    if args.estimate and not args.benchmark:
+        parser.error("--estimate needs --benchmark, which measures the time of an update")
     check_shared_arguments(args, parser)
     return args
 
@@ -166,7 +168,7 @@ def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContex
         print_line(f"{found}; {len(without)} have none, such as {without[0].path}" if without else found)
 
 
-def pretrain(args: Arguments, runtime: Runtime) -> int:
+def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     choice = choose_model(args)
     bert_config, vocab_file = choice.config, choice.vocab_file
     loader = LoaderConfig(
@@ -195,12 +197,37 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
     )
     eval_steps = (args.eval_steps or args.max_steps) if eval_dataset else 0
     config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), args.max_steps, eval_steps)
-    torch.manual_seed(args.seed)
-    with torch.device("meta"):
-        model = BertForPreTraining(bert_config)
     task = PretrainingTask(dataset.has_next_sentence, args.max_seq_length)
-    trainer = build_trainer(model, task, config, runtime, eval_dataset)
-    return trainer.train(make_loader(dataset, config, trainer))
+    initial_loss = math.log(bert_config.vocab_size) + (math.log(2) if dataset.has_next_sentence else 0)
+    return TrainingPlan(choice, BertForPreTraining, task, dataset, config, initial_loss, eval_dataset)
+
+
+def pretrain(args: Arguments, runtime: Runtime) -> int:
+    plan = plan_training(args, runtime)
+    recorder = RecordingSink()
+    if args.estimate:
+        runtime.reporter.sinks.append(recorder)
+    trainer = plan.build_trainer(runtime)
+    exit_code = trainer.train(plan.make_loader(trainer))
+    if args.estimate and runtime.distributed.is_main and () in recorder.records:
+        print_run_estimate(args, plan, recorder.records[()], runtime)
+    return exit_code
+
+
+def print_run_estimate(args: Arguments, plan: TrainingPlan, figures: dict[str, float], runtime: Runtime) -> None:
+    """figures: those of --benchmark."""
+    world_size = runtime.distributed.world_size
+    size = RunSize(
+        args.max_steps,
+        plan.config.loader.global_batch_size,
+        figures["step_seconds"],
+        figures["model_tflops"] * 1e12 * world_size * figures["step_seconds"],
+        runtime.device.type,
+        world_size,
+    )
+    settings = settings_of(args, args.batch_size, args.max_predictions_per_seq)
+    for line in (time_line(size), devices_line(size), memory_line(plan.make_model(), settings)):
+        print_line(f"estimate: {line}")
 
 
 def main(argv: list[str] | None = None) -> int:

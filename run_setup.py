@@ -141,6 +141,32 @@ class RunConfig:
     dynamic_loss_scale: bool = False
 
 
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a command line trains, before anything is allocated. initial_loss: the expected loss of random weights, if
+    it is known."""
+
+    choice: ModelChoice
+    model_class: type[BertPreTrainedModel]
+    task: Task
+    dataset: StreamDataset
+    config: RunConfig
+    initial_loss: float | None = None
+    eval_dataset: StreamDataset | None = None
+
+    def make_model(self) -> BertPreTrainedModel:
+        """On the meta device, without memory."""
+        with torch.device("meta"):
+            return self.model_class(self.choice.config)
+
+    def build_trainer(self, runtime: Runtime) -> Trainer:
+        torch.manual_seed(self.config.metadata.seed)
+        return build_trainer(self.make_model(), self.task, self.config, runtime, self.eval_dataset)
+
+    def make_loader(self, trainer: Trainer) -> StepLoader:
+        return make_loader(self.dataset, self.config, trainer)
+
+
 def make_run_config(
     args: Arguments,
     loader: LoaderConfig,
@@ -150,9 +176,10 @@ def make_run_config(
     data_digest: str,
     max_steps: int,
     eval_steps: int = 0,
+    result_files: tuple[str, ...] = (),
 ) -> RunConfig:
     """The flags that all programs share (see arguments.py) as a RunConfig. data_digest: see
-    run_identity.make_record."""
+    run_identity.make_record; result_files: see StartConfig."""
     folder = args.output_dir / model.name / metadata.phase
     from_checkpoint, last_step = args.from_checkpoint, args.last_step_of_checkpoint
     if args.resume_from_checkpoint:
@@ -206,6 +233,7 @@ def make_run_config(
             args.from_pretrained_params,
             args.overwrite,
             getattr(args, "lr_rewarmup", False),
+            result_files,
         ),
         metadata,
         INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
@@ -291,7 +319,7 @@ def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> 
     )
 
 
-def fine_tune(
+def plan_fine_tuning(
     args: Arguments,
     choice: ModelChoice,
     model_class: type[BertPreTrainedModel],
@@ -300,9 +328,10 @@ def fine_tune(
     tokenizer: BertTokenizer,
     phase: str,
     runtime: Runtime,
-) -> tuple[ParallelModel, int, bool]:
-    """Trains a fine-tuning task, which `phase` names; returns the model, the exit code, and whether training is
-    complete."""
+    result_files: tuple[str, ...],
+    initial_loss: float | None = None,
+) -> TrainingPlan:
+    """The plan of a fine-tuning task; `phase` is its folder."""
     loader = LoaderConfig(
         args.train_batch_size,
         global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
@@ -320,14 +349,19 @@ def fine_tune(
         do_lower_case=tokenizer.do_lower_case,
         prefix=args.model_prefix,
     )
-    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), max_steps)
-    torch.manual_seed(args.seed)
-    with torch.device("meta"):
-        model = model_class(choice.config)
+    config = make_run_config(
+        args, loader, runtime, choice, metadata, dataset.digest(), max_steps, result_files=result_files
+    )
+    return TrainingPlan(choice, model_class, task, dataset, config, initial_loss)
+
+
+def fine_tune(args: Arguments, plan: TrainingPlan, runtime: Runtime) -> tuple[ParallelModel, int, bool]:
+    """Trains a fine-tuning task; returns the model, the exit code, and whether training is complete."""
+    max_steps = plan.config.trainer.max_steps
     runtime.reporter.log(
         "PARAMETER",
-        {"training_features": len(dataset), "train_batch_size": args.train_batch_size, "steps": max_steps},
+        {"training_features": len(plan.dataset), "train_batch_size": args.train_batch_size, "steps": max_steps},
     )
-    trainer = build_trainer(model, task, config, runtime)
-    exit_code = trainer.train(make_loader(dataset, config, trainer))
+    trainer = plan.build_trainer(runtime)
+    exit_code = trainer.train(plan.make_loader(trainer))
     return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark

@@ -27,14 +27,14 @@ from arguments import (
 )
 from evaluate_squad import evaluate
 from memory_report import print_estimate
-from model_choice import choose_model
+from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from parallelize import ParallelModel
 from prediction import PredictionConfig, combine_ranks, log_speed, predict
-from run_setup import find_fine_tuned, fine_tune, load_fine_tuned, start_runtime
+from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
 from runtime import Runtime
 from tasks.squad import SquadDataset, SquadTask
-from tasks.squad_answers import decode, write_predictions
+from tasks.squad_answers import RESULT_FILES, decode, write_predictions
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.command_line import (
@@ -190,8 +190,7 @@ def answer(args: Arguments, folder: Path, parallel: ParallelModel, dataset: Squa
         )
 
 
-def run_squad(args: Arguments, runtime: Runtime) -> int:
-    choice = choose_model(args)
+def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
     bert_config = choice.config
     if args.max_seq_length > bert_config.max_position_embeddings:
         raise UserError(
@@ -199,21 +198,33 @@ def run_squad(args: Arguments, runtime: Runtime) -> int:
             f"{bert_config.max_position_embeddings}: use shorter windows or another config"
         )
     do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
-    tokenizer = BertTokenizer(choice.vocab_file, do_lower_case)
-    train_data = open_dataset(args.train_file, tokenizer, True, args) if args.do_train else None
+    return BertTokenizer(choice.vocab_file, do_lower_case)
+
+
+def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
+    choice = choose_model(args)
+    tokenizer = make_tokenizer(args, choice)
+    dataset = open_dataset(args.train_file, tokenizer, True, args)
+    runtime.reporter.log("PARAMETER", {"training_samples": len(dataset.squad.questions)})
+    task = SquadTask(args.max_seq_length)
+    return plan_fine_tuning(
+        args, choice, BertForQuestionAnswering, task, dataset, tokenizer, PHASE, runtime, RESULT_FILES
+    )
+
+
+def run_squad(args: Arguments, runtime: Runtime) -> int:
+    choice = choose_model(args)
+    tokenizer = make_tokenizer(args, choice)
+    plan = plan_training(args, runtime) if args.do_train else None
     predicts = args.do_predict or args.do_eval
     predict_data = open_dataset(args.predict_file, tokenizer, False, args) if predicts else None
-    if train_data is not None:
-        runtime.reporter.log("PARAMETER", {"training_samples": len(train_data.squad.questions)})
-        task = SquadTask(args.max_seq_length)
-        parallel, exit_code, is_complete = fine_tune(
-            args, choice, BertForQuestionAnswering, task, train_data, tokenizer, PHASE, runtime
-        )
+    if plan is not None:
+        parallel, exit_code, is_complete = fine_tune(args, plan, runtime)
         if not is_complete:
             return exit_code
     else:
         folder = find_fine_tuned(args, runtime)
-        parallel = load_fine_tuned(BertForQuestionAnswering, bert_config, folder, ("qa_outputs.",), runtime)
+        parallel = load_fine_tuned(BertForQuestionAnswering, choice.config, folder, ("qa_outputs.",), runtime)
     if predict_data is not None:
         parallel.prepare_for_inference(runtime.precision.dtype)
         answer(args, args.output_dir / choice.name / PHASE, parallel, predict_data, runtime)

@@ -43,7 +43,8 @@ from utils.progress import print_line
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Where a run starts from, as the flags of the same names say."""
+    """Where a run starts from, as the flags of the same names say. result_files: what `overwrite` removes besides
+    checkpoints."""
 
     from_checkpoint: Path | None = None
     last_step_of_checkpoint: str | None = None
@@ -51,6 +52,7 @@ class StartConfig:
     from_pretrained_params: Path | None = None
     overwrite: bool = False
     lr_rewarmup: bool = False
+    result_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class TrainState:
             if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
                 if config.overwrite:
-                    overwrite(checkpoint_folder)
+                    overwrite(checkpoint_folder, config.result_files)
                 check_record(checkpoint_folder, record, print_line)
             return find_start(config, checkpoint_folder, saves=record is not None)
 

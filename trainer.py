@@ -304,7 +304,7 @@ class Trainer:
         return (state.samples_consumed - 1) // state.metadata.num_samples, state.step
 
     def _place(self) -> str:
-        return f"step {self.state.step}/{self.config.max_steps}"
+        return f"{self.state.metadata.phase}  step {self.state.step}/{self.config.max_steps}"
 
     def save(self) -> None:
         """Hands the state to the background writer, unless this step is saved already. Called on all ranks."""

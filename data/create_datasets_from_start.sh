@@ -12,6 +12,7 @@ DATASET
   wiki_books     Wikipedia, SQuAD, and books: --books FOLDER, or --books FILE with one address per line
   books          books in .txt under PATH, or from the addresses in --books FILE
   squad          SQuAD v1.1 and v2.0
+  glue           the tasks of GLUE and SuperGLUE: all, or --tasks TASK ...
   corpus PATH    any .txt, .txt.gz, .jsonl, .jsonl.gz, .parquet files, or folders of them
 
 Any OPTION of `python3 data/prepare.py all --help` may follow, --dry-run and --output-dir among them.
@@ -35,9 +36,9 @@ case ${1:-} in
     ;;
 esac
 case $dataset in
-  wiki_only | wiki_books | books | squad | corpus) ;;
+  wiki_only | wiki_books | books | squad | glue | corpus) ;;
   *)
-    printf "error: there is no data set '%s': choose wiki_only, wiki_books, books, squad or corpus (see --help)\n" \
+    printf "error: there is no data set '%s': choose wiki_only, wiki_books, books, squad, glue or corpus (see --help)\n" \
       "$dataset" >&2
     exit 2
     ;;

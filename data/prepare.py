@@ -1,6 +1,6 @@
 """Prepares data for pre-training and fine-tuning: from the network or your own text to verified HDF5 shards.
 
-  download    Wikipedia in any language, books from a list of addresses, SQuAD   -> download/
+  download    Wikipedia in any language, books from a list, SQuAD, GLUE          -> download/
   format      any source as text, one sentence per line                          -> formatted/
   shard       text shards of equal size, split into training and test            -> sharded/
   vocabulary  a WordPiece vocabulary trained on the text                         -> vocab/
@@ -38,6 +38,7 @@ from data_preparation.options import (
     sample_options,
 )
 from data_preparation.stage_runner import Stage, folder_lock, run, show_plan
+from tasks.glue_files import TASKS
 from utils.command_line import (
     ArgumentParser,
     Arguments,
@@ -69,6 +70,8 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
         if args.books is None:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
         return [stages.download_books(args.output_dir, read_lines(args.books, "--books"))]
+    if dataset == "glue":
+        return [stages.download_glue(args.output_dir, task) for task in args.tasks or TASKS]
     versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
     return [stages.download_squad(args.output_dir, version) for version in versions]
 
@@ -127,8 +130,8 @@ def shipped_vocab(do_lower_case: bool) -> Path:
 
 
 def all_stages(args: Arguments) -> list[Stage]:
-    if args.dataset == "squad":
-        return download_stages(args, "squad")
+    if args.dataset in ("squad", "glue"):
+        return download_stages(args, args.dataset)
     if args.dataset == "corpus" and not args.paths:
         raise UserError("all corpus: name the text: all corpus PATH")
     datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(args.dataset, [args.dataset])
@@ -198,6 +201,7 @@ def add_download(add: Add) -> None:
     add("--mirror", action="append", default=[], help="address of a Wikimedia dumps mirror to try first; repeatable")
     add("--books", type=Path, help="text file with one address of a book per line; for all also a folder of books")
     add("--squad-version", choices=("1.1", "2.0", "both"), default="both", help="version of SQuAD")
+    add("--tasks", nargs="+", choices=tuple(TASKS), metavar="TASK", help="tasks of GLUE; all of them if not given")
 
 
 def add_language(add: Add) -> None:
@@ -269,7 +273,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         return sub.add_argument
 
     add = command("download", "Downloads a data set and verifies it.", add_common, add_language, add_download)
-    add("dataset", choices=("wikicorpus", "books", "squad"), help="data set to download")
+    add("dataset", choices=("wikicorpus", "books", "squad", "glue"), help="data set to download")
 
     add = command("format", "Writes a source as one sentence per line.", add_common, add_language, add_format)
     add("dataset", choices=tuple(stages.SOURCE_SUFFIXES), help="Wikipedia dump, books to clean, or text used as it is")
@@ -294,7 +298,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
     groups = (add_common, add_language, add_download, add_format, add_seed_flag, add_shard, add_casing_flag)
     add = command("all", "Runs every stage for a data set.", *groups, add_vocabulary, add_hdf5)
-    add("dataset", choices=("wiki_only", "wiki_books", "books", "corpus", "squad"), help="corpus: any text as it is")
+    datasets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
+    add("dataset", choices=datasets, help="corpus: any text as it is")
     add("paths", nargs="*", type=Path, metavar="PATH", help="text, books, or a dump that was downloaded before")
     add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
     args = parser.parse_args(argv)
@@ -323,13 +328,14 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (("dump_date",), has_wikipedia and not getattr(args, "paths", []), "a Wikipedia dump to find"),
         (("books",), dataset == "wiki_books" or (dataset == "books" and not is_local), "books to download"),
         (("squad_version",), fetches_squad and not is_local, "a download of SQuAD"),
+        (("tasks",), dataset == "glue", "a download of GLUE"),
     ]
     if command == "download":
         effects.append((("language",), has_wikipedia, "a download of Wikipedia"))
     else:
         has_plain_text = dataset not in ("wikicorpus", "wiki_only")
         effects += [
-            ((*TEXT_FLAGS, *SAMPLE_FLAGS), dataset != "squad", "text to prepare"),
+            ((*TEXT_FLAGS, *SAMPLE_FLAGS), dataset not in ("squad", "glue"), "text to prepare"),
             (("sentence_parameters",), args.sentence_splitter == "punkt", "--sentence-splitter punkt"),
             (("text_field", "empty_line"), has_plain_text, "a corpus or books"),
         ]

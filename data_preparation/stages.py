@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_preparation import download, manifest
+from data_preparation import download, glue, manifest
 from data_preparation.documents import SUFFIXES
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
 from data_preparation.parallel import ordered_map, useful_workers
@@ -60,6 +60,11 @@ def download_books(output_dir: Path, urls: Sequence[str]) -> DownloadStage:
 def download_squad(output_dir: Path, version: str) -> DownloadStage:
     folder = output_dir / "download" / "squad" / f"v{version}"
     return DownloadStage(f"squad {version}", folder, {"version": version}, partial(download.fetch_squad, f"v{version}"))
+
+
+def download_glue(output_dir: Path, task: str) -> DownloadStage:
+    folder = output_dir / "download" / glue.task_folder(task)
+    return DownloadStage(f"glue {task}", folder, {"task": task}, partial(glue.fetch_glue, task))
 
 
 class FormatStage(Stage):

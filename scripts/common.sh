@@ -198,6 +198,24 @@ find_nodes() {
   [[ -n $master_addr ]] || fail "NNODES is $nodes, but MASTER_ADDR is not set: give the address of the first node"
 }
 
+# report_at_exit FOLDER: when this script ends, however it does, writes the page FOLDER/report.html of the logs in FOLDER,
+# if there are any, and prints where it is, or in one line why there is none. The exit code stays the same.
+report_at_exit() {
+  report_folder=$1
+  if ((node_rank == 0)); then trap write_report EXIT; fi
+}
+
+write_report() {
+  local message
+  [[ -n $(find "$report_folder" -name 'dllogger_*.json' -size +0 -print -quit 2>/dev/null) ]] || return 0
+  if message=$(python3 "$(dirname "${BASH_SOURCE[0]}")/../report.py" "$report_folder" \
+    --output "$report_folder/report.html" 2>&1); then
+    echo "$message"
+  else
+    echo "no report page: ${message#error: }"
+  fi
+}
+
 # launch PROCESSES PROGRAM ARGUMENT...: runs the program and waits for it, under torchrun where there are several
 # processes. SIGTERM, SIGUSR1 and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and ends; the
 # script then exits with 128 + the signal's number. A second SIGINT kills the program. Repeated SIGTERM and SIGUSR1

@@ -37,8 +37,8 @@ Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or 
   print_arguments
   cat <<'HELP'
 
-The report is OUT_DIR/dllogger_<num_gpu>_<precision>.json; the output is also appended to OUT_DIR/logfile.txt. The same
-command continues a run that was stopped.
+The report is OUT_DIR/dllogger_<num_gpu>_<precision>.json, and OUT_DIR/report.html is a page of it. The output is also
+appended to OUT_DIR/logfile.txt. The same command continues a run that was stopped.
 
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
@@ -106,5 +106,6 @@ source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpu"
 mkdir -p "$out_dir" || fail "argument 5 (out_dir): the folder $out_dir cannot be made: give a folder you can write to"
 log_file=$out_dir/logfile.txt
+report_at_exit "$out_dir"
 ((node_rank == 0)) || log_file=$out_dir/logfile.node$node_rank.txt
 launch "$processes" "$root/run_glue.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"

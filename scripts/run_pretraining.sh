@@ -53,7 +53,8 @@ precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss s
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
   RESULTS_DIR           checkpoints go to RESULTS_DIR/BERT_MODEL/<phase>/<step>, reports to
-                        RESULTS_DIR/dllogger_p1.json and dllogger_p2.json [code_dir/results]
+                        RESULTS_DIR/dllogger_p1.json and dllogger_p2.json, and a page of these to
+                        RESULTS_DIR/report.html [code_dir/results]
   PHASE                 1 or 2: only this phase; 2 starts from init_checkpoint_dir, if given [both phases]
   BERT_MODEL            architecture [that of bert_config_file or init_checkpoint_dir, else bert-large-uncased]
   VOCAB_FILE            vocabulary that the shards were made with
@@ -148,6 +149,7 @@ if [[ $enable_benchmark == true ]]; then
   shared_flags+=(--benchmark --benchmark-steps "$benchmark_steps" --benchmark-warmup-steps "$benchmark_warmup_steps")
 fi
 shared_flags+=("${extra_words[@]}")
+report_at_exit "$RESULTS_DIR"
 
 if [[ $PHASE != 2 ]]; then
   run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" \

@@ -42,7 +42,8 @@ Fine-tunes and evaluates BERT on SQuAD. Arguments are positional; a missing or e
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32.
 
-The report is OUT_DIR/dllogger_<num_gpus>_<precision>.json; the output is also appended to OUT_DIR/logfile.txt.
+The report is OUT_DIR/dllogger_<num_gpus>_<precision>.json, and OUT_DIR/report.html is a page of it. The output is also
+appended to OUT_DIR/logfile.txt.
 
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
@@ -111,6 +112,7 @@ source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
 mkdir -p "$OUT_DIR" || fail "argument 11 (OUT_DIR): the folder $OUT_DIR cannot be made: give a folder you can write to"
 log_file=$OUT_DIR/logfile.txt
+report_at_exit "$OUT_DIR"
 ((node_rank == 0)) || log_file=$OUT_DIR/logfile.node$node_rank.txt
 processes=$((num_gpus > 0 ? num_gpus : 1))
 if ((nodes < max_nodes)) && [[ $mode == *train* ]]; then

@@ -12,18 +12,7 @@
 
 # Succeeds if python3 has every package of the files and PyTorch, each new enough.
 _has_packages() { # requirements_file...
-  python3 - "$@" <<'PYTHON' 2>/dev/null
-import pathlib, re, sys
-from importlib import metadata
-
-def numbers(version):
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
-
-for line in ["torch>=2.11", *(line for path in sys.argv[1:] for line in pathlib.Path(path).read_text().splitlines())]:
-    if match := re.match(r"([\w-]+)[>=]=([\d.]+)", line):
-        if numbers(metadata.version(match[1])) < numbers(match[2]):
-            sys.exit(f"{match[1]} is too old")
-PYTHON
+  python3 - "$@" <"$(dirname "${BASH_SOURCE[0]}")/../utils/requirements.py" 2>/dev/null
 }
 
 _pip() { # what pip_install_argument...

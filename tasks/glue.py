@@ -21,6 +21,7 @@ from utils.files import write_atomically
 
 LABELS = ("labels", "scores")
 REGRESSION_LABELS = ("score",)
+SCORES_FILE = "scores.json"
 
 
 class ClassificationTask:
@@ -177,6 +178,15 @@ def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
 
 
+def submission_name(task: TextTask, set_name: str) -> str:
+    return f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
+
+
+def result_files(task: TextTask) -> tuple[str, ...]:
+    """The names of all files that a run on `task` leaves in its folder."""
+    return (SCORES_FILE, *(submission_name(task, set_name) for set_name in task.sets))
+
+
 def write_submission(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:
     """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
     found = predictions_of(logits_nC, task)
@@ -186,7 +196,7 @@ def write_submission(folder: Path, examples: Examples, logits_nC: np.ndarray, ta
     else:
         words = [task.labels[index] for index in found]
     pairs = zip(examples.indices, words, strict=True)
-    path = folder / f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
+    path = folder / submission_name(task, set_name)
     if task.extension == ".jsonl":
         lines = [json.dumps({"idx": int(index), "label": word}) for index, word in pairs]
     else:

@@ -13,6 +13,8 @@ from tasks.squad import SquadDataset
 from utils.errors import UserError
 from utils.files import write_json
 
+RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -142,15 +144,15 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 
 
 def write_predictions(folder: str | Path, predictions: Predictions) -> Path:
-    """Writes `predictions.json`, `nbest_predictions.json` and for v2.0 `null_odds.json` into `folder`, each atomically;
-    returns the path of the first."""
-    files = {"nbest_predictions.json": predictions.nbest, "predictions.json": predictions.answers}
+    """Writes RESULT_FILES into `folder`, each atomically, the last one for v2.0 only; returns the first path."""
+    answers_file, nbest_file, null_odds_file = RESULT_FILES
+    files = {nbest_file: predictions.nbest, answers_file: predictions.answers}
     if predictions.null_odds is not None:
-        files["null_odds.json"] = predictions.null_odds
+        files[null_odds_file] = predictions.null_odds
     for name, content in files.items():
         path = Path(folder) / name
         try:
             write_json(path, content, indent=4)
         except OSError as error:
             raise UserError(f"cannot write {path} ({error.strerror}): make room or choose another folder") from error
-    return Path(folder) / "predictions.json"
+    return Path(folder) / answers_file

@@ -22,6 +22,8 @@ if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
     sys.exit("FAKE_LACKS" in os.environ)
 if arguments[0] == "-c":
     sys.exit(print(os.environ["FAKE_GPUS"]) if "torch" in arguments[1] else 0)
+if arguments[0].endswith("report.py"):
+    sys.exit(os.environ.get("FAKE_REPORT_ERROR") or print("report:", arguments[-1]))
 with open(os.environ["FAKE_CALLS"], "a") as calls:
     calls.write(json.dumps(arguments) + "\\n")
 if arguments[:2] == ["-m", "venv"]:
@@ -30,6 +32,8 @@ if arguments[:2] == ["-m", "venv"]:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python3").symlink_to(os.path.abspath(__file__))
     (folder / "pyvenv.cfg").write_text("prompt = 'bert-recipe'")
+if "FAKE_LOGS" in os.environ:
+    pathlib.Path(arguments[arguments.index("--report-file") + 1]).write_text("DLLL")
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
     if arguments[0] == "-m":  # torchrun: the workers run, it waits
         sys.exit(subprocess.Popen(arguments[arguments.index("--no_python") + 1 :]).wait())
@@ -50,6 +54,8 @@ if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os
     last = pathlib.Path(flags["--output-dir"]) / model / phase / flags["--max-steps"]
     last.mkdir(parents=True, exist_ok=True)
 print("ran", arguments[0])
+if "FAKE_CODE" in os.environ:
+    sys.exit(int(os.environ["FAKE_CODE"]))
 """
 
 
@@ -59,7 +65,7 @@ class Checkout:
     def __init__(self, folder: Path):
         self.folder = folder
         self.calls_file = folder / "calls"
-        for name in ["scripts", "vocab", "bert_configs", "run_pretraining.py", "run_squad.py", "run_glue.py"]:
+        for name in ["scripts", "utils", "vocab", "bert_configs", "run_pretraining.py", "run_squad.py", "run_glue.py"]:
             (folder / name).symlink_to(ROOT / name)
         for name in ["requirements.txt", "requirements-test.txt"]:
             (folder / name).write_text((ROOT / name).read_text())

@@ -2,16 +2,19 @@
 
 import hashlib
 import http.server
+import io
 import json
 import random
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import SHARED, needs_shared_data
 
-from data_preparation import download
+from data_preparation import download, glue
 from data_preparation.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
 from utils.errors import UserError
 
@@ -313,3 +316,74 @@ def test_books_come_under_their_own_names_and_may_not_collide(server, tmp_path):
 def test_an_address_without_a_usable_file_name_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="usable file name"):
         fetch_books([f"http://127.0.0.1:9/x/{name}"], tmp_path, HASTY)
+
+
+# --- GLUE -------------------------------------------------------------------------------------------------------------
+
+
+def serve_glue(server: Server, monkeypatch, task: str, contents: list[bytes]) -> None:
+    """Makes the server that of `task`, whose files have `contents` and fitting pins."""
+    monkeypatch.setattr(glue, "SERVER", server.url("")[:-1])
+    pins = [
+        file._replace(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for file, content in zip(glue.files_of(task), contents, strict=True)
+    ]
+    server.files = {f"/{pin.path}": content for pin, content in zip(pins, contents, strict=True)}
+    if task == "mrpc":
+        monkeypatch.setattr(glue, "MRPC_FILES", tuple(pins))
+    else:
+        monkeypatch.setitem(glue.ARCHIVES, task, pins[0])
+
+
+def archive_of(**files: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def test_a_glue_archive_is_verified_resumed_and_extracted(server, tmp_path, monkeypatch):
+    """Only the files of the task are extracted, under their own names."""
+    names = ["train.jsonl", "val.jsonl", "test.jsonl"]
+    content = archive_of(**{f"CB/{name}": f"{name} " * 999 for name in names}, **{"../evil.jsonl": "x", "CB/more": "x"})
+    monkeypatch.setattr(glue, "SERVER", server.url("")[:-1])
+    server.files = {"/glue/superglue/data/v2/CB.zip": content}
+    with pytest.raises(UserError, match="bytes, not 75,482"):
+        glue.fetch_glue("cb", tmp_path / "CB", HASTY)
+    serve_glue(server, monkeypatch, "cb", [content])
+    server.answers = [drops, whole]
+    paths = glue.fetch_glue("cb", tmp_path / "CB", HASTY)
+    assert [path.read_text() for path in paths] == [f"{name} " * 999 for name in names]
+    assert any("Range" in request for request in server.requests)
+    assert left_behind(tmp_path / "CB") == {*names, "CB.zip"} and left_behind(tmp_path) == {"CB"}
+
+
+def test_an_archive_without_the_files_of_the_task_is_refused(server, tmp_path, monkeypatch):
+    serve_glue(server, monkeypatch, "rte", [archive_of(**{"RTE/train.tsv": "x"})])
+    with pytest.raises(UserError, match=r"has no RTE/dev\.tsv"):
+        glue.fetch_glue("rte", tmp_path, HASTY)
+
+
+def test_every_task_is_pinned_and_has_the_folder_of_the_presets():
+    pins = [pin for task in glue.TASKS for pin in glue.files_of(task)]
+    assert len({pin.sha256 for pin in pins}) == len(pins) == len(glue.TASKS) + 2
+    assert all(len(pin.sha256) == 64 and pin.size > 0 for pin in pins)
+    folders = {task: str(glue.task_folder(task)) for task in ("mrpc", "sst-2", "superglue-rte", "rte")}
+    assert folders == {"mrpc": "glue/MRPC", "sst-2": "glue/SST-2", "superglue-rte": "superglue/RTE", "rte": "glue/RTE"}
+
+
+@needs_shared_data
+def test_mrpc_is_divided_as_glue_divides_it(server, tmp_path, monkeypatch):
+    """Puts GLUE's training and development rows into one file as Microsoft's has them, and divides it again."""
+    split = {name: (SHARED / "glue" / "MRPC" / name).read_text(encoding="utf-8") for name in ("train.tsv", "dev.tsv")}
+    header, *train = split["train.tsv"].splitlines()
+    dev = split["dev.tsv"].splitlines()[1:]
+    rows = [*train[:1000], *dev[:200], *train[1000:], *dev[200:]]
+    ids = "".join("\t".join(row.split("\t")[1:3]) + "\n" for row in dev)
+    contents = ["\r\n".join([header, *rows, ""]), "\r\n".join([header, *train[:2], ""]), ids]
+    serve_glue(server, monkeypatch, "mrpc", [content.encode() for content in contents])
+    glue.fetch_glue("mrpc", tmp_path, HASTY)
+    assert all((tmp_path / name).read_text(encoding="utf-8") == text for name, text in split.items())
+    test = (tmp_path / "test.tsv").read_text(encoding="utf-8").splitlines()
+    assert test[2] == "\t".join(["1", *train[1].split("\t")[1:]]) and len(test) == 3

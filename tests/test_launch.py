@@ -127,3 +127,40 @@ def test_after_a_signal_in_phase_1_there_is_no_phase_2(checkout):
     code, _ = start_and_signal(checkout, "scripts/run_pretraining.sh 1 1e-3 fp32 0", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
     assert len(checkout.calls()) == 1
+
+
+SCRIPTS = {
+    "run_pretraining.sh '' '' fp32 0": "results",
+    "run_squad.sh init 2 32 1e-4 0.1 fp32 0 1 '' '' out": "out",
+    "run_glue.sh init '' '' '' out '' 0": "out",
+}
+
+
+@pytest.mark.parametrize(("command", "folder"), SCRIPTS.items())
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_report_page_is_written_however_the_run_ends(checkout, command, folder, code):
+    (checkout.folder / "results").mkdir()
+    result = checkout.run(f"bash scripts/{command}", FAKE_LOGS="1", FAKE_CODE=str(code))
+    assert result.returncode == code, result.stderr
+    assert result.stdout.splitlines()[-1].endswith(f"{folder}/report.html")
+    assert result.stdout.count("report:") == 1
+
+
+def test_why_there_is_no_report_page_is_one_line_and_no_failure(checkout):
+    command = "bash scripts/run_glue.sh init '' '' '' out '' 0"
+    result = checkout.run(command, FAKE_LOGS="1", FAKE_REPORT_ERROR="error: report.py needs matplotlib")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == "no report page: report.py needs matplotlib"
+
+
+def test_without_a_log_there_is_no_word_of_a_report(checkout):
+    result = checkout.run("bash scripts/run_glue.sh init '' '' '' out '' 0", FAKE_CODE="2")
+    assert result.returncode == 2
+    assert "report" not in result.stdout + result.stderr
+
+
+def test_a_stopped_run_has_its_page_too(checkout):
+    command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 0 1"
+    code, output = start_and_signal(checkout, command, signal.SIGTERM, FAKE_LOGS="1")
+    assert code == 128 + signal.SIGTERM
+    assert "report.html" in output

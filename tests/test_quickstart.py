@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from small_runs import RunInputs, train
 
 
 def test_the_quickstarts_summary_says_what_the_reports_and_folders_say(tmp_path):
@@ -32,6 +33,19 @@ def test_the_quickstarts_summary_says_what_the_reports_and_folders_say(tmp_path)
         ["SQuAD", "5.00 -> 3.50 in 7 steps", "exact match 12.5, F1 25.0", str(folder / "squad" / "7"), "2 questions"],
     ):
         assert re.search(".*".join(map(re.escape, words)), text, re.DOTALL), words
+
+
+def test_its_progress_is_phase_step_loss_and_time_left(inputs: RunInputs, tmp_path):
+    """What training prints, shortened; lines of other kinds stay as they are."""
+    flags = ("--max-steps", 4, "--log-freq", 2, "--eval-dir", inputs.held_out, "--show-config", "false")
+    printed = train(inputs.command(tmp_path, *flags)).stdout
+    script = ROOT / "scripts" / "quickstart_progress.py"
+    text = subprocess.run([sys.executable, script], input=printed, capture_output=True, text=True, check=True).stdout
+    second, fourth, held_out, last = text.splitlines()
+    assert re.fullmatch(r"phase 1  step 2 of 4   loss  7\.\d\d   \d:\d\d:\d\d left", second)
+    assert re.fullmatch(r"phase 1  step 4 of 4   loss  7\.\d\d   0:00:00 left", fourth)
+    assert re.fullmatch(r"phase 1  step 4 of 4   on held-out text: loss 7\.\d\d, \d+\.\d% of the words right", held_out)
+    assert last == printed.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,26 @@ def test_watching_writes_the_page_again_when_the_log_has_grown(tmp_path, monkeyp
     assert capsys.readouterr().out.count(str(output)) == 2
 
 
+def test_watching_waits_for_a_run_that_has_logged_nothing_yet(tmp_path, monkeypatch, capsys):
+    run, output = tmp_path / "a", tmp_path / "page.html"
+    waited = []
+
+    def sleep(_):
+        waited.append(output.exists())
+        if len(waited) == 1:
+            run.mkdir()
+            (run / "log.json").touch()
+        if len(waited) == 2:
+            Log(run / "log.json").start(SETTINGS).train([10])
+        if len(waited) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    report.main([str(run), "--output", str(output), "--watch", "5"])
+    assert waited == [False, False, True] and "10 of 100" in output.read_text()
+    assert capsys.readouterr().out.count(f"waiting for the first record in {run}") == 1
+
+
 def test_a_real_run_is_understood(tmp_path):
     inputs = small_runs.RunInputs.make(tmp_path / "inputs")
     output = tmp_path / "out"

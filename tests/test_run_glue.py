@@ -158,6 +158,23 @@ def test_mnli_is_scored_and_predicted_on_both_sets(files, tmp_path):
         assert set(predictions_in(folder / name)) <= {"entailment", "neutral", "contradiction"}
 
 
+def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path):
+    """Of a task with two submission files; what the program did not write stays."""
+    folder = tmp_path / "custom" / "mnli"
+    flags = ("--task-name", "mnli", "--data-dir", files / "MNLI", "--max-steps", 1)
+    run(files, tmp_path, *flags, "--do-train", "--do-eval", "--do-predict", "--seed", 1)
+    (folder / "notes.tsv").touch()
+    assert {"MNLI-m.tsv", "MNLI-mm.tsv", "scores.json"} < {path.name for path in folder.iterdir()}
+    run(files, tmp_path, *flags, "--do-train", "--seed", 2, "--overwrite")
+    assert {path.name for path in folder.iterdir()} == {"1", "run.json", ".lock", "notes.tsv"}
+
+
+def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys):
+    flags = ("--task-name", "mrpc", "--data-dir", tmp_path / "none", "--do-train", "--estimate-memory", 2)
+    assert run(files, tmp_path / "out", *flags) == 0
+    assert "memory of each of 2 x cpu" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+
+
 def test_labels_of_another_librarys_order_are_predicted_by_name(trained, files, tmp_path):
     """The same weights with the ids of the labels swapped: the predictions are swapped too."""
     model = tmp_path / "model"

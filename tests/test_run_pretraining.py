@@ -232,7 +232,7 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     nvidia = "step_cost step_samples seqs_per_sec"
     assert set(entries[2]["data"]) == {*named.split(), *speeds.split(), *nvidia.split()}
     assert entries[2]["data"]["step_samples"] == 4
-    assert len([line for line in result.stdout.splitlines() if line.startswith("step ")]) == 4
+    assert len([line for line in result.stdout.splitlines() if line.startswith("phase1  step ")]) == 4
     assert not result.stderr, "no progress bar without a terminal"
 
 
@@ -259,7 +259,7 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path, unbu
     assert "pre-training on 1 x cpu:" in lines[0]
     assert any(line.split() == ["--max-steps", "20"] for line in lines)
     assert any("\rphase1:" in line and "20/20" in line for line in lines)
-    assert any("\rstep 10/20  loss " in line for line in lines)
+    assert any("\rphase1  step 10/20  loss " in line for line in lines)
 
 
 def read_to_the_end(descriptor: int) -> bytes:

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Checks what usually goes wrong before a run is started, in under a minute: packages, device, memory, disk, data, a
+batch to overfit, the time of the run, its losses. Takes the flags of the run:
+
+    python3 doctor.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results --max-steps 7038 --phase1 ...
+    python3 doctor.py squad --do-train --train-file ... --output-dir results --init-checkpoint ...
+    python3 doctor.py glue --task-name mrpc --do-train ...
+    python3 doctor.py --processes 8 ...                        # for a run of 8 processes; by default one
+
+Each line is "ok", a "warning", or "wrong" with what to do; the exit code is 2 if something is wrong. Nothing stays on
+disk: a file of 64 MB, which measures the speed of --output-dir, is removed.
+"""
+
+import sys
+
+import run_glue
+import run_pretraining
+import run_squad
+from doctor_machine import Findings, check_device, check_disk, check_memory, check_packages
+from doctor_training import check_data, check_folder, check_overfitting, check_run_losses, check_speed
+from memory_report import settings_of
+from run_setup import TrainingPlan, global_batch_size, start_runtime
+from runtime import Runtime
+from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.distributed import read_environment
+from utils.errors import UserError, run_main
+from utils.progress import print_line
+
+PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue}
+
+
+def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
+    """The program, the number of processes, and the arguments of the program itself."""
+    name = argv[0] if argv and argv[0] in PROGRAMS else "pretraining"
+    argv = argv[1:] if argv and argv[0] in PROGRAMS else argv
+    if argv and argv[0] in ("-h", "--help"):
+        print_line(__doc__.strip())
+        sys.exit()
+    own = ArgumentParser(add_help=False)
+    own.add_argument("--processes", type=positive_int, default=1)
+    known, flags = own.parse_known_args(argv)
+    args = PROGRAMS[name].parse_arguments(flags)
+    if not getattr(args, "do_train", True):
+        own.error("the doctor checks training: add --do-train")
+    if args.estimate_memory is not None:
+        own.error("the doctor estimates memory anyway: leave out --estimate-memory")
+    return name, known.processes, args
+
+
+def examine(name: str, processes: int, args: Arguments) -> Findings:
+    findings = Findings()
+    batch_size = args.batch_size if name == "pretraining" else args.train_batch_size
+    # The run as this one process makes it: the same global batch, unsharded, and no logs.
+    alone = args.replace(
+        global_batch_size=global_batch_size(args, batch_size, processes),
+        data_parallel_shard_degree=1,
+        data_parallel_replicate_degree=None,
+        fsdp_reshard_after_forward=None,
+        enable_cpu_offload=False,
+        benchmark=False,
+        show_config=False,
+        report_file=None,
+        tensorboard_dir=None,
+    )
+    check_packages(findings, args)
+    with findings.check(), start_runtime(alone, "doctor") as runtime:
+        check_device(findings, args, runtime, processes)
+        plan = None
+        with findings.check():
+            plan = PROGRAMS[name].plan_training(alone, runtime)
+        if plan is None:
+            findings.warning("the other checks need the data and the model: correct this first")
+        else:
+            examine_plan(findings, plan, runtime, processes, args)
+    return findings
+
+
+def examine_plan(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int, args: Arguments) -> None:
+    model, loader, checkpoint_seconds = plan.make_model(), plan.config.loader, None
+    with findings.check():
+        checkpoint_seconds = check_disk(findings, plan.config.trainer.checkpoint_folder, model)
+    with findings.check():
+        check_data(findings, plan)
+    with findings.check():
+        check_folder(findings, plan, args)
+    with findings.check():
+        check_overfitting(findings, plan, runtime)
+    with findings.check():
+        settings = settings_of(
+            args.replace(estimate_memory=processes), loader.batch_size, loader.max_predictions_per_seq
+        )
+        check_memory(findings, model, settings)
+        check_speed(findings, plan, runtime, settings, checkpoint_seconds)
+    with findings.check():
+        check_run_losses(findings, plan, args)
+
+
+def main(argv: list[str] | None = None) -> int:
+    name, processes, args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    if read_environment().world_size > 1:
+        raise UserError("doctor.py is one process: start it without torchrun, and give --processes N")
+    findings = examine(name, processes, args)
+    print_line(f"{findings.num_wrong} wrong: see above" if findings.num_wrong else "nothing is wrong")
+    return 2 if findings.num_wrong else 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,204 @@
+"""doctor.py: a line for each thing that is right or wrong, and the exit code."""
+
+import collections
+import contextlib
+import io
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import scipy.stats
+from conftest import assert_refused
+from small_runs import RunInputs, steps_folder, train
+
+import doctor
+import doctor_machine
+import doctor_training
+import run_pretraining
+from runtime import Runtime
+from utils.errors import run_main
+
+
+def examine(*words) -> subprocess.CompletedProcess:
+    """Runs doctor.py in this process; returns the exit code and the output as for a process of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run_main(lambda: doctor.main([str(word) for word in words]))
+        except SystemExit as end:
+            code = end.code or 0
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def lines_of(result: subprocess.CompletedProcess, level: str) -> list[str]:
+    return [line.removeprefix(level).strip() for line in result.stdout.splitlines() if line.startswith(level)]
+
+
+def assert_says(lines: list[str], *wanted: str) -> None:
+    """Each of `wanted` is in one of the lines."""
+    for words in wanted:
+        assert any(words in line for line in lines), (words, lines)
+
+
+def write_log(path: Path, output: Path, losses: dict[int, float | None], **settings) -> None:
+    """A log of phase 1 as run_pretraining.py writes it."""
+    records = [("PARAMETER", {"output_dir": str(output), "phase2": False, "seed": 42, **settings})]
+    records += [([step], {"loss": loss}) for step, loss in losses.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for number, (step, data) in enumerate(records):
+            record = {"timestamp": str(number), "elapsedtime": str(number), "type": "LOG", "step": step, "data": data}
+            file.write(f"DLLL {json.dumps(record)}\n")
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_path):
+    output = tmp_path / "out"
+    command = inputs.command(output, "--max-steps", 6, "--resume-from-checkpoint")
+    train([*command, "--steps-this-run", "2", "--log-freq", "1"])
+    before = files_in(tmp_path)
+    result = examine(*command)
+    assert result.returncode == 0, result.stdout
+    assert files_in(tmp_path) == before
+    ok = lines_of(result, "ok")
+    expected = math.log(1210) + math.log(2)
+    assert_says(
+        ok,
+        *("packages of requirements.txt", "computes on the CPU in float32", "GB are free for", "data: 64 samples"),
+        *(f"starts from {steps_folder(output)}/2", "overfits 32 samples", "GiB are free on this machine"),
+        *("memory on a GPU", "6 updates of 4 sequences", "a checkpoint takes", f"expected {expected:.2f}"),
+        "the run's loss went from",
+    )
+    assert "nothing is wrong" in result.stdout and not lines_of(result, "wrong")
+
+
+def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, monkeypatch):
+    """A full disk, too little memory, samples that contradict each other, another run's folder, a diverged loss."""
+    output, shards = tmp_path / "out", tmp_path / "shards"
+    train(inputs.command(output, "--max-steps", 2, "--num-steps-per-checkpoint", 1))
+    shutil.copytree(inputs.shards, shards)
+    for path in shards.iterdir():
+        with h5py.File(path, "r+") as file:
+            for key in file:  # all samples have the same input, and labels of their own
+                if key != "masked_lm_ids" and key != "next_sentence_labels":
+                    file[key][:] = file[key][0]
+            file["masked_lm_ids"][:] = np.random.default_rng(0).integers(1000, 1200, file["masked_lm_ids"].shape)
+    write_log(output / "report.json", output, {1: 7.5, 2: 5.0, 3: 9.0})
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(doctor_machine, "available_memory", lambda: 1e6)
+    result = examine(*inputs.command(output, "--max-steps", 2, "--input-dir", shards, "--processes", 2, "--seed", 7))
+    assert result.returncode == 2
+    assert_says(
+        lines_of(result, "wrong"),
+        *(
+            "choose another --output-dir",
+            "which should be near 0",
+            "GiB are needed",
+            "belongs to a run with seed 42",
+        ),
+        "it diverges",
+    )
+    assert "do not say which vocabulary" in result.stdout and "not measured" in result.stdout
+    assert "5 wrong" in result.stdout
+
+
+def test_data_of_another_vocabulary_and_a_missing_package_are_found(inputs: RunInputs, tmp_path):
+    shards = tmp_path / "shards"
+    shutil.copytree(inputs.shards, shards)
+    for path in shards.iterdir():
+        with h5py.File(path, "r+") as file:
+            file.attrs["vocab_sha256"] = "0" * 64
+    flags = ("--max-steps", 6, "--input-dir", shards, "--optimizer", "FusedLAMB")
+    result = examine(*inputs.command(tmp_path / "out", *flags))
+    assert result.returncode == 2
+    assert_says(lines_of(result, "wrong"), "made with another vocabulary", "FusedLAMB needs apex")
+
+
+@pytest.fixture(scope="module")
+def plan(inputs: RunInputs, tmp_path_factory):
+    """A plan to pre-train for 1,000 updates, 100 of them warmup, and its arguments."""
+    output = tmp_path_factory.mktemp("plan") / "out"
+    args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
+    return run_pretraining.plan_training(args, Runtime(doctor_training.torch.device("cpu"))), args
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    findings = doctor_machine.Findings()
+    doctor_machine.check_disk(findings, tmp_path / "file" / "out", plan[0].make_model())
+    assert findings.num_wrong == 1 and f"cannot write to {tmp_path / 'file'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ({1: 7.8, 250: 5.0}, "the run's loss went from 7.80 at step 1 to 5.00 at step 250"),
+        ({1: 7.8, 90: 7.7}, "to 7.70 at step 90"),  # in the warmup
+        ({1: 7.8, 250: 7.7}, "only knows word frequencies"),
+        ({1: 7.8, 2: 12.0, 20: 5.0}, "far above that of random weights"),
+        ({1: 7.8, 20: 5.0, 30: 6.5}, "diverges"),
+        ({1: 7.8, 20: 5.0, 30: None}, "diverges"),
+    ],
+)
+def test_logged_losses_are_compared_with_what_is_expected(plan, tmp_path, capsys, losses, words):
+    plan, args = plan
+    args = args.replace(output_dir=tmp_path)
+    write_log(tmp_path / "report.json", tmp_path, losses)
+    findings = doctor_machine.Findings()
+    doctor_training.check_run_losses(findings, plan, args)
+    assert words in capsys.readouterr().out
+    assert findings.num_wrong == (0 if "to " in words else 1)
+
+
+def test_the_loss_of_word_frequencies_is_the_entropy_of_the_labels(plan, inputs: RunInputs):
+    counts = collections.Counter()
+    for path in inputs.shards.iterdir():
+        with h5py.File(path) as file:
+            counts.update(file["masked_lm_ids"][:][file["masked_lm_positions"][:] > 0].tolist())
+    entropy = scipy.stats.entropy(list(counts.values()))
+    bias = (len(counts) - 1) / (2 * counts.total())
+    assert doctor_training.frequency_loss(plan[0]) == pytest.approx(entropy + bias + math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_weights", "num_wrong"),
+    [(7.79, False, 0), (9.5, False, 1), (6.0, False, 1), (math.nan, False, 1), (4.0, True, 0), (7.5, True, 1)],
+)
+def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_weights, num_wrong):
+    findings = doctor_machine.Findings()
+    doctor_training.check_first_loss(findings, plan[0], loss, has_weights)
+    assert findings.num_wrong == num_wrong
+
+
+def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_path):
+    data = tmp_path / "data.csv"
+    data.write_text("text,label\n" + "".join(f"the {word} of,{number % 2}\n" for number, word in enumerate("abcdefgh")))
+    flags = ["--text-column", "text", "--label-column", "label", "--bert-model", "custom", "--device", "cpu"]
+    flags += ["--config-file", inputs.config, "--vocab-file", inputs.vocab_file, "--output-dir", tmp_path / "out"]
+    flags += ["--max-seq-length", 16]
+    result = examine("glue", "--do-train", "--train-file", data, *flags)
+    assert "data: 8 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, result.stdout
+    assert_refused(
+        examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags), "--do-train"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-step", 5], ["did you mean --max-steps"]),
+        (["--max-steps", 5, "--processes", "none"], ["--processes"]),
+        (["--max-steps", 5, "--estimate-memory"], ["--estimate-memory"]),
+    ],
+)
+def test_bad_flags_are_refused_as_by_the_program(inputs: RunInputs, tmp_path, flags, words):
+    assert_refused(examine(*inputs.command(tmp_path, *flags)), *words)

@@ -1,0 +1,44 @@
+"""Compares the installed packages with requirements files. scripts/setup_environment.sh runs this file with any Python,
+so it imports the standard library only:
+
+    python3 utils/requirements.py FILE...   # exit code 1 if PyTorch or a package is missing or too old
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+TORCH = "torch>=2.11"
+
+
+def problems(files: Iterable[Path]) -> list[str]:
+    """What is missing or too old of PyTorch and the packages in `files`."""
+    found = []
+    for line in [TORCH, *(line for file in files for line in Path(file).read_text().splitlines())]:
+        match = re.match(r"([\w-]+)[>=]=([\d.]+)", line)
+        if match is None:
+            continue
+        name, needed = match[1], match[2].rstrip(".")
+        installed = installed_version(name)
+        if installed is None:
+            found.append(f"{name} is not installed")
+        elif numbers(installed) < numbers(needed):
+            found.append(f"{name} is {installed}, and {needed} is needed")
+    return found
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+if __name__ == "__main__":
+    sys.exit("; ".join(problems(map(Path, sys.argv[1:]))) or 0)
