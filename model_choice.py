@@ -4,14 +4,17 @@ Flags come first. Without them, a model folder that the run starts from brings i
 this project.
 """
 
+import atexit
 import dataclasses
 import json
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert_config import BertConfig
 from checkpoint import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
-from tokenizer import BertTokenizer
+from tokenizer import BertTokenizer, read_tokenizer_file
 from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import read_json_object
@@ -56,12 +59,9 @@ def choose_model(args: Arguments) -> ModelChoice:
         vocab_file = folder / VOCAB_FILE
         if (folder / TOKENIZER_FILE).is_file():
             do_lower_case = read_json_object(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
+    elif vocab_file is None and folder is not None and (folder / "tokenizer.json").is_file():  # from transformers 5
+        vocab_file, do_lower_case = extract_vocabulary(folder / "tokenizer.json")
     elif vocab_file is None:
-        if folder is not None and (folder / "tokenizer.json").is_file():
-            raise UserError(
-                f"{folder} has its vocabulary in tokenizer.json only: make a folder with vocab.txt by "
-                f"python3 convert_checkpoint.py --from huggingface {folder} NEW_FOLDER, or give --vocab-file"
-            )
         if name == CUSTOM:
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
         # All of Google's models of a casing have the same vocabulary.
@@ -70,6 +70,16 @@ def choose_model(args: Arguments) -> ModelChoice:
     if not isinstance(do_lower_case, bool):
         do_lower_case = is_uncased(vocab_file)
     return ModelChoice(name, config, vocab_file, do_lower_case)
+
+
+def extract_vocabulary(path: Path) -> tuple[Path, bool]:
+    """The vocabulary of a `tokenizer.json` as a temporary `vocab.txt`, and whether it lower-cases."""
+    tokens, do_lower_case = read_tokenizer_file(path)
+    folder = Path(tempfile.mkdtemp(prefix="vocabulary_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    vocab_file = folder / VOCAB_FILE
+    vocab_file.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+    return vocab_file, do_lower_case
 
 
 def starting_folder(args: Arguments) -> Path | None:

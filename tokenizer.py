@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.errors import UserError
+from utils.files import read_json_object
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 MAX_CHARACTERS_PER_WORD = 100  # longer words are [UNK]: Google's limit
@@ -338,6 +339,28 @@ def ragged_indexes(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """starts[0], starts[0] + 1, ... (lengths[0] of them), starts[1], ... in one array [sum of lengths]."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
+def read_tokenizer_file(path: Path) -> tuple[list[str], bool]:
+    """The tokens, by id, of a `tokenizer.json` of Hugging Face, and whether it lower-cases. Raises UserError unless it
+    is BERT's tokenizer with its usual steps."""
+    content = read_json_object(path, "a tokenizer")
+    try:
+        model, normalizer = content["model"], content["normalizer"]
+        lowercase, strips_accents = normalizer["lowercase"], normalizer.get("strip_accents")
+        is_bert = (
+            (model["type"], normalizer["type"]) == ("WordPiece", "BertNormalizer")
+            and content["pre_tokenizer"]["type"] == "BertPreTokenizer"
+            and normalizer["clean_text"] is normalizer["handle_chinese_chars"] is True
+            and isinstance(lowercase, bool)
+            and strips_accents in (None, lowercase)
+        )
+        ids = {token_id: token for token, token_id in model["vocab"].items()}
+        if is_bert:
+            return [ids[token_id] for token_id in range(len(model["vocab"]))], lowercase
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise UserError(f"{path} holds no complete WordPiece vocabulary of BERT's tokenizer: give --vocab-file")
 
 
 def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:

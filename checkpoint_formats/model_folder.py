@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_config import VOCAB_MULTIPLE, BertConfig
-from tokenizer import BertTokenizer
+from tokenizer import BertTokenizer, read_tokenizer_file
 from utils.errors import UserError, one_line
 from utils.files import read_json, sync, write_json
 
@@ -108,7 +108,7 @@ def write_vocabulary(folder: Path, source: Path, config: BertConfig) -> bool:
     one, a vocabulary without capitals (but in special tokens) is taken to be lower-case."""
     vocab_file = folder / "vocab.txt"
     if source.suffix == ".json":
-        vocab_file.write_text("".join(f"{token}\n" for token in wordpiece_tokens(source)), encoding="utf-8")
+        vocab_file.write_text("".join(f"{token}\n" for token in read_tokenizer_file(source)[0]), encoding="utf-8")
     else:
         if not source.is_file():
             raise UserError(f"vocabulary {source} does not exist: check --vocab-file")
@@ -131,15 +131,3 @@ def write_vocabulary(folder: Path, source: Path, config: BertConfig) -> bool:
         settings = {**settings, **read_json(source.parent / TOKENIZER_CONFIG, "tokenizer config")}
     write_json(folder / TOKENIZER_CONFIG, settings)
     return settings["do_lower_case"]
-
-
-def wordpiece_tokens(path: Path) -> list[str]:
-    """The tokens of a `tokenizer.json`, by id."""
-    try:
-        model = read_json(path, "tokenizer")["model"]
-        ids = {token_id: token for token, token_id in model["vocab"].items()}
-        if model["type"] == "WordPiece":
-            return [ids[token_id] for token_id in range(len(model["vocab"]))]
-    except (KeyError, TypeError, AttributeError):
-        pass
-    raise UserError(f"{path} holds no complete WordPiece vocabulary: give --vocab-file with one token per line")

@@ -1,0 +1,90 @@
+"""A Hugging Face folder brings its config, vocabulary, casing and weights, in each layout that the hub has."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT
+from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
+
+import modeling
+import run_squad
+from model_choice import choose_model
+from tokenizer import BertTokenizer as OurTokenizer
+from utils.errors import UserError
+
+# The published shapes but for their width.
+BASE = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 24, "intermediate_size": 48}
+LARGE = {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 32, "intermediate_size": 64}
+MODELS = {
+    "base-uncased": (BASE, "uncased", 30522),
+    "large-uncased": (LARGE, "uncased", 30522),
+    "base-cased": (BASE, "cased", 28996),
+    "large-cased": (LARGE, "cased", 28996),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def source(request):
+    """A model of transformers and its tokenizer."""
+    shape, casing, vocab_size = MODELS[request.param]
+    torch.manual_seed(1)
+    model = BertForQuestionAnswering(BertConfig(**shape, vocab_size=vocab_size))
+    vocab_file = ROOT / "vocab" / f"bert-base-{casing}-vocab.txt"
+    return model, vocab_file, BertTokenizer(str(vocab_file), do_lower_case=casing == "uncased")
+
+
+def save(model, folder, layout: str) -> None:
+    model.save_pretrained(folder, max_shard_size="500KB" if layout == "shards" else "50GB")
+    if layout == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    if layout == "shards":
+        assert len(list(folder.glob("model-*.safetensors"))) > 1
+
+
+def choose(folder):
+    flags = ["--output-dir", "out", "--do-predict", "--predict-file", "dev.json"]
+    return choose_model(run_squad.parse_arguments(["--init-checkpoint", str(folder), *flags]))
+
+
+@pytest.mark.parametrize("layout", ["model.safetensors", "shards", "pytorch_model.bin"])
+def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
+    theirs, vocab_file, tokenizer = source
+    save(theirs, tmp_path, layout)
+    tokenizer.save_pretrained(tmp_path)
+    if layout != "shards":  # with them, tokenizer.json alone, as transformers 5 writes it
+        (tmp_path / "tokenizer.json").unlink()
+        (tmp_path / "vocab.txt").write_bytes(vocab_file.read_bytes())
+    assert (tmp_path / "vocab.txt").exists() == (layout != "shards")
+    choice = choose(tmp_path)
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"):
+        assert getattr(choice.config, name) == getattr(theirs.config, name)
+    assert choice.vocab_file.read_text().split() == vocab_file.read_text().split()
+
+    text = "The Caf\u00e9 in PARIS unaffable \u6771\u4eac"
+    ours = OurTokenizer(choice.vocab_file, choice.do_lower_case)
+    assert ours.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    loaded = modeling.BertForQuestionAnswering.from_pretrained(tmp_path).state_dict()
+    expected = theirs.state_dict()
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert loaded[name][: len(tensor)].equal(tensor), name
+
+
+def test_a_tokenizer_with_other_steps_is_refused(source, tmp_path):
+    theirs, _, tokenizer = source
+    save(theirs, tmp_path, "model.safetensors")
+    tokenizer.save_pretrained(tmp_path)
+    original = json.loads((tmp_path / "tokenizer.json").read_text())
+    for part, key, value in (
+        ("normalizer", "clean_text", False),
+        ("normalizer", "strip_accents", not original["normalizer"]["lowercase"]),
+        ("pre_tokenizer", "type", "Whitespace"),
+        ("model", "type", "BPE"),
+    ):
+        changed = {**original, part: {**original[part], key: value}}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=r"tokenizer\.json holds no complete WordPiece .* give --vocab-file"):
+            choose(tmp_path)
