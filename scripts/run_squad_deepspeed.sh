@@ -23,7 +23,7 @@ print_help() {
   echo "usage: bash scripts/run_squad_deepspeed.sh NUM_GPUS MODEL_FILE SQUAD_DIR OUTPUT_DIR [ARGUMENT...]
 
 Fine-tunes a pre-LN BERT on SQuAD v1.1 with the settings of DeepSpeed's BingBertSquad: global batch 24, two epochs,
-float16, Adam without weight decay and without bias correction. Arguments are positional:"
+float16 (bfloat16 on a CPU), Adam without weight decay and without bias correction. Arguments are positional:"
   print_arguments
   cat <<'HELP'
 
@@ -49,7 +49,7 @@ if [[ $master_port != None ]]; then
 fi
 read_extra_args
 ((${NNODES:-1} * ${MAX_NODES:-1} == 1)) || fail "NNODES or MAX_NODES is set: this recipe is for one node, unset them"
-nodes=1
+nodes=1 node_rank=0
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
@@ -57,6 +57,8 @@ require_gpus "$num_gpus"
 per_gpu=$((24 / processes))
 accumulation=$((per_gpu >= 3 ? per_gpu / 3 : 1))
 log_file=''
+precision=$( ((num_gpus > 0)) && echo --fp16 || echo --amp)
+report_at_exit "$output_dir"
 # Trust ratios between 1 and 1 make LAMB the Adam of DeepSpeed's config file, which has no bias correction.
 launch "$processes" "$root/run_squad.py" \
   --init-checkpoint "$model_file" --output-dir "$output_dir" --report-file "$output_dir/dllogger_squad.json" \
@@ -65,4 +67,4 @@ launch "$processes" "$root/run_squad.py" \
   --train-batch-size $((per_gpu / accumulation)) --gradient-accumulation-steps "$accumulation" \
   --predict-batch-size 3 --epochs 2 --learning-rate "$lr" --warmup-proportion 0.1 \
   --optimizer Lamb --lamb-min-coeff 1 --lamb-max-coeff 1 --lamb-bias-correction false --epsilon 1e-8 \
-  --weight-decay 0 --fp16 --pre-layer-norm --dropout "$dropout" "${extra_words[@]}"
+  --weight-decay 0 "$precision" --pre-layer-norm --dropout "$dropout" "${extra_words[@]}"
