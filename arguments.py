@@ -6,6 +6,7 @@ from pathlib import Path
 
 from activation_checkpointing import MODES
 from checkpoint import is_step
+from deepspeed_config import engine_config
 from lr_scheduler import DECAYS, ScheduleConfig
 from optimizer import OPTIMIZERS, OptimizerConfig, check_shardable
 from parallelize import ParallelConfig
@@ -21,6 +22,7 @@ from utils.command_line import (
     decay_factor,
     fraction,
     non_negative_float,
+    non_negative_int,
     optional_path,
     plain_name,
     positive_float,
@@ -262,6 +264,13 @@ def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
     )
+    group.add_argument("--deepspeed", action=BooleanFlag, help="train with DeepSpeed's engine; see --deepspeed-config")
+    group.add_argument(
+        "--deepspeed-config",
+        type=optional_path,
+        help="DeepSpeed's JSON file; docs/coming_from_deepspeed.md says what its keys do here",
+    )
+    group.add_argument("--local-rank", type=non_negative_int, help=argparse.SUPPRESS)  # from the launcher deepspeed
     group.add_argument(
         "--estimate-memory",
         nargs="?",
@@ -306,6 +315,7 @@ def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelC
         shard,
         args.fsdp_reshard_after_forward or "default",
         args.enable_cpu_offload,
+        engine_config(args, world_size, amp_dtype(args)),
     )
 
 

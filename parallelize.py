@@ -8,7 +8,7 @@ that the optimizer updates. To add a strategy, subclass it and choose it in `par
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from activation_checkpointing import checkpoint_activations
 from attention import COMPILED_ON_CPU
 from data_loader import MicroBatch, StepBatch
 from modeling import BertPreTrainedModel
+from optimizer import apply_step, gradients, total_norm
 from precision import MasterWeights, Precision
 from sharding import LocalShards, fill_shards, make_mesh, shard_model
 from utils.distributed import DistributedContext
@@ -30,13 +31,15 @@ Batch = TypeVar("Batch")
 class ParallelConfig:
     """compile: none, layers (each layer is a graph) or model (one graph). activation_checkpoint: none, selective or
     full (see activation_checkpointing.py). shard_degree: ranks that share one copy of the model; 1 for DDP.
-    reshard_after_forward and cpu_offload: see sharding.shard_model."""
+    reshard_after_forward and cpu_offload: see sharding.shard_model. deepspeed: the configuration of DeepSpeed's
+    engine, where that is used."""
 
     compile: str = "none"
     activation_checkpoint: str = "none"
     shard_degree: int = 1
     reshard_after_forward: str = "default"
     cpu_offload: bool = False
+    deepspeed: dict[str, Any] | None = None
 
 
 class ParallelModel:
@@ -73,6 +76,13 @@ class ParallelModel:
     def begin_step(self, max_micro_batches: int) -> None:
         """`max_micro_batches`: the largest number of micro-batches of any rank in this step."""
 
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called once, before training: from then on, `optimizer` updates `named_parameters`."""
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]:
+        """What `optimizer` keeps for parameter `name`, for the rows that this rank has."""
+        return optimizer.state[self.named_parameters()[name]]
+
     def needs_warm_up(self) -> bool:
         """Whether a forward and backward pass must come before the first step, for the same results after a resume."""
         return False
@@ -94,6 +104,11 @@ class ParallelModel:
         """The context of one micro-batch's forward and backward pass."""
         return contextlib.nullcontext()
 
+    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+        """The backward pass of one micro-batch."""
+        (loss * loss_scale).backward()
+        self.collect_gradients()
+
     def collect_gradients(self) -> None:
         """Called after the backward pass of each micro-batch."""
         if self.masters is not None:
@@ -102,6 +117,17 @@ class ParallelModel:
     def reduce_gradients(self) -> None:
         """Called after the last micro-batch: from then on, `named_parameters` have the gradients of the global
         batch."""
+
+    def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
+        """Unscales and clips the gradients, and steps, unless they are not finite. Returns their norm before clipping,
+        and whether they are not finite."""
+        norm = total_norm(gradients(optimizer), self.shard_group) / loss_scale
+        not_finite = ~torch.isfinite(norm)
+        clip = (norm / max_grad_norm).clamp(min=1.0)
+        apply_step(optimizer, loss_scale * clip, not_finite.float())
+        self.write_back()
+        optimizer.zero_grad()
+        return norm, not_finite
 
     def write_back(self) -> None:
         """Called after `named_parameters` have changed: the model computes with the new values from then on."""
@@ -189,12 +215,7 @@ class ShardedModel(ParallelModel):
         return batch.filled_to(self.max_micro_batches)
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        iterator = iter(batches)
-        while True:
-            batch = next(iterator, None)
-            if not self.distributed.all_reduce_max([batch is not None])[0]:
-                return
-            yield make_filler() if batch is None else batch
+        return equalize_over_ranks(batches, make_filler, self.distributed)
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         """Changes nothing: a gathered copy of each rank's own would undo the sharding."""
@@ -209,6 +230,18 @@ class ShardedModel(ParallelModel):
 
     def reduce_gradients(self) -> None:
         self.shards.take_gradients()
+
+
+def equalize_over_ranks(
+    batches: Iterable[Batch], make_filler: Callable[[], Batch], distributed: DistributedContext
+) -> Iterator[Batch]:
+    """This rank's batches, and then filler until no rank has any left."""
+    iterator = iter(batches)
+    while True:
+        batch = next(iterator, None)
+        if not distributed.all_reduce_max([batch is not None])[0]:
+            return
+        yield make_filler() if batch is None else batch
 
 
 def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -229,6 +262,10 @@ def parallelize(
     if config.shard_degree == 1:
         materialize(model, device)
     checkpoint_activations(model.bert.encoder.layer, config.activation_checkpoint)
+    if config.deepspeed is not None:
+        from deepspeed_engine import make_deepspeed_model  # which imports this module
+
+        return make_deepspeed_model(model, config.deepspeed, precision, device, distributed)
     compile_model(model, config.compile, device)
     if config.shard_degree > 1:
         return ShardedModel(model, config, precision, device, distributed)

@@ -1,5 +1,6 @@
 """Weights from model folders: Hugging Face's names, heads that a model adds or lacks, and strict checks of the rest."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
 
 def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter in a checkpoint: that in memory, without the vocabulary's padding rows."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    # DeepSpeed's ZeRO 3 keeps the shape of a parameter under another name.
+    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
     name = next(name for name in shapes if name.endswith("word_embeddings.weight"))
     shapes[name] = (model.config.vocab_size, *shapes[name][1:])
     return shapes
@@ -66,12 +68,16 @@ def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 @torch.no_grad()
 def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
     """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of `source`, which are the
-    vocabulary's padding, become zero."""
+    vocabulary's padding, become zero. Rows are single elements where `target` is a part of a matrix as a vector."""
     if not target.dim():
         target.copy_(source.read())
         return
-    stop = max(start, min(start + len(target), source.shape[0]))
-    target[: stop - start].copy_(source.read(start, stop))
+    width = math.prod(source.shape[1:]) // math.prod(target.shape[1:])  # rows of `target` per row of `source`
+    stop = max(start, min(start + len(target), source.shape[0] * width))
+    if stop > start:
+        first, last = start // width, -(-stop // width)
+        rows = source.read(first, last).reshape(-1, *target.shape[1:])
+        target[: stop - start].copy_(rows[start - first * width : stop - first * width])
     target[stop - start :].zero_()
 
 

@@ -27,6 +27,7 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
+from deepspeed_config import parse_with_deepspeed
 from memory_report import print_estimate
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
@@ -102,7 +103,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     )
     add_parallel_arguments(parser)
     add_precision_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parse_with_deepspeed(parser, argv)
     check_tasks(args, parser)
     return args
 

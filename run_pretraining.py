@@ -22,6 +22,7 @@ from arguments import (
 )
 from bert_config import BertConfig
 from data_loader import LoaderConfig
+from deepspeed_config import parse_with_deepspeed
 from memory_report import print_estimate, settings_of
 from metrics import RecordingSink
 from model_choice import choose_model
@@ -99,7 +100,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     phase.add_argument("--phase2", action="store_true", help="save checkpoints in the folder phase2")
     add_parallel_arguments(parser)
     add_precision_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parse_with_deepspeed(parser, argv)
     if args.from_phase1_final_params is not None and not args.phase2:
         parser.error("--from-phase1-final-params is for --phase2: use --from-pretrained-params in phase 1")
     if args.from_phase1_final_params is not None and args.from_pretrained_params is not None:

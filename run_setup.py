@@ -12,6 +12,7 @@ import torch
 from arguments import MAX_BATCH, amp_dtype, optimizer_config, parallel_config
 from bert_config import BertConfig
 from data_loader import LoaderConfig, StepLoader, StreamDataset
+from deepspeed_engine import check_engine_config
 from device import keep_freed_memory, select_device, set_num_threads, total_memory
 from evaluation import evaluate
 from lr_scheduler import ScheduleConfig, make_schedule
@@ -47,6 +48,8 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
     amp = args.amp or args.fp16
     precision = select_precision(amp, amp_dtype(args), args.use_pure_fp16, args.tf32, device)
     parallel = parallel_config(args, read_environment().world_size, on_gpu=device.type == "cuda")
+    if parallel.deepspeed is not None:
+        check_engine_config(parallel.deepspeed, device)
     set_num_threads()
     keep_freed_memory()
     with may_lose_terminal(), init_distributed(device, args.distributed_timeout_minutes) as distributed:
@@ -277,6 +280,7 @@ def build_trainer(
     optimizer = make_optimizer(
         config.optimizer, parallel.named_parameters().items(), learning_rate, parallel.shard_group
     )
+    parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:
         loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)

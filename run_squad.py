@@ -25,6 +25,7 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
+from deepspeed_config import parse_with_deepspeed
 from evaluate_squad import evaluate
 from memory_report import print_estimate
 from model_choice import ModelChoice, choose_model
@@ -114,7 +115,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     )
     add_parallel_arguments(parser)
     add_precision_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parse_with_deepspeed(parser, argv)
     check_tasks(args, parser)
     return args
 

@@ -103,7 +103,7 @@ class TrainState:
         model, optimizer = [], []
         for name, p in self.parallel.named_parameters().items():
             model.append(self._rows(name, name, p))
-            for key, value in self.optimizer.state.get(p, {}).items():
+            for key, value in self.parallel.optimizer_state(self.optimizer, name).items():
                 if isinstance(value, Tensor):
                     optimizer.append(self._rows(name, f"{name}.{key}", value))
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
@@ -121,12 +121,13 @@ class TrainState:
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the
-        vocabulary's padding."""
+        vocabulary's padding. Rows are single elements where `tensor` is a part of a matrix as a vector."""
         if not tensor.dim():
             return TensorRows(name, (), tensor)
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
-        count = max(shape[0] - start, 0) if self.parallel.saves_rows(self.distributed.is_main) else 0
-        return TensorRows(name, shape, tensor[:count], min(start, shape[0]))
+        num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
+        count = max(num_rows - start, 0) if self.parallel.saves_rows(self.distributed.is_main) else 0
+        return TensorRows(name, shape, tensor[:count], min(start, num_rows))
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -272,7 +273,11 @@ class TrainState:
                 value = torch.empty(() if key == "step" else p.shape, dtype=torch.float32, device=p.device)
                 copy_rows(value, self.parallel.row_start(name), tensor)
                 check_state(f"{path}: {name}.{key}", key, value, progress["step"])
-                self.optimizer.state[p][key] = value
+                state = self.parallel.optimizer_state(self.optimizer, name)
+                if key in state:  # in memory that is not the optimizer's own
+                    state[key].copy_(value)
+                else:
+                    state[key] = value
         counted = None if "step" in state_names(self.optimizer) else progress["step"]
         for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
             if step != counted:

@@ -29,7 +29,6 @@ from metrics import (
     format_metrics,
     training_flops,
 )
-from optimizer import apply_step, gradients, total_norm
 from parallelize import ParallelModel
 from run_identity import RunRecord
 from runtime import Runtime
@@ -172,23 +171,18 @@ class Trainer:
                         sums = task.sums(parallel.module, to_device(micro_batch, self.device))
                     loss = task.loss(sums, stats.sequences, stats.targets)
                 with self.stopwatch.lap("backward"):
-                    (loss * self.loss_scale.value).backward()
-                    parallel.collect_gradients()
+                    parallel.backward(loss, self.loss_scale.value)
             for name, value in sums.items():
                 step_sums[name] = step_sums.get(name, 0.0) + value.detach()
         parallel.reduce_gradients()
         return step_sums
 
     def optimizer_step(self) -> None:
-        """Unscales and clips the gradients, and steps. If they are not finite, only the loss scale changes."""
-        norm = total_norm(gradients(self.optimizer), self.parallel.shard_group)
-        self.grad_norm = norm / self.loss_scale.value
-        not_finite = ~torch.isfinite(self.grad_norm)
-        clip = (self.grad_norm / self.config.max_grad_norm).clamp(min=1.0)
+        """Makes an update. If the gradients are not finite, only the loss scale changes."""
         self.learning_rate.copy_(self.schedule.rate(self.state.device_step))
-        apply_step(self.optimizer, self.loss_scale.value * clip, not_finite.float())
-        self.parallel.write_back()
-        self.optimizer.zero_grad()
+        self.grad_norm, not_finite = self.parallel.step(
+            self.optimizer, self.loss_scale.value, self.config.max_grad_norm
+        )
         self.loss_scale.update(not_finite.float())
         self.state.device_step += ~not_finite
         self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))

@@ -1,0 +1,260 @@
+"""DeepSpeed as the engine of a run: its forward and backward hooks, reductions, ZeRO optimizers and offload.
+
+The order of the data, the losses, the schedule, the loss scale and the checkpoints stay those of this project. DeepSpeed
+averages gradients over ranks; each loss is multiplied by their number, so that gradients are sums, as everywhere.
+
+DeepSpeed's state is read and written in place, through attributes of version 0.19.8 that are not documented: its own
+checkpoints are pickles, and fit only the number of processes that wrote them.
+"""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from data_loader import MicroBatch, StepBatch
+from modeling import BertPreTrainedModel
+from parallelize import Batch, ParallelModel, equalize_over_ranks
+from precision import Precision
+from utils.distributed import DistributedContext
+from utils.errors import UserError
+from utils.progress import print_line
+
+
+def load_deepspeed(device: torch.device):
+    """Imports DeepSpeed for `device`, and returns the module."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", "0")  # it asks for this in a run of one process, too
+    # Its C++ operations are compiled with ninja, which an environment that is not activated has beside its python.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    with contextlib.redirect_stdout(io.StringIO()):
+        import deepspeed
+    return deepspeed
+
+
+def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
+    """Raises UserError if DeepSpeed refuses a value of `zero_optimization`."""
+    load_deepspeed(device)
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    try:
+        DeepSpeedZeroConfig(**config["zero_optimization"])
+    except ValueError as error:
+        raise UserError(f"--deepspeed-config: {error}") from error
+
+
+def compiled_on_cpu() -> bool:
+    """Whether DeepSpeed's communication operation for CPUs was compiled on this machine before."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    return any(root.glob("**/deepspeed_shm_comm*.so"))
+
+
+class DeepSpeedModel(ParallelModel):
+    """ZeRO stage 0: a replica per rank. DeepSpeed adds up the gradients, and the optimizer is used as it is."""
+
+    def __init__(
+        self,
+        model: BertPreTrainedModel,
+        config: dict[str, Any],
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        super().__init__(model, precision)
+        self.config, self.device, self.distributed = config, device, distributed
+        if precision.autocast:  # on GPUs, DeepSpeed turns off the autocast that surrounds its forward pass
+            forward = model.forward
+
+            def forward_with_autocast(*args, **kwargs):
+                with precision.context(device):
+                    return forward(*args, **kwargs)
+
+            model.forward = forward_with_autocast
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        if not dist.is_initialized():  # a run of one process
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        deepspeed = load_deepspeed(self.device)
+        if self.device.type == "cpu" and self.distributed.local_rank == 0 and not compiled_on_cpu():
+            print_line("DeepSpeed compiles its CPU operations, once per machine: about a minute")
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config)[0]
+        self.module = self.engine
+
+    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+        return batch.filled_to(1)
+
+    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+        self.engine.backward(loss * loss_scale * self.distributed.world_size, scale_wrt_gas=False)
+        self.collect_gradients()
+
+    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        self.engine.set_gradient_accumulation_boundary(False)  # `reduce_gradients` adds up the gradients
+        return contextlib.nullcontext()
+
+    def reduce_gradients(self) -> None:
+        grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
+        self.engine.buffered_allreduce_fallback(grads=grads)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements [start, start + count) of a parameter, which are [offset, offset + count) of the vector `flat` that
+    DeepSpeed's optimizer updates."""
+
+    flat: Tensor
+    offset: int
+    start: int
+    count: int
+
+    def of(self, vector: Tensor) -> Tensor:
+        return vector.detach()[self.offset : self.offset + self.count]
+
+
+class ZeroModel(DeepSpeedModel):
+    """ZeRO stages 1 to 3: optimizer states, gradients and parameters are divided over the ranks, by elements.
+
+    `named_parameters` are the elements that this rank updates, as vectors, in the memory of DeepSpeed's optimizer.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.stage = self.config["zero_optimization"]["stage"]
+        # From here on the model is in 16 bits, and the masters are its initial weights in float32.
+        self.pure, self.initial, self.masters = self.masters is not None, self.masters, None
+        self.fragments: dict[str, Fragment] = {}
+        self.shard_group = dist.group.WORLD
+
+    @property
+    def optimizer_device(self) -> torch.device:
+        offload = self.config["zero_optimization"].get("offload_optimizer", {}).get("device", "none")
+        return self.device if offload == "none" else torch.device("cpu")
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        names = {p: name for name, p in self.model.named_parameters()}
+        super().prepare(optimizer)
+        self.shard_group = dist.group.WORLD
+        self.zero = self.engine.optimizer
+        find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
+        self.fragments = {names[p]: fragment for p, fragment in find()}
+        self.parameters = {name: nn.Parameter(fragment.of(fragment.flat)) for name, fragment in self.fragments.items()}
+        for fragment in self.fragments.values():  # as the optimizer would do in its first step
+            if fragment.flat not in optimizer.state:
+                optimizer.state[fragment.flat] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=fragment.flat.device),
+                    "exp_avg": torch.zeros_like(fragment.flat),
+                    "exp_avg_sq": torch.zeros_like(fragment.flat),
+                }
+        if self.initial is not None:  # DeepSpeed made its float32 weights of 16-bit ones
+            for name, initial in self.initial.masters.items():
+                start, count = self.fragments[name].start, self.fragments[name].count
+                self.parameters[name].data.copy_(initial.detach().flatten()[start : start + count])
+            self.initial = None
+
+    def _fragments_of_stages_1_and_2(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
+        if hasattr(self.zero, "bf16_groups"):  # the optimizer of stage 1 in bfloat16
+            groups, flats = self.zero.bf16_groups, self.zero.fp32_groups_flat_partition
+        else:
+            groups, flats = self.zero.bit16_groups, self.zero.single_partition_of_fp32_groups
+        for group, flat in zip(groups, flats, strict=True):
+            for p in group:
+                mapping = p._hp_mapping
+                if mapping is None:
+                    yield p, Fragment(flat, 0, p.numel(), 0)
+                else:
+                    ours, whole = mapping.hp_fragment_address, mapping.lp_fragment_address
+                    yield p, Fragment(flat, ours.start, whole.start, whole.numel)
+
+    def _fragments_of_stage_3(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
+        for p in self.model.parameters():
+            group, offset, length = self.zero.grad_position[self.zero.get_param_id(p)]
+            start = min(length * self.distributed.rank, p.ds_numel)
+            yield p, Fragment(
+                self.zero.fp32_partitioned_groups_flat[group], offset, start, min(length, p.ds_numel - start)
+            )
+
+    # --- what the optimizer and the checkpoints see ---
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.parameters if self.fragments else dict(self.model.named_parameters())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]:
+        fragment = self.fragments[name]
+        state = optimizer.state[fragment.flat]
+        return {key: fragment.of(value) if value.dim() else value for key, value in state.items()}
+
+    def row_start(self, name: str) -> int:
+        return self.fragments[name].start
+
+    def saves_rows(self, is_main: bool) -> bool:
+        return True
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        if self.stage < 3:
+            self.zero.update_lp_params()
+            return
+        self.zero._partition_all_parameters()
+        for group in range(len(self.zero.fp16_groups)):
+            self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        if self.zero.persistent_parameters:  # small parameters, which are whole on every rank
+            self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
+
+    # --- a step ---
+
+    def begin_step(self, max_micro_batches: int) -> None:
+        self.max_micro_batches = max_micro_batches
+
+    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+        return batch.filled_to(self.max_micro_batches)
+
+    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+        if self.config["fp16"]["enabled"]:  # DeepSpeed multiplies by it here, and divides in its step
+            self.zero.override_loss_scale(float(loss_scale))
+        self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
+
+    def reduce_gradients(self) -> None:
+        """Nothing: the backward passes have reduced them."""
+
+    def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
+        self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
+        norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device)
+        return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)
+
+    # --- without gradients ---
+
+    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
+        if self.stage < 3:
+            return iter(batches)
+        return equalize_over_ranks(batches, make_filler, self.distributed)
+
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        if self.stage < 3:
+            super().prepare_for_inference(dtype)
+
+
+def make_deepspeed_model(
+    model: BertPreTrainedModel,
+    config: dict[str, Any],
+    precision: Precision,
+    device: torch.device,
+    distributed: DistributedContext,
+) -> DeepSpeedModel:
+    """`model`, on its device, with the engine that `config` describes (see deepspeed_config.engine_config)."""
+    strategy = ZeroModel if config["zero_optimization"]["stage"] else DeepSpeedModel
+    return strategy(model, config, precision, device, distributed)
