@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ def load_deepspeed(device: torch.device):
     os.environ.setdefault("LOCAL_RANK", "0")  # it asks for this in a run of one process, too
     # Its C++ operations are compiled with ninja, which an environment that is not activated has beside its python.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    # It calls functions of torch that have new names.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\..*` is deprecated", FutureWarning)
     with contextlib.redirect_stdout(io.StringIO()):
         import deepspeed
     return deepspeed

@@ -1,0 +1,160 @@
+"""Runs with DeepSpeed's engine: their losses and weights are those of one process, and their checkpoints move freely
+between stages, numbers of processes and engines. Needs `pip install -r requirements-deepspeed.txt`."""
+
+import contextlib
+import importlib.metadata
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from conftest import reported
+from rank_runs import run_ranks
+from safetensors.torch import load_file
+from small_runs import RunInputs, losses, progress, steps_folder, steps_in, train, weights
+
+import run_pretraining
+from deepspeed_config import VERSION
+from utils.distributed import init_distributed
+
+with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    INSTALLED = importlib.metadata.version("deepspeed")
+
+pytestmark = pytest.mark.skipif(
+    globals().get("INSTALLED") != VERSION, reason=f"needs DeepSpeed {VERSION}: requirements-deepspeed.txt"
+)
+
+STEPS, SAVED = 10, 5
+ADAMW = ("--optimizer", "AdamW")
+BF16 = ("--use-pure-fp16", "--amp-dtype", "bfloat16")
+SHARDED = ("--data-parallel-shard-degree", -1)
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+# Parameters of more than 100 elements are divided in stage 3; by default the tiny model would stay whole.
+ZERO = {stage: {"stage": stage} for stage in (0, 1, 2)} | {3: {"stage": 3, "stage3_param_persistence_threshold": 100}}
+FLOAT32 = {
+    **{f"ZeRO {stage}": zero for stage, zero in ZERO.items()},
+    "ZeRO 1 offload": {**ZERO[1], **OFFLOAD},
+    "ZeRO 2 offload": {**ZERO[2], **OFFLOAD},
+    "ZeRO 3 offload": {**ZERO[3], **OFFLOAD, "offload_param": {"device": "cpu"}},
+}
+# Where a run goes on that ZeRO 2 saved on two processes, and the flags.
+MOVES = {"ZeRO 3": ZERO[3], "ZeRO 1": ZERO[1], "ZeRO 0": ZERO[0], "FSDP2": None}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> RunInputs:
+    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+def engine_flags(folder: Path, name: str, zero: dict, **config) -> tuple:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"zero_optimization": zero, **config}))
+    return ("--deepspeed", "--deepspeed_config", path)
+
+
+def command(inputs: RunInputs, output: Path, *flags) -> list[str]:
+    """Ten updates of unequal numbers of micro-batches, whose gradients are clipped."""
+    batch = ("--max-steps", STEPS, "--global-batch-size", 23, "--learning-rate", 0.005)
+    logs = ("--log-freq", 1, "--num-steps-per-checkpoint", SAVED, "--eval-dir", inputs.held_out)
+    return inputs.command(output, *batch, *logs, *ADAMW, *flags, dropout=False)
+
+
+def train_all(commands: list[list[str]]) -> int:
+    """Pre-training runs one after another in one process group, which DeepSpeed cannot leave."""
+    with (
+        init_distributed(torch.device("cpu")) as distributed,
+        mock.patch("run_setup.init_distributed", lambda *_: contextlib.nullcontext(distributed)),
+    ):
+        for argv in commands:
+            assert run_pretraining.main(argv) == 0, argv
+    return 0
+
+
+@pytest.fixture(scope="module")
+def folder(inputs, tmp_path_factory) -> Path:
+    """All runs of these tests, each in a folder of its own."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    train(command(inputs, folder / "one process"))
+    train(command(inputs, folder / "one process LAMB", "--optimizer", "Lamb"))
+    train(command(inputs, folder / "one process bf16", *BF16))
+    commands = []
+    for name, zero in FLOAT32.items():
+        commands.append(command(inputs, folder / name, *engine_flags(folder, name, zero)))
+    for stage, zero in ZERO.items():
+        name = f"ZeRO {stage} bf16"
+        flags = engine_flags(folder, name, zero, bf16={"enabled": True})
+        commands.append(command(inputs, folder / name, *flags))
+    lamb = engine_flags(folder, "LAMB", ZERO[0], optimizer={"type": "Lamb", "params": {"lr": 0.005}})
+    commands.append(command(inputs, folder / "ZeRO 0 LAMB", *lamb, "--optimizer", "Lamb"))
+    for name, zero in MOVES.items():
+        flags = SHARDED if zero is None else engine_flags(folder, f"to {name}", zero)
+        start = ("--from-checkpoint", steps_folder(folder / "ZeRO 2") / str(SAVED))
+        commands.append(command(inputs, folder / f"ZeRO 2 to {name}", *start, *flags))
+    for name in ("ZeRO 2", "ZeRO 3", "ZeRO 2 bf16", "ZeRO 1 bf16", "ZeRO 3 bf16", "ZeRO 3 offload"):
+        reference = "one process bf16" if "bf16" in name else "one process"
+        start = ("--from-checkpoint", steps_folder(folder / reference) / str(SAVED))
+        flags = ("--deepspeed", "--deepspeed-config", folder / f"{name}.json")
+        commands.append(command(inputs, folder / f"one process to {name}", *start, *flags))
+    run_ranks(2, folder / "logs", train_all, commands).check()
+    start = ("--from-checkpoint", steps_folder(folder / "ZeRO 2") / str(SAVED))
+    train(command(inputs, folder / "ZeRO 2 to one process", *start))
+    alone = command(inputs, folder / "ZeRO 2 to ZeRO 3 alone", *start, *engine_flags(folder, "alone", ZERO[3]))
+    run_ranks(1, folder / "logs of one", train_all, [alone]).check()
+    return folder
+
+
+def max_difference(a: dict, b: dict) -> float:
+    assert a.keys() == b.keys()
+    return max(float(abs(a[key] - b[key]).max()) for key in a)
+
+
+def records(output: Path, key: str) -> dict[int, torch.Tensor]:
+    entries = reported(output / "report.json").items()
+    return {step: torch.tensor(entry[key]) for step, entry in entries if key in entry}
+
+
+def optimizer_tensors(output: Path, step: int) -> dict[str, torch.Tensor]:
+    """Without those of the key biases, whose gradients are rounding."""
+    tensors = load_file(steps_folder(output) / str(step) / "model_optimizer.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if "key.bias" not in name}
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder, name):
+    expected, found = folder / "one process", folder / name
+    assert len(losses(found)) == STEPS
+    assert (records(found, "grad_norm")[2] > 1.0).all()  # it is clipped
+    for key, tolerance in (("loss", 1e-6), ("grad_norm", 2e-6), ("eval_loss", 1e-6)):
+        assert max_difference(records(expected, key), records(found, key)) < tolerance
+    assert max_difference(optimizer_tensors(expected, STEPS), optimizer_tensors(found, STEPS)) < 1e-6
+    ours, theirs = (steps_folder(output) / str(STEPS) for output in (expected, found))
+    assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
+    assert steps_in(found) == ["5", "10"]
+
+
+def test_lamb_without_sharding_makes_the_same_updates(folder):
+    expected, found = folder / "one process LAMB", folder / "ZeRO 0 LAMB"
+    assert progress(found, STEPS)["optimizer"] == "Lamb"
+    assert max_difference(records(expected, "loss"), records(found, "loss")) < 1e-6
+
+
+@pytest.mark.parametrize("stage", ZERO)
+def test_losses_in_bfloat16_are_those_of_one_process(folder, stage):
+    expected, found = folder / "one process bf16", folder / f"ZeRO {stage} bf16"
+    assert progress(found, STEPS)["arguments"]["use_pure_fp16"]
+    assert max_difference(records(expected, "loss"), records(found, "loss")) < 5e-3
+    assert all(tensor.dtype == torch.float32 for tensor in weights(found, STEPS).values())
+
+
+@pytest.mark.parametrize("name", [*MOVES, "one process", "ZeRO 3 alone"])
+def test_a_checkpoint_of_zero_2_continues_elsewhere(folder, name):
+    expected = {step: loss for step, loss in records(folder / "ZeRO 2", "loss").items() if step > SAVED}
+    assert max_difference(expected, records(folder / f"ZeRO 2 to {name}", "loss")) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["ZeRO 2", "ZeRO 3", "ZeRO 3 offload", "ZeRO 1 bf16", "ZeRO 2 bf16", "ZeRO 3 bf16"])
+def test_a_checkpoint_of_one_process_continues_under_zero(folder, name):
+    reference, tolerance = ("one process bf16", 5e-3) if "bf16" in name else ("one process", 1e-6)
+    expected = {step: loss for step, loss in records(folder / reference, "loss").items() if step > SAVED}
+    assert max_difference(expected, records(folder / f"one process to {name}", "loss")) < tolerance
