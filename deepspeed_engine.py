@@ -183,8 +183,9 @@ class ZeroModel(DeepSpeedModel):
         for p in self.model.parameters():
             group, offset, length = self.zero.grad_position[self.zero.get_param_id(p)]
             start = min(length * self.distributed.rank, p.ds_numel)
-            yield p, Fragment(
-                self.zero.fp32_partitioned_groups_flat[group], offset, start, min(length, p.ds_numel - start)
+            yield (
+                p,
+                Fragment(self.zero.fp32_partitioned_groups_flat[group], offset, start, min(length, p.ds_numel - start)),
             )
 
     # --- what the optimizer and the checkpoints see ---
