@@ -99,7 +99,7 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     words += batch_flags(path, values, args, read_environment().world_size)
     merged = parser.parse_args([*words, *argv])
     for name, value in parser.parse_args([*argv, *words]).as_dict().items():
-        if value != (other := merged.as_dict()[name]):
+        if value != (other := merged.as_dict()[name]) and name != "log_freq":
             raise UserError(
                 f"{path} asks for --{name.replace('_', '-')} {value}, and the command line has {other}: leave one of "
                 f"them out, or make them equal"
@@ -258,6 +258,10 @@ def check_engine(path: Path, values: dict[str, Any], args: Arguments) -> None:
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise UserError(f"{path}: zero_optimization.stage is {stage!r}, expected 0, 1, 2 or 3")
     refuse_lamb_variants(path, args.optimizer, values)
+    if (args.amp or args.fp16) and (values.get("bf16.enabled") or values.get("fp16.enabled")):
+        raise UserError(
+            f"{path} asks for weights in 16 bits, and --amp or --fp16 for float32 ones: leave one of them out"
+        )
     for what, lowest in (("optimizer", 1), ("param", 3)):
         device = values.get(f"zero_optimization.offload_{what}.device", "none")
         if device not in ("cpu", "none"):

@@ -1,7 +1,8 @@
 """DeepSpeed as the engine of a run: its forward and backward hooks, reductions, ZeRO optimizers and offload.
 
-The order of the data, the losses, the schedule, the loss scale and the checkpoints stay those of this project. DeepSpeed
-averages gradients over ranks; each loss is multiplied by their number, so that gradients are sums, as everywhere.
+The order of the data, the losses, the schedule, the loss scale and the checkpoints stay those of this project.
+DeepSpeed averages gradients over ranks; each loss is multiplied by their number, so that gradients are sums, as
+everywhere.
 
 DeepSpeed's state is read and written in place, through attributes of version 0.19.8 that are not documented: its own
 checkpoints are pickles, and fit only the number of processes that wrote them.

@@ -1,6 +1,7 @@
 """The processes of a run: rank, world size, and small collectives on the CPU.
 
-Processes are started by torchrun, or by Slurm with torchrun, which set RANK, WORLD_SIZE and LOCAL_RANK.
+Processes are started by torchrun, by Slurm with torchrun, or by DeepSpeed's launcher, which set RANK, WORLD_SIZE and
+LOCAL_RANK.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)  # rank 0 may verify large c
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The place of this process in the run, as torchrun's environment variables say."""
+    """The place of this process in the run, as the environment variables of its launcher say."""
 
     rank: int = 0
     world_size: int = 1
@@ -47,7 +48,8 @@ def read_environment() -> RankEnvironment:
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
     _environment_int("MASTER_PORT", 0, 0, 65535)
-    local_world_size = _environment_int("LOCAL_WORLD_SIZE", world_size, 1, world_size)
+    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"  # torchrun's, DeepSpeed's
+    local_world_size = _environment_int(local_name, world_size, 1, world_size)
     return RankEnvironment(
         _environment_int("RANK", 0, 0, world_size - 1),
         world_size,

@@ -1,0 +1,231 @@
+"""DeepSpeed's JSON: every key becomes a flag, goes to the engine, or is refused before anything starts. Needs no
+DeepSpeed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import assert_refused
+from small_runs import run_here
+
+import deepspeed_config
+import run_glue
+import run_pretraining
+import run_squad
+from arguments import parallel_config
+from utils.command_line import Arguments
+from utils.errors import UserError
+
+ADAMW = ("--optimizer", "AdamW")
+LAMB = ("--optimizer", "Lamb")
+PRETRAINING = ("--input-dir", "shards", "--output-dir", "results", "--max-steps", "10", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The right version of DeepSpeed seems to be there."""
+    monkeypatch.setattr(deepspeed_config.importlib.metadata, "version", lambda _: deepspeed_config.VERSION)
+
+
+@pytest.fixture
+def world_size(monkeypatch):
+    def set_world_size(count: int) -> None:
+        places = {"WORLD_SIZE": count, "RANK": 0, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+        for name, value in places.items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_world_size
+
+
+def engine_flags(tmp_path: Path, config: dict) -> tuple[str, ...]:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    return ("--deepspeed", "--deepspeed_config", str(path))
+
+
+def parse(tmp_path: Path, config: dict, *flags: str, program=run_pretraining) -> Arguments:
+    common = {
+        run_pretraining: PRETRAINING,
+        run_squad: ("--do-train", "--train-file", "train.json", "--output-dir", "results"),
+        run_glue: ("--do-train", "--task-name", "mrpc", "--data-dir", "data", "--output-dir", "results"),
+    }[program]
+    return program.parse_arguments([*common, *engine_flags(tmp_path, config), *flags])
+
+
+# --- keys that are honoured -------------------------------------------------------------------------------------------
+
+
+def test_keys_become_flags(tmp_path):
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 0.5,
+        "steps_per_print": 100,
+        "optimizer": {
+            "type": "Adam",
+            "params": {"lr": 2e-4, "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": 0.1, "bias_correction": True},
+        },
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2},
+        "wall_clock_breakdown": False,
+    }
+    args = parse(tmp_path, config)
+    assert (args.batch_size, args.gradient_merge_steps, args.max_grad_norm, args.log_freq) == (8, 4, 0.5, 100)
+    assert (args.optimizer, args.learning_rate, args.epsilon, args.weight_decay) == ("AdamW", 2e-4, 1e-8, 0.1)
+    assert (args.beta1, args.beta2) == (0.8, 0.99)
+    assert args.use_pure_fp16 and args.amp_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("program", [run_squad, run_glue])
+def test_fine_tuning_takes_its_batch_from_the_json(tmp_path, program):
+    config = {"train_batch_size": 24, "gradient_accumulation_steps": 3}
+    args = parse(tmp_path, config, *ADAMW, program=program)
+    assert (args.train_batch_size, args.gradient_merge_steps) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}, (8, 4)),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, (16, 2)),
+        ({"train_batch_size": 64}, (32, 1)),
+        ({"train_micro_batch_size_per_gpu": 8}, (8, 1)),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto"}, (8, 4)),
+        ({}, (32, 1)),
+    ],
+)
+def test_two_batch_sizes_give_the_third(tmp_path, world_size, sizes, expected):
+    world_size(2)
+    args = parse(tmp_path, sizes, *ADAMW)
+    assert (args.batch_size, args.gradient_merge_steps) == expected
+
+
+def test_loss_scaling_is_that_of_the_flags(tmp_path):
+    static = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}}, *ADAMW)
+    assert (static.amp_dtype, static.scale_loss, static.use_dynamic_loss_scaling) == ("float16", 128, False)
+    dynamic = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12}}, *ADAMW)
+    assert (dynamic.scale_loss, dynamic.use_dynamic_loss_scaling) == (4096, True)
+
+
+def test_the_engine_gets_its_own_keys(tmp_path, world_size):
+    world_size(2)
+    zero = {"stage": 3, "reduce_bucket_size": 1000, "overlap_comm": "auto", "offload_param": {"device": "cpu"}}
+    args = parse(tmp_path, {"zero_optimization": zero}, *ADAMW, "--global-batch-size", "100", "--batch-size", "16")
+    engine = parallel_config(args, 2, on_gpu=False).deepspeed
+    expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
+    assert engine["zero_optimization"] == expected
+    assert engine["gradient_accumulation_steps"] == 4  # 50 sequences of each process, at most 16 at a time
+    assert engine["gradient_clipping"] == args.max_grad_norm
+    assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2, on_gpu=False).deepspeed is None
+
+
+def test_lamb_without_sharding_is_accepted(tmp_path):
+    assert parse(tmp_path, {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}}).optimizer == "Lamb"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+LAMB_ON_SHARDS = ("LAMB's trust ratios are wrong", "--data-parallel-shard-degree")
+ZERO_1 = {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}
+REFUSED = {
+    "LAMB by flag, ZeRO 1": (ZERO_1, LAMB, LAMB_ON_SHARDS),
+    "LAMB by default, ZeRO 1": (ZERO_1, (), LAMB_ON_SHARDS),
+    "FusedLAMB, ZeRO 1": (ZERO_1, ("--optimizer", "FusedLAMB"), LAMB_ON_SHARDS),
+    **{
+        f"{name} in the JSON, ZeRO {stage}": (
+            {"zero_optimization": {"stage": stage}, "optimizer": {"type": name}},
+            (),
+            LAMB_ON_SHARDS,
+        )
+        for stage, name in ((1, "Lamb"), (2, "OneBitLamb"), (3, "FusedLamb"))
+    },
+    "another optimizer": ({"optimizer": {"type": "OneBitAdam"}}, (), ("optimizer.type 'OneBitAdam'", "AdamW")),
+    "a schedule": (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}},
+        ADAMW,
+        ("scheduler.type", "--warmup-proportion"),
+    ),
+    "an unknown key": ({"curriculum_learning": {"enabled": True}}, ADAMW, ("curriculum_learning.enabled",)),
+    "an unknown key of ZeRO": ({"zero_optimization": {"stage": 1, "zero_quantized_weights": True}}, ADAMW,
+                               ("zero_optimization.zero_quantized_weights",)),
+    "ZeRO's old form": ({"zero_optimization": True}, ADAMW, ("zero_optimization is True", "stage")),
+    "another stage": ({"zero_optimization": {"stage": 4}}, ADAMW, ("zero_optimization.stage is 4",)),
+    "ZeRO's old offload": ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, ADAMW, ("offload_optimizer",)),
+    "NVMe": ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, ADAMW, ("'nvme'", "cpu")),
+    "offload without ZeRO": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ADAMW, ("stage 1",)),
+    "parameter offload at stage 2": (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, ADAMW, ("stage 3",)
+    ),
+    "another loss scaling": ({"fp16": {"enabled": True, "loss_scale_window": 1000}}, ADAMW,
+                             ("fp16.loss_scale_window 1000", "2000")),
+    "both 16-bit types": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ADAMW, ("bf16 and fp16",)),
+    "no clipping": ({"gradient_clipping": 0}, ADAMW, ("gradient_clipping 0",)),
+    "another clipping": ({"gradient_clipping": 0.5}, (*ADAMW, "--max-grad-norm", "1"),
+                         ("--max-grad-norm 0.5", "command line has 1.0")),
+    "another learning rate": (
+        {"optimizer": {"type": "Adam", "params": {"lr": 0.01}}}, ("--learning-rate", "0.1"), ("--learning-rate 0.01",)
+    ),
+    "another optimizer than the flag's": ({"optimizer": {"type": "Adam"}}, LAMB, ("--optimizer AdamW", "Lamb")),
+    "another batch": ({"train_micro_batch_size_per_gpu": 8}, (*ADAMW, "--batch-size", "16"), ("--batch-size 8", "16")),
+    "a batch that does not divide": ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, ADAMW,
+                                     ("train_batch_size 10", "train_micro_batch_size_per_gpu 4")),
+    "another global batch": ({"train_batch_size": 64}, (*ADAMW, "--global-batch-size", "32"), ("64", "is 32")),
+    "a batch that is a text": ({"train_batch_size": "64"}, ADAMW, ("train_batch_size is '64'",)),
+    "autocast and 16-bit weights": ({"bf16": {"enabled": True}}, (*ADAMW, "--amp"), ("--amp",)),
+    **{
+        flag: ({}, (*ADAMW, flag, *value), (flag, "--deepspeed"))
+        for flag, *value in (
+            ("--data-parallel-shard-degree", "-1"),
+            ("--enable-cpu-offload",),
+            ("--compile", "layers"),
+            ("--estimate-memory",),
+        )
+    },
+    "another local rank": ({}, (*ADAMW, "--local_rank=1"), ("--local-rank 1", "torchrun")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, name):
+    config, flags, words = REFUSED[name]
+    # None of the folders exists, so an error about them would say that something had started.
+    assert_refused(run_here([*PRETRAINING, *engine_flags(tmp_path, config), *flags]), *words)
+    assert list(tmp_path.iterdir()) == [tmp_path / "ds.json"]
+
+
+def test_a_configuration_without_the_engine_is_refused(tmp_path):
+    flags = engine_flags(tmp_path, {})[1:]
+    assert_refused(run_here([*PRETRAINING, *flags]), "--deepspeed-config has no effect without --deepspeed")
+    assert_refused(run_here([*PRETRAINING, "--deepspeed"]), "--deepspeed needs --deepspeed-config")
+
+
+def test_prediction_alone_is_refused(tmp_path):
+    predict = ("--do-predict", "--predict-file", "dev.json", "--init-checkpoint", "model", "--output-dir", "results")
+    with pytest.raises(UserError, match="--deepspeed is for training"):
+        run_squad.parse_arguments([*predict, *engine_flags(tmp_path, {})])
+
+
+@pytest.mark.parametrize("found", [None, "0.18.0"])
+def test_without_the_pinned_version_one_line_says_what_to_install(tmp_path, monkeypatch, found):
+    def version(_name: str) -> str:
+        if found is None:
+            raise deepspeed_config.importlib.metadata.PackageNotFoundError
+        return found
+
+    monkeypatch.setattr(deepspeed_config.importlib.metadata, "version", version)
+    result = run_here([*PRETRAINING, *engine_flags(tmp_path, {}), *ADAMW])
+    assert_refused(result, f"needs DeepSpeed {deepspeed_config.VERSION}", "requirements-deepspeed.txt")
+
+
+def test_the_pinned_version_is_that_of_the_requirements():
+    requirements = Path(deepspeed_config.__file__).with_name("requirements-deepspeed.txt").read_text()
+    assert f"deepspeed=={deepspeed_config.VERSION}" in requirements
+
+
+def test_the_launcher_of_deepspeed_names_the_local_world_size(monkeypatch, world_size):
+    from utils.distributed import read_environment
+
+    world_size(8)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setenv("LOCAL_SIZE", "4")
+    assert read_environment().local_world_size == 4
