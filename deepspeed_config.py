@@ -71,6 +71,7 @@ INSTEAD = {
     "tensorboard": "use --tensorboard-dir",
     "flops_profiler": "use --benchmark",
     "wall_clock_breakdown": "use --benchmark",
+    "sparse_attention": "attention is dense here, so leave it out",
     "elasticity": "use --global-batch-size, which keeps the batch at any number of processes",
     "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
     "data_types": "gradients are summed in float32",

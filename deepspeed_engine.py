@@ -8,6 +8,7 @@ DeepSpeed's state is read and written in place, through attributes of version 0.
 checkpoints are pickles, and fit only the number of processes that wrote them.
 """
 
+import atexit
 import contextlib
 import io
 import os
@@ -89,6 +90,7 @@ class DeepSpeedModel(ParallelModel):
         if not dist.is_initialized():  # a run of one process
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            atexit.register(dist.destroy_process_group)
         deepspeed = load_deepspeed(self.device)
         if self.device.type == "cpu" and self.distributed.local_rank == 0 and not compiled_on_cpu():
             print_line("DeepSpeed compiles its CPU operations, once per machine: about a minute")
