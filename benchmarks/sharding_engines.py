@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time and memory of pre-training steps on two CPU processes: DDP, FSDP2 and DeepSpeed's ZeRO stages.
 
-    python3 benchmarks/sharding_engines.py --model base
+    python3 benchmarks/sharding_engines.py
     python3 benchmarks/sharding_engines.py --engines DDP FSDP2 --rounds 1
 
 Each run is run_pretraining.py with AdamW in float32, in processes of its own; the engines take turns. Memory is the
@@ -46,7 +46,7 @@ ENGINES = {
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=tuple(MODELS), default="base", help="architecture")
+    parser.add_argument("--model", choices=tuple(MODELS), default="mini", help="architecture")
     parser.add_argument("--engines", nargs="+", choices=tuple(ENGINES), default=list(ENGINES), help="what to measure")
     parser.add_argument("--batch-size", type=positive_int, default=1, help="sequences of 512 tokens per process")
     parser.add_argument("--micro-batches", type=positive_int, default=2, help="micro-batches per update")
@@ -101,6 +101,7 @@ def main(argv: list[str] | None = None) -> None:
             for _ in range(args.rounds):
                 for engine, runs in found.items():
                     runs.append(measure(engine, args, shards))
+                    print_line(f"  {engine:16} {runs[-1]['seconds']:.2f} s, {runs[-1]['mebibytes']:.0f} MiB")
                     bar.update(1)
     engines = {
         engine: {name: quartiles([run[name] for run in runs]) for name in ("seconds", "mebibytes")}
