@@ -79,6 +79,8 @@ def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_param
     """Raises UserError if the weights (and two moments each, with 3 tensors per parameter) cannot fit, whatever the
     batch is. They are float32, but for prediction with --use-pure-fp16."""
     parallel, precision = runtime.parallel, runtime.precision
+    if parallel.deepspeed is not None and parallel.deepspeed["zero_optimization"]["stage"]:
+        tensors_per_parameter = 1  # each process starts with all weights, and then has its part of the moments
     itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
     num_parameters = sum(p.numel() for p in model.parameters())
     device, needed = runtime.device, num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree

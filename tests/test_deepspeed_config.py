@@ -119,8 +119,34 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
     assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2, on_gpu=False).deepspeed is None
 
 
-def test_lamb_without_sharding_is_accepted(tmp_path):
-    assert parse(tmp_path, {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}}).optimizer == "Lamb"
+def test_the_json_of_bing_bert_is_accepted_without_its_sparse_attention(tmp_path, world_size):
+    """deepspeed_bsz64k_lamb_config_seq128.json of microsoft/DeepSpeedExamples, for 64 GPUs."""
+    world_size(64)
+    config = {
+        "train_batch_size": 65536,
+        "train_micro_batch_size_per_gpu": 64,
+        "steps_per_print": 100,
+        "prescale_gradients": False,
+        "optimizer": {
+            "type": "Lamb",
+            "params": {
+                "lr": 11e-3,
+                "weight_decay": 0.01,
+                "bias_correction": False,
+                "max_coeff": 0.3,
+                "min_coeff": 0.01,
+            },
+        },
+        "gradient_clipping": 1.0,
+        "wall_clock_breakdown": False,
+        "fp16": {"enabled": True, "loss_scale": 0},
+    }
+    args = parse(tmp_path, config)
+    assert (args.batch_size, args.gradient_merge_steps) == (64, 16)
+    assert (args.lamb_min_coeff, args.lamb_max_coeff, args.lamb_bias_correction) == (0.01, 0.3, False)
+    assert (args.optimizer, args.learning_rate, args.use_dynamic_loss_scaling) == ("Lamb", 11e-3, True)
+    with pytest.raises(UserError, match="sparse_attention"):
+        parse(tmp_path, {**config, "sparse_attention": {"mode": "fixed"}})
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
