@@ -29,6 +29,14 @@ FLAGS = {
     "optimizer.params.min_coeff": "--lamb-min-coeff",
     "optimizer.params.max_coeff": "--lamb-max-coeff",
 }
+# Keys that become flags by a rule of their own: see `flags_of`, `precision_flags` and `batch_flags`.
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+COMPUTED = {
+    *BATCH_KEYS,
+    *("optimizer.type", "optimizer.params.betas", "optimizer.params.bias_correction"),
+    *("bf16.enabled", "fp16.enabled", "fp16.loss_scale", "fp16.initial_scale_power"),
+    *("torch_autocast.enabled", "torch_autocast.dtype"),
+}
 OPTIMIZER_TYPES = {"adam": "AdamW", "adamw": "AdamW", "lamb": "Lamb"}
 
 # Keys of `zero_optimization` that go to the engine as they are.
@@ -133,13 +141,7 @@ def check_local_rank(args: Arguments) -> None:
 
 def check_keys(path: Path, values: dict[str, Any]) -> None:
     """Raises UserError for the first key, or value, that is not honoured."""
-    special = {
-        *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-        *("optimizer.type", "optimizer.params.betas", "optimizer.params.bias_correction"),
-        *("bf16.enabled", "fp16.enabled", "fp16.loss_scale", "fp16.initial_scale_power"),
-        *("torch_autocast.enabled", "torch_autocast.dtype"),
-    }
-    honoured = special | FLAGS.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
+    honoured = COMPUTED | FLAGS.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     for key, value in values.items():
         if key in FIXED and value in FIXED[key]:
             continue
@@ -202,15 +204,17 @@ def precision_flags(path: Path, values: dict[str, Any]) -> Iterator[str]:
             yield f"--scale-loss={scale}"
         else:
             yield "--use-dynamic-loss-scaling"
-            if "fp16.initial_scale_power" in values:
-                yield f"--scale-loss={2 ** int(values['fp16.initial_scale_power'])}"
+            power = values.get("fp16.initial_scale_power")
+            if power is not None and (type(power) is not int or not 0 <= power <= 100):
+                raise UserError(f"{path}: fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
+            if power is not None:
+                yield f"--scale-loss={2**power}"
 
 
 def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size: int) -> list[str]:
     """The flags of the batch: as in DeepSpeed, two of the three sizes give the third one."""
-    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    total, micro, steps = sizes = [values.get(key) for key in keys]
-    for key, size in zip(keys, sizes, strict=True):
+    total, micro, steps = sizes = [values.get(key) for key in BATCH_KEYS]
+    for key, size in zip(BATCH_KEYS, sizes, strict=True):
         if size is not None and (type(size) is not int or size < 1):
             raise UserError(f"{path}: {key} is {size!r}, expected a whole number from 1 up")
     flag = "batch_size" if hasattr(args, "batch_size") else "train_batch_size"
@@ -223,8 +227,8 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
         steps = steps or total // (micro * world_size) if micro else 0
         if total != micro * steps * world_size:
             raise UserError(
-                f"{path}: train_batch_size {total} is not {keys[1]} {micro} times {keys[2]} {steps} times the "
-                f"{world_size} processes of this run: change one of them"
+                f"{path}: train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} {steps} times "
+                f"the {world_size} processes of this run: change one of them"
             )
     words = [] if micro is None else [f"--{flag.replace('_', '-')}={micro}"]
     if args.global_batch_size is not None:

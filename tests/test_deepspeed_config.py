@@ -184,6 +184,7 @@ REFUSED = {
     ),
     "another loss scaling": ({"fp16": {"enabled": True, "loss_scale_window": 1000}}, ADAMW,
                              ("fp16.loss_scale_window 1000", "2000")),
+    "a scale that is a text": ({"fp16": {"enabled": True, "initial_scale_power": "16"}}, ADAMW, ("'16'",)),
     "both 16-bit types": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ADAMW, ("bf16 and fp16",)),
     "no clipping": ({"gradient_clipping": 0}, ADAMW, ("gradient_clipping 0",)),
     "another clipping": ({"gradient_clipping": 0.5}, (*ADAMW, "--max-grad-norm", "1"),
