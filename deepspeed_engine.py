@@ -94,8 +94,15 @@ class DeepSpeedModel(ParallelModel):
         deepspeed = load_deepspeed(self.device)
         if self.device.type == "cpu" and self.distributed.local_rank == 0 and not compiled_on_cpu():
             print_line("DeepSpeed compiles its CPU operations, once per machine: about a minute")
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config)[0]
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config)[0]
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in ("building extension", "Ninja is required")):
+                raise
+            raise UserError(
+                "DeepSpeed cannot compile its CPU operations: install ninja and a C++ compiler, or set CXX to yours"
+            ) from error
         self.module = self.engine
 
     def equalize(self, batch: StepBatch) -> list[MicroBatch]:
