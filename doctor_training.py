@@ -17,7 +17,7 @@ from data_loader import StepBatch, make_step_batch
 from doctor_machine import Findings, needed_and_free_memory
 from lr_scheduler import ScheduleConfig
 from memory_estimate import MemorySettings
-from metrics import RecordingSink, Reporter, training_flops
+from metrics import RecordingSink, Reporter, Step, training_flops
 from model_choice import is_uncased
 from optimizer import OptimizerConfig
 from report_records import Stage, has_records, read_runs
@@ -118,6 +118,11 @@ def train(
     return recorder.records
 
 
+def losses_of(records: dict[Step, dict[str, Any]]) -> dict[int, float]:
+    """The loss of each update, by its number."""
+    return {step[-1]: figures["loss"] for step, figures in records.items() if step not in ((), "PARAMETER")}
+
+
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
     """A small model of the run's class must learn one batch of the run's data by heart."""
     loader = plan.config.loader
@@ -133,7 +138,7 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
     )
     plan = replace(plan, choice=replace(plan.choice, config=small), config=config)
     records = train(plan, runtime, 1, OVERFIT_STEPS - 1, itertools.repeat(batch))
-    losses = {step[0]: figures["loss"] for step, figures in records.items() if step not in ((), "PARAMETER")}
+    losses = losses_of(records)
     first, last = losses[min(losses)], losses[max(losses)]
     text = f"a small model overfits {count} samples: loss {first:.2f} -> {last:.3f} in {OVERFIT_STEPS} steps"
     if last < OVERFIT_LOSS:
@@ -198,7 +203,7 @@ def check_speed(
             findings.warning(f"{text}: raise --num-steps-per-checkpoint, or choose a faster disk")
         else:
             findings.ok(text)
-    check_first_loss(findings, plan, records[(1,)]["loss"], has_weights=start.from_pretrained_params is not None)
+    check_first_loss(findings, plan, losses_of(records)[1], has_weights=start.from_pretrained_params is not None)
 
 
 def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:

@@ -99,7 +99,9 @@ class LoadedModel:
 
 
 def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
-    choice = choose_model(args.replace(from_pretrained_params=folder, bert_model=CUSTOM, pre_layer_norm=False))
+    choice = choose_model(
+        args.replace(from_pretrained_params=folder, bert_model=CUSTOM, pre_layer_norm=False, dropout=None)
+    )
     config = choice.config
     max_seq_length = args.max_seq_length or min(MAX_SEQ_LENGTH, config.max_position_embeddings)
     if max_seq_length > config.max_position_embeddings:

@@ -53,9 +53,10 @@ def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -
             marks.write(json.dumps({"mark": name, "time": time.time(), **values}) + "\n")
 
     import run_pretraining
+    from run_setup import TrainingPlan
 
     mark("imported")
-    build_trainer = run_pretraining.build_trainer
+    build_trainer = TrainingPlan.build_trainer
 
     def build_marked_trainer(*args):
         mark("data opened")
@@ -79,7 +80,7 @@ def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -
         mark("trainer built")
         return trainer
 
-    run_pretraining.build_trainer = build_marked_trainer
+    TrainingPlan.build_trainer = build_marked_trainer
     run_pretraining.main(argv)
 
 
