@@ -1,10 +1,13 @@
 """One file per task: its data set, its forward pass with loss sums, and its metrics."""
 
-from typing import Protocol
+from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Protocol
 
-from data_loader import MicroBatch
+if TYPE_CHECKING:  # data/prepare.py reads tasks.glue_files, and would wait two seconds for torch
+    from torch import Tensor, nn
+
+    from data_loader import MicroBatch
 
 
 class Task(Protocol):

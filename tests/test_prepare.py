@@ -71,6 +71,14 @@ def built(corpus, tmp_path_factory) -> Path:
     return folder
 
 
+def test_it_starts_without_torch():
+    """Each of its workers would wait two seconds for torch."""
+    flags = [sys.executable, "-X", "importtime", "data/prepare.py", "--help"]
+    imported = subprocess.run(flags, cwd=ROOT, capture_output=True, text=True, check=True).stderr
+    assert " argparse\n" in imported
+    assert " torch\n" not in imported
+
+
 def test_a_folder_of_text_becomes_verified_shards(built):
     training = built / "hdf5" / "seq_64_pred_10" / "training"
     shards = sorted(training.glob("*.hdf5"))
