@@ -39,7 +39,7 @@ OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
 # What an update is measured on: as many sequences as take about this time at a cautious speed.
 MEASURED_SECONDS = 3.0
 CPU_FLOPS_PER_THREAD, GPU_FLOPS = 40e9, 50e12
-# How far a loss may be from what is expected.
+# Tolerances of the loss checks.
 INITIAL_LOSS_BELOW, INITIAL_LOSS_ABOVE = 0.5, 1.0
 FREQUENCY_LOSS_ABOVE, DIVERGED_ABOVE = 0.5, 1.0
 SETTLED_STEP = 200  # from here on, a run has learned word frequencies

@@ -76,8 +76,11 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
 
 
 def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
-    """Raises UserError if the weights (and two moments each, with 3 tensors per parameter) cannot fit, whatever the
-    batch is. They are float32, but for prediction with --use-pure-fp16."""
+    """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
+
+    tensors_per_parameter: 1 for weights, 3 for weights with the two moments of the optimizer. All are float32, except
+    in prediction with --use-pure-fp16.
+    """
     parallel, precision = runtime.parallel, runtime.precision
     if parallel.deepspeed is not None and parallel.deepspeed["zero_optimization"]["stage"]:
         tensors_per_parameter = 1  # each process starts with all weights, and then has its part of the moments

@@ -3,6 +3,7 @@
 import fcntl
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from data_preparation import manifest
 from utils.errors import UserError
 
 
-class Stage:
+class Stage(ABC):
     """One step of the preparation, which fills one folder. Subclasses are in stages.py.
 
     Attributes and properties:
@@ -27,14 +28,14 @@ class Stage:
     options: dict[str, Any]
     in_place = False
 
+    @abstractmethod
     def inputs(self) -> list[Path]:
         """The files that the stage reads. Raises UserError if they are not there yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make(self, folder: Path) -> dict[str, Any]:
         """Fills `folder` and returns counts for the manifest. `folder` may contain what a killed run left. The same
         inputs and options must give the same bytes."""
-        raise NotImplementedError
 
     def skip_reason(self) -> str | None:
         """Why there is nothing to do, once the stages before are done."""

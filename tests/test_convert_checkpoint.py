@@ -16,7 +16,7 @@ from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertModel as HFModel
 
-from checkpoint_formats import google_tf
+from checkpoint_formats import google_tf, nvidia_paddle
 from model_files import read_model_tensors
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
@@ -141,7 +141,7 @@ def test_paddle_squad_has_paddles_logits(tmp_path):
 
 
 def test_fused_query_key_value_of_paddle_is_refused(tmp_path):
-    arrays = pickle.loads((FIXTURES / "paddle" / "pretraining.pdparams").read_bytes())  # noqa: S301
+    arrays = nvidia_paddle.read_arrays(FIXTURES / "paddle" / "pretraining.pdparams")
     arrays["linear_0.w_0"] = np.zeros((16, 48), np.float32)
     (tmp_path / "fused.pdparams").write_bytes(pickle.dumps(arrays, protocol=4))
     assert_refused(convert("nvidia-paddle", tmp_path / "fused", tmp_path / "out"), "linear_0.w_0", "--fuse-mha")
@@ -199,7 +199,7 @@ class WorkerInitObj:
     def __init__(self, seed): self.seed = seed
 data = pretraining_dataset()
 loader = DataLoader(data, sampler=RandomSampler(data), batch_size=2, worker_init_fn=WorkerInitObj(3), num_workers=0)
-torch.save({"model": torch.load(sys.argv[1]), "epoch": 0, "data_loader": loader}, sys.argv[2])
+torch.save({"model": torch.load(sys.argv[1], weights_only=True), "epoch": 0, "data_loader": loader}, sys.argv[2])
 """
     (tmp_path / "train.py").write_text(script)
     written = run_program(tmp_path / "train.py", tmp_path / "weights.pt", tmp_path / "ckpt_1.pt")
