@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,6 +179,7 @@ class DLLoggerSink:
     def _open(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            end_last_line(self.path)
             if dllogger is not None:
                 backend = dllogger.JSONStreamBackend(dllogger.Verbosity.VERBOSE, str(self.path), append=True)
                 dllogger.init(backends=[backend])
@@ -215,6 +217,16 @@ class DLLoggerSink:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+def end_last_line(path: Path) -> None:
+    """Ends the last line of the file `path` where a killed run left it half written."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def finite_or_none(value: Any) -> Any:

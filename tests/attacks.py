@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch._dynamo
 import torch.distributed.fsdp  # noqa: F401  imported once, for all forked processes
-from conftest import reported
+from conftest import log_entries, reported
 from small_runs import RunInputs, rewrite_manifest, steps_folder
 
 import run_pretraining
@@ -197,11 +197,9 @@ class Arena:
 def results(output: Path) -> tuple[dict[int, set], bytes]:
     """The losses of each step that were ever logged, also of steps that were made again, and the last weights."""
     losses: dict[int, set] = {}
-    for line in (output / "report.json").read_text().splitlines():
-        if line.endswith("}"):  # otherwise the process was killed in the middle of it
-            entry = json.loads(line.removeprefix("DLLL "))
-            if "loss" in entry["data"]:
-                losses.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
+    for entry in log_entries(output / "report.json"):
+        if "loss" in entry["data"]:
+            losses.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
     return losses, (steps_folder(output) / str(STEPS) / "model.safetensors").read_bytes()
 
 

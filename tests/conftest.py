@@ -205,11 +205,16 @@ def pretraining_command(shards: Path, config: Path, output: Path, *extra) -> lis
     ]
 
 
+def log_entries(report_file: Path) -> list[dict]:
+    """The records of a report, without a line that a program is writing now or was killed while it wrote."""
+    lines = report_file.read_text().splitlines(keepends=True)
+    return [json.loads(line.removeprefix("DLLL ")) for line in lines if line.endswith("}}\n")]
+
+
 def reported(report_file: Path) -> dict[int, dict]:
     """What a report file says of each logged step; a step logged again replaces what was said before."""
     steps: dict[int, dict] = {}
-    for line in report_file.read_text().splitlines():
-        entry = json.loads(line.removeprefix("DLLL "))
+    for entry in log_entries(report_file):
         if isinstance(entry["step"], list) and entry["step"]:
             steps.setdefault(entry["step"][-1], {}).update(entry["data"])
     return steps

@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from conftest import ROOT, reported
+from conftest import ROOT, log_entries, reported
 from small_runs import run_here, steps_in, train
 
 import metrics
@@ -114,6 +114,14 @@ def test_second_run_appends_to_the_report(tmp_path):
         reporter.log((step,), {"loss": 1.0})
         reporter.close()
     assert [entry["step"] for entry in entries(tmp_path / "report.json")] == [[1], [2]]
+
+
+def test_line_that_a_killed_run_left_unfinished_takes_no_record_of_the_next_run(tmp_path):
+    path = tmp_path / "report.json"
+    DLLoggerSink(path).write((1,), {"loss": 1.0}, None)
+    path.write_text(path.read_text() + 'DLLL {"timestamp": "17')
+    DLLoggerSink(path).write((2,), {"loss": 1.0}, None)
+    assert [entry["step"] for entry in log_entries(path)] == [[1], [2]]
 
 
 def test_text_is_printed_with_or_without_a_report_file(capsys):

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import random
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_refused
+from conftest import assert_refused, log_entries
 from processes import exit_codes, start, start_several, torchrun
 from small_runs import files_of, losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
 
@@ -37,8 +36,7 @@ def wait_for(condition, timeout: float = 60) -> None:
 def all_logged_losses(output: Path) -> set[tuple[int, float]]:
     """Also those of steps that were repeated, because the run was stopped before the next checkpoint."""
     report = output / "report.json"
-    lines = report.read_text().splitlines() if report.exists() else []
-    entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
+    entries = log_entries(report) if report.exists() else []
     return {(entry["step"][-1], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]}
 
 
