@@ -38,6 +38,29 @@ class Linear(nn.Linear):
         pass
 
 
+class PackedLinear(nn.Module):
+    """`linear` for inference on a CPU in bfloat16: oneDNN reorders the weight once, instead of in every call."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        # The number of rows is a hint only.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 128)
+        self.bias = linear.bias.detach()
+
+    def forward(self, hidden_TE: Tensor) -> Tensor:
+        hidden_TE = hidden_TE.to(self.bias.dtype)
+        return torch.ops.mkldnn._linear_pointwise(hidden_TE, self.weight, self.bias, "none", [], "")
+
+    @staticmethod
+    def supports(weight: Tensor) -> bool:
+        """Whether this machine can compute it. The operators are those that torch.compile uses."""
+        return (
+            (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
+            and torch.backends.mkldnn.is_available()
+            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+
+
 class Embedding(nn.Embedding):
     """nn.Embedding that skips its own initialization, like Linear."""
 
@@ -90,7 +113,7 @@ class BertSelfAttention(nn.Module):
         self.query = Linear(config.hidden_size, config.hidden_size)
         self.key = Linear(config.hidden_size, config.hidden_size)
         self.value = Linear(config.hidden_size, config.hidden_size)
-        self.fused_qkv: tuple[Tensor, Tensor] | None = None  # see `prepare_for_inference`
+        self.qkv: nn.Module | None = None  # the three in one, see `prepare_for_inference`
 
     def fuse_qkv(self) -> tuple[Tensor, Tensor]:
         """Weight [3E, E] and bias [3E] of query, key and value in one, so that one product reads, casts and
@@ -99,8 +122,8 @@ class BertSelfAttention(nn.Module):
         return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention) -> Tensor:
-        weight, bias = self.fused_qkv or self.fuse_qkv()
-        qkv_T3HD = F.linear(hidden_TE, weight, bias).unflatten(-1, (3, self.num_attention_heads, -1))
+        qkv = self.qkv(hidden_TE) if self.qkv is not None else F.linear(hidden_TE, *self.fuse_qkv())
+        qkv_T3HD = qkv.unflatten(-1, (3, self.num_attention_heads, -1))
         return attention(qkv_T3HD, self.dropout_prob if self.training else 0.0).flatten(1)
 
 
@@ -241,15 +264,19 @@ class BertPreTrainedModel(nn.Module):
 
     @torch.no_grad()
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Casts Linear weights to `dtype` once and fuses QKV, instead of in every forward pass. The logits are the
-        same. Inference only: do not train or save the model afterwards."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                module.to(dtype)
+        """Casts Linear weights to `dtype`, fuses QKV and packs weights (see PackedLinear) once, instead of in every
+        forward pass. The logits are the same. Inference only: do not train or save the model afterwards."""
         for module in self.modules():
             if isinstance(module, BertSelfAttention):
-                module.fused_qkv = module.fuse_qkv()
+                weight, bias = module.fuse_qkv()
+                module.qkv = Linear(*weight.T.shape)
+                module.qkv.weight, module.qkv.bias = nn.Parameter(weight), nn.Parameter(bias)
                 module.query = module.key = module.value = None
+        for module in list(self.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):
+                    child.to(dtype)
+                    setattr(module, name, PackedLinear(child) if PackedLinear.supports(child.weight) else child)
 
     @classmethod
     def from_pretrained(cls, folder, **kwargs):
