@@ -96,8 +96,8 @@ read_seeds() { # list
 
 # ---- checks -----------------------------------------------------------------------------------------------------
 
-require_folder() { # argument path
-  [[ -d $2 ]] || fail "$1: the folder $2 does not exist: check the path (the README says how to make the data)"
+require_folder() { # argument path [how_to_make_it]
+  [[ -d $2 ]] || fail "$1: the folder $2 does not exist: check the path${3:+, or $3}"
 }
 
 require_file() { # argument path
@@ -109,7 +109,7 @@ require_gpus() { # count
   (($1 > 0)) || return 0
   found=$(python3 -c 'import torch; print(torch.cuda.device_count())') ||
     fail 'python3 cannot import torch: run bash scripts/setup_environment.sh'
-  (($1 <= found)) || fail "num_gpus is $1, but this machine has $found: give at most $found, or 0 to run on the CPU"
+  (($1 <= found)) || fail "num_gpus is $1, but this machine has $found: give at most that; 0 runs on the CPU"
 }
 
 # ---- data, precision and models ---------------------------------------------------------------------------------

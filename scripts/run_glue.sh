@@ -23,7 +23,7 @@ ARGUMENTS=(
   "learning_rate                | 2.4e-5                         | non_negative_float | peak learning rate"
   "warmup_proportion            | 0.1                            | fraction           | share of the steps for the warmup"
   "epochs                       | 3                              | non_negative_float | passes over the training set"
-  "max_steps                    | -1                             | int                | most updates; -1: as many as the epochs need"
+  "max_steps                    | -1                             | int                | maximum; -1: as many as the epochs need"
   "precision                    | fp16                           | $PRECISIONS        | amp is bfloat16; fp16 adds loss scaling"
   "seed                         | 2                              | non_negative_int   | seed of the classifier, dropout and sample order"
   "mode                         | train_eval                     | $MODES             | words with spaces or underscores"
@@ -46,7 +46,7 @@ Environment:
   EXTRA_ARGS            more flags for run_glue.py, such as "--num-seeds 5"; words can be quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
-  MAX_NODES             the global batch is that of so many nodes; run_elastic.py sets it [NNODES]
+  MAX_NODES             the global batch is that of this many nodes; run_elastic.py sets it [NNODES]
 HELP
 }
 
@@ -61,7 +61,7 @@ if (($# >= 16)); then arguments[15]=${16// /_}; fi
 parse_arguments "${arguments[@]}"
 
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
-require_folder 'argument 2 (data_dir)' "$data_dir"
+require_folder 'argument 2 (data_dir)' "$data_dir" 'download it: bash data/create_datasets_from_start.sh glue'
 if ((batch_size % gradient_accumulation_steps > 0)); then
   fail "argument 8 (batch_size) is $batch_size, which $gradient_accumulation_steps (gradient_accumulation_steps) does" \
     "not divide: change one of them"

@@ -65,7 +65,7 @@ Environment:
                         quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
-  MAX_NODES             the global batch is that of so many nodes; run_elastic.py sets it [NNODES]
+  MAX_NODES             the global batch is that of this many nodes; run_elastic.py sets it [NNODES]
 HELP
 }
 
@@ -124,8 +124,8 @@ RESULTS_DIR=${RESULTS_DIR:-$code_dir/results}
 PHASE=${PHASE:-both}
 is_valid 1,2,both "$PHASE" || fail "PHASE is '$PHASE': expected 1, 2 or both"
 require_file 'argument 19 (code_dir)' "$code_dir/run_pretraining.py"
-[[ $PHASE == 2 ]] || require_folder 'argument 17 (dataset_dir_phase1)' "$dataset_dir_phase1"
-[[ $PHASE == 1 ]] || require_folder 'argument 18 (dataset_dir_phase2)' "$dataset_dir_phase2"
+[[ $PHASE == 2 ]] || require_folder 'argument 17 (dataset_dir_phase1)' "$dataset_dir_phase1" 'make it: docs/data.md'
+[[ $PHASE == 1 ]] || require_folder 'argument 18 (dataset_dir_phase2)' "$dataset_dir_phase2" 'make it: docs/data.md'
 require_file VOCAB_FILE "$VOCAB_FILE"
 first_phase=phase$([[ $PHASE == 2 ]] && echo 2 || echo 1)
 if [[ $(realpath -m "$init_checkpoint_dir") == "$(realpath -m "$RESULTS_DIR/$BERT_MODEL/$first_phase")" ]]; then

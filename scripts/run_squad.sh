@@ -22,7 +22,7 @@ ARGUMENTS=(
   "OUT_DIR                | ./results                      | text               | results go to OUT_DIR/<model>/squad"
   "mode                   | train_eval                     | train,eval,prediction,train_eval | 'train eval' is train_eval"
   "config_file            | None                           | text               | None: that of init_checkpoint"
-  "max_steps              | -1                             | int                | most updates; -1: as many as the epochs need"
+  "max_steps              | -1                             | int                | maximum; -1: as many as the epochs need"
   "enable_benchmark       | false                          | true,false         | measure the speed, save nothing"
   "benchmark_steps        | 100                            | positive_int       | updates or batches to measure"
   "benchmark_warmup_steps | 100                            | positive_int       | updates or batches before the measured ones"
@@ -53,7 +53,7 @@ Environment:
                         quoted
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
-  MAX_NODES             the global batch is that of so many nodes; run_elastic.py sets it [NNODES]
+  MAX_NODES             the global batch is that of this many nodes; run_elastic.py sets it [NNODES]
 HELP
 }
 
@@ -67,7 +67,7 @@ fi
 parse_arguments "$@"
 
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
-require_folder 'argument 9 (squad_dir)' "$squad_dir"
+require_folder 'argument 9 (squad_dir)' "$squad_dir" 'download it: bash data/create_datasets_from_start.sh squad'
 [[ $vocab_file == None ]] || require_file 'argument 10 (vocab_file)' "$vocab_file"
 [[ $config_file == None ]] || require_file 'argument 13 (config_file)' "$config_file"
 if [[ -z ${SQUAD_VERSION:-} ]]; then

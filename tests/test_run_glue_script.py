@@ -70,8 +70,8 @@ def test_a_mode_does_what_its_name_says(checkout, mode, tasks):
     ("arguments", "words"),
     [
         ("", ["init_checkpoint", "missing"]),
-        ("nowhere", ["init_checkpoint", "nowhere", "does not exist"]),
-        ("init nowhere", ["data_dir", "nowhere", "does not exist"]),
+        ("nowhere", ["init_checkpoint", "nowhere does not exist: check the path\n"]),
+        ("init nowhere", ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"]),
         ("init '' nowhere.txt", ["vocab_file", "nowhere.txt"]),
         ("init '' '' nowhere.json", ["config_file", "nowhere.json"]),
         ("init '' '' '' '' imdb", ["task_name", "imdb", "mrpc"]),

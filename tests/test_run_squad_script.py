@@ -119,10 +119,10 @@ def test_squad_v2_has_questions_without_an_answer(checkout):
     ("arguments", "words"),
     [
         ("", ["init_checkpoint", "missing"]),
-        ("nowhere", ["init_checkpoint", "nowhere", "does not exist"]),
+        ("nowhere", ["init_checkpoint", "nowhere does not exist: check the path\n"]),
         ("init 2 0", ["batch_size", "'0'"]),
         ("init 2 32 1e-5 0.1 amp 9", ["num_gpus", "9", "has 8"]),
-        ("init 2 32 1e-5 0.1 amp 1 1 nowhere", ["squad_dir", "nowhere"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 nowhere", ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"]),
         ("init 2 32 1e-5 0.1 amp 1 1 init", ["squad_dir", "init/train-v2.0.json"]),
         ("init 2 32 1e-5 0.1 amp 1 1 '' nowhere.txt", ["vocab_file", "nowhere.txt"]),
         ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' test", ["mode", "'test'", "train_eval"]),
