@@ -68,12 +68,12 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
             "--max-steps",
             type=positive_int_or_minus_one,
             default=-1,
-            help="most updates; -1: as many as the epochs need",
+            help="maximum number of updates; -1: as many as the epochs need",
         )
     group.add_argument(
         "--pre-layer-norm",
         action=BooleanFlag,
-        help="LayerNorm before attention and feed-forward, as DeepSpeed's bing_bert",
+        help="LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert",
     )
     group.add_argument(
         "--dropout", type=fraction, help="dropout of hidden states and attention; by default that of the config"
@@ -84,7 +84,7 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         "--from-pretrained-params",
         "--init-checkpoint",
         type=optional_path,
-        help="model folder to load weights from, and nothing else",
+        help="checkpoint or Hugging Face model folder to load weights from, and nothing else",
     )
     group.add_argument(
         "--from-checkpoint",
@@ -164,10 +164,10 @@ def add_training_arguments(
         "--warmup-start-lr",
         type=non_negative_float,
         default=schedule.warmup_start_lr,
-        help="learning rate at the start of the warmup",
+        help="learning rate at the start of the warmup; for poly",
     )
     group.add_argument(
-        "--warmup-proportion", type=fraction, default=warmup_proportion, help="share of --max-steps for the warmup"
+        "--warmup-proportion", type=fraction, default=warmup_proportion, help="share of the updates for the warmup"
     )
     group.add_argument("--lr-decay", choices=DECAYS, default=schedule.decay, help="schedule after the warmup")
     group.add_argument(
@@ -207,12 +207,12 @@ def add_training_arguments(
         "--lamb-max-coeff", type=positive_float, help="upper bound of Lamb's trust ratios; by default there is none"
     )
     group.add_argument(
-        "--lamb-bias-correction", action=BooleanFlag, default=adam.bias_correction, help="correct Lamb's moments"
+        "--lamb-bias-correction", action=BooleanFlag, default=adam.bias_correction, help="bias-correct Lamb's moments"
     )
     group.add_argument(
         "--lamb-adapt-undecayed",
         action=BooleanFlag,
-        help="trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB has them",
+        help="use trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB",
     )
     group.add_argument(
         "--max-grad-norm", type=positive_float, default=trainer.max_grad_norm, help="gradients are clipped to this norm"
@@ -221,7 +221,7 @@ def add_training_arguments(
         "--max-skipped-steps",
         type=positive_int,
         default=trainer.max_skipped_steps,
-        help="stop after so many updates in a row without a finite gradient",
+        help="stop after this many updates in a row without a finite gradient",
     )
     return group
 
@@ -277,8 +277,8 @@ def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         const=0,
         metavar="PROCESSES",
-        help="print an estimate of the memory that each process needs, and exit; PROCESSES: as many as in the run, "
-        "where that is not the one that is starting",
+        help="print an estimate of the memory that each process needs, and exit; PROCESSES: number of processes of the "
+        "run; by default those that are started now",
     )
 
 
@@ -385,7 +385,7 @@ def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--amp-dtype",
         choices=tuple(DTYPES),
-        help="the 16-bit type; bfloat16 by default, or float16 if loss scaling is asked for",
+        help="the 16-bit type; by default bfloat16, or float16 with a loss scaling flag",
     )
     group.add_argument(
         "--use-pure-fp16", action=BooleanFlag, help="keep the model in --amp-dtype; the optimizer has float32 copies"

@@ -62,14 +62,16 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser.add_argument(
         "--max-seq-length",
         type=positive_int,
-        help=f"most tokens of a question with a window of the passage, or of a text; by default {MAX_SEQ_LENGTH}",
+        help=f"maximum tokens of question and window together, or of a text; by default {MAX_SEQ_LENGTH}",
     )
     questions = parser.add_argument_group("a question about a passage (a model of run_squad.py)")
     questions.add_argument("--question", help="the question")
     questions.add_argument("--context", help="the passage")
     questions.add_argument("--context-file", type=optional_path, help="a text file with the passage")
-    questions.add_argument("--doc-stride", type=positive_int, help="tokens between the starts of windows; default 128")
-    questions.add_argument("--max-answer-length", type=positive_int, help="most tokens of an answer; default 30")
+    questions.add_argument(
+        "--doc-stride", type=positive_int, help="tokens between the starts of windows; by default 128"
+    )
+    questions.add_argument("--max-answer-length", type=positive_int, help="maximum tokens of an answer; by default 30")
     questions.add_argument("--version-2-with-negative", action=BooleanFlag, help="there may be no answer")
     texts = parser.add_argument_group("a text to classify (a model of run_glue.py)")
     texts.add_argument("--text", help="the text")

@@ -28,9 +28,12 @@ def parse_arguments(argv: list[str]) -> tuple[Arguments, list[str]]:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     roles = parser.add_subparsers(dest="role", required=True, metavar="coordinator|node")
     coordinator = roles.add_parser("coordinator", help="decides which nodes train together")
-    coordinator.add_argument("--min-nodes", type=positive_int, required=True, help="fewest nodes that train")
+    coordinator.add_argument("--min-nodes", type=positive_int, required=True, help="minimum number of nodes that train")
     coordinator.add_argument(
-        "--max-nodes", type=positive_int, required=True, help="most nodes that train; it fixes the global batch"
+        "--max-nodes",
+        type=positive_int,
+        required=True,
+        help="maximum number of nodes that train; it fixes the global batch",
     )
     coordinator.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104
     coordinator.add_argument("--port", type=bounded_int(1, 65535), default=PORT, help="port to listen on")
@@ -38,7 +41,7 @@ def parse_arguments(argv: list[str]) -> tuple[Arguments, list[str]]:
         "--lease-seconds",
         type=bounded_float(5, 3600),
         default=ElasticConfig.lease_seconds,
-        help="a node that cannot be reached for so long kills its processes, and the others go on",
+        help="a node that cannot be reached for this long kills its processes, and the others go on",
     )
     coordinator.add_argument(
         "--settle-seconds",
@@ -46,7 +49,11 @@ def parse_arguments(argv: list[str]) -> tuple[Arguments, list[str]]:
         default=ElasticConfig.settle_seconds,
         help="time to wait for more than --min-nodes before a start; nodes that come later wait four times as long",
     )
-    node = roles.add_parser("node", usage="%(prog)s --coordinator HOST:PORT -- COMMAND [ARGUMENT ...]", help="trains")
+    node = roles.add_parser(
+        "node",
+        usage="%(prog)s --coordinator HOST:PORT -- COMMAND [ARGUMENT ...]",
+        help="runs the command when the coordinator says so",
+    )
     node.add_argument("--coordinator", required=True, metavar="HOST:PORT", help="where the coordinator listens")
     node.add_argument(
         "--address", help="where the other nodes reach this one; by default its address towards the coordinator"

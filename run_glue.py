@@ -70,7 +70,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on the training file")
     data.add_argument("--do-eval", action=BooleanFlag, help="score the model on the development file")
     data.add_argument("--do-predict", action=BooleanFlag, help="write predictions for the test file")
-    data.add_argument("--num-seeds", type=positive_int, default=1, help="runs, with the seeds from --seed up")
+    data.add_argument("--num-seeds", type=positive_int, default=1, help="number of runs, with the seeds from --seed up")
     data.add_argument(
         "--do-lower-case",
         action=BooleanFlag,
@@ -99,7 +99,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         help="sequences per GPU and forward pass",
     )
     group.add_argument(
-        "--max-seq-length", type=positive_int, default=128, help="most tokens of a sample; longer ones are cut"
+        "--max-seq-length", type=positive_int, default=128, help="maximum tokens of a sample; longer ones are cut"
     )
     add_parallel_arguments(parser)
     add_precision_arguments(parser)

@@ -51,7 +51,7 @@ from utils.progress import print_line, progress_bar
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     data = parser.add_argument_group("data")
-    data.add_argument("--input-dir", type=Path, required=True, help="folder of HDF5 shards")
+    data.add_argument("--input-dir", type=Path, required=True, help="folder of HDF5 shards, or one shard")
     data.add_argument("--eval-dir", type=optional_path, help="folder of held-out shards")
     data.add_argument(
         "--eval-steps", type=non_negative_int, default=0, help="updates between evaluations; 0: only at the end"
@@ -60,12 +60,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "--verify-data", action=BooleanFlag, help="before training, compare the shards with their checksums"
     )
     add_global_arguments(parser, steps_required=True)
-    parser.add_argument(
+    group = add_training_arguments(parser, "Lamb", 1e-4, 0.01)
+    group.add_argument(
         "--from-phase1-final-params",
         type=optional_path,
         help="phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 has a checkpoint",
     )
-    group = add_training_arguments(parser, "Lamb", 1e-4, 0.01)
     group.add_argument(
         "--lr-rewarmup",
         action=BooleanFlag,

@@ -65,7 +65,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     data = parser.add_argument_group("data and tasks")
     data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on --train-file")
     data.add_argument("--do-predict", action=BooleanFlag, help="predict answers to the questions of --predict-file")
-    data.add_argument("--do-eval", action=BooleanFlag, help="predict answers and score them")
+    data.add_argument(
+        "--do-eval", action=BooleanFlag, help="predict answers to the questions of --predict-file and score them"
+    )
     data.add_argument("--train-file", type=optional_path, help="SQuAD JSON to train on")
     data.add_argument("--predict-file", type=optional_path, help="SQuAD JSON to predict answers for")
     data.add_argument(
@@ -91,11 +93,14 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "--predict-batch-size", type=bounded_int(1, MAX_BATCH), default=8, help="sequences per GPU and forward pass"
     )
     features.add_argument(
-        "--max-seq-length", type=bounded_int(1, MAX_LENGTH), default=384, help="most tokens of a question with a window"
+        "--max-seq-length",
+        type=bounded_int(1, MAX_LENGTH),
+        default=384,
+        help="maximum tokens of question and window together",
     )
     features.add_argument("--doc-stride", type=positive_int, default=128, help="tokens between the starts of windows")
     features.add_argument(
-        "--max-query-length", type=bounded_int(1, MAX_LENGTH), default=64, help="most tokens of a question"
+        "--max-query-length", type=bounded_int(1, MAX_LENGTH), default=64, help="maximum tokens of a question"
     )
     features.add_argument(
         "--n-best-size",
@@ -103,7 +108,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         default=20,
         help="candidate starts, ends and answers per question",
     )
-    features.add_argument("--max-answer-length", type=positive_int, default=30, help="most tokens of an answer")
+    features.add_argument("--max-answer-length", type=positive_int, default=30, help="maximum tokens of an answer")
     features.add_argument(
         "--version-2-with-negative", action=BooleanFlag, help="SQuAD v2.0: questions may have no answer"
     )

@@ -123,6 +123,7 @@ def test_help_shows_the_defaults(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert caught.value.code == 0
     assert "(default: 42)" in text and "(default: 1e-06)" in text and "--no-amp" in text
+    assert "default: None" not in text
 
 
 def test_arguments_are_printed_one_per_line_and_convert_to_json():

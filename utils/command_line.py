@@ -76,11 +76,18 @@ def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -
     parser.error(f"argument {option}: expected true or false, not {text!r}")
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except those of plain switches and None, which stands for a default that `help` explains."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None or action.nargs == 0 else super()._get_help_string(action)
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse with the conventions of this module."""
 
     def __init__(self, **kwargs: Any):
-        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, args=None, namespace=None) -> Arguments:
