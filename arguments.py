@@ -132,7 +132,7 @@ def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) 
         default=5,
         help="minutes to wait at the start for all processes",
     )
-    group.add_argument("--benchmark", action=BooleanFlag, help="measure speed, save nothing")
+    group.add_argument("--benchmark", action=BooleanFlag, help="measure speed; save nothing but the report")
     group.add_argument("--benchmark-steps", type=positive_int, default=20, help="updates that --benchmark measures")
     group.add_argument(
         "--benchmark-warmup-steps", type=positive_int, default=20, help="updates before the measured ones"

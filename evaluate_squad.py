@@ -173,7 +173,7 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
 def parse_arguments():
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("dataset", metavar="DATASET", help="SQuAD JSON with answers; v1.1 or v2.0 is seen from it")
+    parser.add_argument("dataset", metavar="DATASET", help="SQuAD JSON with answers, v1.1 or v2.0")
     parser.add_argument("predictions", metavar="PREDICTIONS", help="JSON {question id: answer text}")
     parser.add_argument(
         "--na-prob-file", help="v2.0: JSON {question id: score of having no answer}, such as null_odds.json"

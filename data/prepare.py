@@ -199,7 +199,7 @@ def add_run(add: Add) -> None:
 
 def add_download(add: Add) -> None:
     add("--mirror", action="append", default=[], help="address of a Wikimedia dumps mirror to try first; repeatable")
-    add("--books", type=Path, help="text file with one address of a book per line; for all also a folder of books")
+    add("--books", type=Path, help="text file with the address of one book per line; for `all`, or a folder of books")
     add("--squad-version", choices=("1.1", "2.0", "both"), default="both", help="version of SQuAD")
     add("--tasks", nargs="+", choices=tuple(TASKS), metavar="TASK", help="tasks of GLUE; all of them if not given")
 
@@ -241,7 +241,7 @@ def add_sharded(add: Add) -> None:
 def add_vocabulary(add: Add) -> None:
     default = VocabularyOptions
     add("--vocab-size", type=positive_int, default=default.size, help="number of tokens, special ones included")
-    add("--alphabet", type=positive_int, default=default.alphabet, help="number of characters, most frequent first")
+    add("--alphabet", type=positive_int, default=default.alphabet, help="maximum number of single characters")
     add("--unused", type=non_negative_int, default=default.unused, help="number of [unused...] tokens to reserve")
     add("--reserved-words", type=Path, help="text file with one word per line that must become a token")
     add("--sample-mb", type=positive_int, default=default.sample_mb, help="MB of text to train the vocabulary on")
@@ -250,14 +250,14 @@ def add_vocabulary(add: Add) -> None:
 
 
 def add_hdf5(add: Add) -> None:
-    add("--vocab-file", type=Path, help="if not given, the vocabulary trained here, or else the shipped one")
+    add("--vocab-file", type=Path, help="WordPiece vocabulary; if not given, the one trained here, or a shipped one")
     add(
         "--lengths",
         nargs="+",
         type=length_and_predictions,
         default=[(128, 20), (512, 80)],
         metavar="LENGTH:PREDICTIONS",
-        help="tokens per sample, and maximum number of masked tokens",
+        help="tokens per sample, and maximum number of masked tokens, such as 128:20",
     )
     add_sample_flags(add)
 
@@ -289,7 +289,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
     add = command("verify", "Checks every row of HDF5 shards and reports what is in them.", add_run)
     add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
-    add("--vocab-file", type=Path, help="if not given, the one beside the shards or a shipped one, by its SHA-256")
+    add("--vocab-file", type=Path, help="vocabulary; if not given, found by its SHA-256")
     add("--samples", type=non_negative_int, default=3, help="number of samples to print")
 
     add = command("repack", "Converts gzip or chunked HDF5 shards to memory-mapped ones.", add_run)

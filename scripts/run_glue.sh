@@ -13,20 +13,20 @@ ARGUMENTS=(
   # name                        | default                        | kind               | help
   "init_checkpoint              | required                       | text               | model folder to start from, or folder of steps"
   "data_dir                     | $data_dir/download/glue/MRPC   | text               | folder of the task's files, as distributed"
-  "vocab_file                   | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
-  "config_file                  | None                           | text               | None: that of init_checkpoint or BERT_MODEL"
+  "vocab_file                   | None                           | text               | vocabulary; None: that of init_checkpoint or BERT_MODEL"
+  "config_file                  | None                           | text               | architecture; None: that of init_checkpoint or BERT_MODEL"
   "out_dir                      | results/MRPC                   | text               | results go to OUT_DIR/MODEL/TASK"
-  "task_name                    | mrpc                           | $TASKS             | the task"
-  "num_gpu                      | 8                              | non_negative_int   | on this node; 0: run on the CPU"
+  "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (docs/glue.md)"
+  "num_gpu                      | 8                              | non_negative_int   | GPUs of this node; 0: run on the CPU"
   "batch_size                   | 16                             | positive_int       | sequences per GPU and update"
   "gradient_accumulation_steps  | 1                              | positive_int       | micro-batches that batch_size is divided into"
   "learning_rate                | 2.4e-5                         | non_negative_float | peak learning rate"
   "warmup_proportion            | 0.1                            | fraction           | share of the steps for the warmup"
   "epochs                       | 3                              | non_negative_float | passes over the training set"
-  "max_steps                    | -1                             | int                | maximum; -1: as many as the epochs need"
-  "precision                    | fp16                           | $PRECISIONS        | amp is bfloat16; fp16 adds loss scaling"
+  "max_steps                    | -1                             | int                | maximum updates; -1: as many as the epochs need"
+  "precision                    | fp16                           | $PRECISIONS        | amp, bf16, fp16, tf32 or fp32: see below"
   "seed                         | 2                              | non_negative_int   | seed of the classifier, dropout and sample order"
-  "mode                         | train_eval                     | $MODES             | words with spaces or underscores"
+  "mode                         | train_eval                     | $MODES             | train, eval, prediction, or these joined by _"
 )
 
 print_help() {
@@ -36,6 +36,9 @@ print_help() {
 Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or empty one takes its [default]:"
   print_arguments
   cat <<'HELP'
+
+precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
+fp32 in float32.
 
 The report is OUT_DIR/dllogger_<num_gpu>_<precision>.json, and OUT_DIR/report.html is a page of it. The output is also
 appended to OUT_DIR/logfile.txt. The same command continues a run that was stopped.

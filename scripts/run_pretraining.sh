@@ -11,8 +11,8 @@ ARGUMENTS=(
   # name                              | default                   | kind               | help
   "train_batch_size                   | 256                       | positive_int       | sequences per GPU and micro-batch, phase 1"
   "learning_rate                      | 6e-3                      | non_negative_float | peak learning rate, phase 1"
-  "precision                          | amp                       | $PRECISIONS        | amp is bfloat16; fp16 adds loss scaling"
-  "num_gpus                           | 8                         | non_negative_int   | on this node; 0: run on the CPU"
+  "precision                          | amp                       | $PRECISIONS        | amp, bf16, fp16, tf32 or fp32: see below"
+  "num_gpus                           | 8                         | non_negative_int   | GPUs of this node; 0: run on the CPU"
   "warmup_proportion                  | 0.2843                    | fraction           | share of train_steps for the warmup, phase 1"
   "train_steps                        | 7038                      | positive_int       | updates of phase 1"
   "save_checkpoint_steps              | 200                       | positive_int       | updates between checkpoints"
@@ -48,7 +48,8 @@ Pre-trains BERT in two phases. Arguments are positional; a missing or empty one 
   print_arguments
   cat <<'HELP'
 
-precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32.
+precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
+fp32 in float32.
 
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]

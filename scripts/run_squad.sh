@@ -14,15 +14,15 @@ ARGUMENTS=(
   "batch_size             | 32                             | positive_int       | sequences per GPU, in training and prediction"
   "learning_rate          | 4.6e-5                         | non_negative_float | peak learning rate"
   "warmup_proportion      | 0.2                            | fraction           | share of the steps for the warmup"
-  "precision              | amp                            | $PRECISIONS        | amp is bfloat16; fp16 adds loss scaling"
-  "num_gpus               | 8                              | non_negative_int   | on this node; 0: run on the CPU"
+  "precision              | amp                            | $PRECISIONS        | amp, bf16, fp16, tf32 or fp32: see below"
+  "num_gpus               | 8                              | non_negative_int   | GPUs of this node; 0: run on the CPU"
   "seed                   | 1                              | non_negative_int   | seed of the span head, dropout and sample order"
   "squad_dir              | $data_dir/download/squad/v1.1  | text               | folder of train-v*.json and dev-v*.json"
-  "vocab_file             | None                           | text               | None: that of init_checkpoint"
+  "vocab_file             | None                           | text               | vocabulary; None: that of init_checkpoint"
   "OUT_DIR                | ./results                      | text               | results go to OUT_DIR/<model>/squad"
-  "mode                   | train_eval                     | train,eval,prediction,train_eval | 'train eval' is train_eval"
-  "config_file            | None                           | text               | None: that of init_checkpoint"
-  "max_steps              | -1                             | int                | maximum; -1: as many as the epochs need"
+  "mode                   | train_eval                     | train,eval,prediction,train_eval | train, eval, prediction or train_eval"
+  "config_file            | None                           | text               | architecture; None: that of init_checkpoint"
+  "max_steps              | -1                             | int                | maximum updates; -1: as many as the epochs need"
   "enable_benchmark       | false                          | true,false         | measure the speed, save nothing"
   "benchmark_steps        | 100                            | positive_int       | updates or batches to measure"
   "benchmark_warmup_steps | 100                            | positive_int       | updates or batches before the measured ones"
@@ -40,7 +40,8 @@ Fine-tunes and evaluates BERT on SQuAD. Arguments are positional; a missing or e
   print_arguments
   cat <<'HELP'
 
-precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32.
+precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
+fp32 in float32.
 
 The report is OUT_DIR/dllogger_<num_gpus>_<precision>.json, and OUT_DIR/report.html is a page of it. The output is also
 appended to OUT_DIR/logfile.txt.

@@ -9,7 +9,7 @@ source "$root/scripts/common.sh"
 
 ARGUMENTS=(
   # name       | default   | kind               | help
-  "num_gpus    | required  | non_negative_int   | on this node, a divisor of 24; 0: run on the CPU"
+  "num_gpus    | required  | non_negative_int   | GPUs of this node, a divisor of 24; 0: run on the CPU"
   "model_file  | required  | text               | model folder to start from, or folder of steps"
   "squad_dir   | required  | text               | folder of train-v1.1.json and dev-v1.1.json"
   "output_dir  | required  | text               | results go to output_dir/<model>/squad"
