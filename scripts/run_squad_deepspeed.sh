@@ -28,8 +28,8 @@ float16 (bfloat16 on a CPU), Adam without weight decay and without bias correcti
   cat <<'HELP'
 
 Environment:
-  EXTRA_ARGS            more flags for run_squad.py, such as "--deepspeed --deepspeed_config FILE"; the last one given
-                        counts
+  EXTRA_ARGS            more flags for run_squad.py, such as "--deepspeed --deepspeed_config FILE" (ZeRO stage 0 only,
+                        as Adam without bias correction is a form of LAMB here); they override the script's own
 HELP
 }
 
