@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -20,7 +20,7 @@ CLS, SEP, MASK = 101, 102, 103
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, on machines of any speed.
-settings.register_profile("project", derandomize=True, deadline=None)
+settings.register_profile("project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
 needs_shared_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data folder beside the checkout")

@@ -46,7 +46,7 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
         sys.exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_DEAF" in os.environ else stop)
     pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
-    time.sleep(60)
+    time.sleep(120)
 flags = dict(zip(arguments, arguments[1:]))
 if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os.environ:
     phase = "phase1" if "--phase1" in arguments else "phase2"
@@ -102,7 +102,7 @@ class Checkout:
             env=self.environment(settings),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from conftest import ROOT, TINY, VOCAB_FILE, reported, write_shards
 
 LEASE_SECONDS, SETTLE_SECONDS = 5, 2
-SLOW_STEP_SECONDS = 0.4
+SLOW_STEP_SECONDS, STEPS_PER_CHECKPOINT = 1.0, 2
 NODES = ("a", "b")
 
 PROGRAM = """
@@ -154,7 +154,7 @@ class ElasticRun:
             3: "fp32",
             4: 0,
             6: max_steps,
-            7: 5,
+            7: STEPS_PER_CHECKPOINT,
             9: 2,
             17: shards,
             19: code.parent,
@@ -203,7 +203,7 @@ class ElasticRun:
                     return progress["step"], progress["world_size"]
         return 0, 0
 
-    def seconds_until(self, condition: Callable[[], bool], limit: float = 90) -> float:
+    def seconds_until(self, condition: Callable[[], bool], limit: float = 300) -> float:
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > limit:
@@ -234,8 +234,14 @@ class ElasticRun:
 
     def _wait_for_takeover(self, name: str, other: str) -> dict[str, float]:
         """The processes of the cut node must be dead before the other one goes on."""
-        dead = self.seconds_until(lambda: not self.cluster.training_pids(name))
-        assert not self.is_training_alone(other), "the cut node still trained when the other one went on"
+
+        def is_dead() -> bool:
+            has_gone_on = self.is_training_alone(other)  # before the processes are looked for
+            is_dead = not self.cluster.training_pids(name)
+            assert is_dead or not has_gone_on, "the cut node still trained when the other one went on"
+            return is_dead
+
+        dead = self.seconds_until(is_dead)
         return {"cut node's processes dead": dead, "the other trains": dead + self.seconds_until_trained(1)}
 
     def is_training_alone(self, name: str) -> bool:
@@ -257,7 +263,7 @@ class ElasticRun:
         """SIGTERM to a node, whose agent must end with a checkpoint."""
         agent, start = self.cluster.processes[name], time.monotonic()
         agent.terminate()
-        code = agent.wait(60)
+        code = agent.wait(300)
         assert code == 128 + signal.SIGTERM, code
         return {"the node has left": time.monotonic() - start, "the other trains": self.seconds_until_trained(1)}
 

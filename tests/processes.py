@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -16,6 +18,42 @@ from conftest import ROOT
 
 import run_pretraining
 from utils.errors import run_main
+
+PATIENCE = 300.0  # seconds that only a failing test waits
+PORTS = itertools.count(os.getpid() * 997)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.02)
+
+
+def kill_and_wait_for_workers(process: subprocess.Popen) -> None:
+    """Kills a program that was started with start_new_session; returns when the processes that it had started have
+    ended too."""
+    process.kill()
+    process.wait()
+    wait_until(lambda: not running_in_session(process.pid))
+
+
+def running_in_session(session: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if its_session == str(session) and state not in "ZX":
+                found.append(int(path.parent.name))
+    return found
+
+
+def free_port() -> int:
+    """A port below those that the system gives to others, so that it is still free when a later run takes it."""
+    while True:
+        port = 20_000 + next(PORTS) % 12_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _child(function: Callable, args: tuple, environment: dict[str, str], output_file: Path) -> None:
@@ -50,12 +88,9 @@ def start(
     return process
 
 
-def environments(count: int, port: int | None = None) -> list[dict[str, str]]:
+def environments(count: int) -> list[dict[str, str]]:
     """The environment of each of `count` processes of one run, as torchrun sets it."""
-    if port is None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     return [
         {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
         for rank in range(count)
@@ -72,13 +107,15 @@ def start_several(
     ]
 
 
-def exit_codes(processes: list, timeout: float = 60) -> list[int]:
-    """Waits for all processes."""
+def exit_codes(processes: list, timeout: float = PATIENCE) -> list[int]:
+    """Waits for all processes; kills them all if one hangs."""
+    end = time.monotonic() + timeout
     for process in processes:
-        process.join(timeout)
-        if process.is_alive():
+        process.join(max(end - time.monotonic(), 0))
+    if any(process.is_alive() for process in processes):
+        for process in processes:
             process.kill()
-            raise AssertionError("a process hangs")
+        raise AssertionError("a process hangs")
     return [process.exitcode for process in processes]
 
 
@@ -99,4 +136,4 @@ def torchrun(argv: list[str], output_file: Path, count: int = 2) -> Iterator[sub
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.wait(60)
+                process.wait(PATIENCE)

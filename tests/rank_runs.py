@@ -1,10 +1,7 @@
 """Functions run by several processes that talk to each other, and pre-training runs of several processes."""
 
-import contextlib
-import itertools
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +10,7 @@ from typing import Any
 
 import processes
 import torch
+from processes import free_port
 
 import run_pretraining
 from utils.distributed import init_distributed
@@ -34,23 +32,12 @@ class RankResults:
         assert not any(self.exit_codes), (self.exit_codes, self.errors)
 
 
-PORTS = itertools.count(os.getpid() * 101)
-
-
-def free_port() -> int:
-    """A port below those that the system gives to others, so that it is still free when a later run takes it."""
-    while True:
-        port = 20_000 + next(PORTS) % 12_000
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: float = 400) -> RankResults:
     """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment variables. Their output
     goes to files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     started = []
-    for number, environment in enumerate(processes.environments(count, free_port())):
+    for number, environment in enumerate(processes.environments(count)):
         process = processes.server().Process(target=_run_rank, args=(environment, folder / f"{number}", function, args))
         process.start()
         started.append(process)

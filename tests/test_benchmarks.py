@@ -46,7 +46,7 @@ def test_the_optimizers_are_measured_and_compared_with_adamw(tmp_path):
 
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
-    toy = ["--model", "tiny", "--batch-size", "4", "--rounds", "2", "--steps", "1", "--device", "cpu"]
+    toy = ["--model", "tiny", "--batch-size", "4", "--rounds", "3", "--steps", "1", "--device", "cpu"]
     assert pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
     result = json.loads(output.read_text())
     found = result["implementations"]
@@ -58,7 +58,8 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
     for figures in found.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
-        seconds = sum(figures["milliseconds"].values()) / 1000
+        # One slow round of three does not change medians; the data is measured once, and not in the rounds.
+        seconds = sum(value for part, value in figures["milliseconds"].items() if part != "data") / 1000
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
 

@@ -90,7 +90,7 @@ class Machine:
             env=environment | settings,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

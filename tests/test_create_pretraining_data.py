@@ -5,7 +5,6 @@ import hashlib
 import json
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 from conftest import CLS, MASK, ROOT, SEP, SHARED, VOCAB_FILE, assert_refused, needs_shared_data, run_program
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import kill_and_wait_for_workers
 
 from benchmarks.data_creation import NEW_WORDS, lengthen
 from benchmarks.data_creation_reference import (
@@ -424,11 +424,9 @@ def test_killed_at_random_moments_and_rerun_it_makes_the_same_files(text_folder,
     output, rng = tmp_path / "out", random.Random(0)
     words = [sys.executable, *map(str, command(text_folder, output, "--num-workers", 2))]
     for _ in range(4):
-        process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
         time.sleep(rng.uniform(0.3, 1.6))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(0.2)
+        kill_and_wait_for_workers(process)
         for path in output.glob("*.hdf5") if output.exists() else ():
             assert digests(made)[path.name] == hashlib.sha256(path.read_bytes()).hexdigest()
     result = run_program(*words[1:])

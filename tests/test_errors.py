@@ -124,7 +124,7 @@ def test_closed_standard_output_ends_the_program_without_a_traceback(tmp_path):
     assert process.stdout.readline() == "0\n"
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=300) == 141
 
 
 def test_broken_pipe_of_another_file_is_not_hidden(capfd):

@@ -6,12 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, assert_refused, pretraining_command, write_shards
+from processes import PATIENCE, exit_codes, free_port, start_several, wait_until
 
+from checkpoint_writer import CheckpointWriter
+from utils.distributed import init_distributed
 from utils.launcher import stop_with_launcher
 
 PROGRAM = (
@@ -26,11 +29,11 @@ PROGRAM = (
 SECONDS = 4.0
 
 
-def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1", program: str = PROGRAM) -> subprocess.Popen:
+def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> subprocess.Popen:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     environment = {name: str(value) for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items()}
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(SECONDS / 60)],
+        [sys.executable, "-c", PROGRAM, str(SECONDS / 60)],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -40,43 +43,34 @@ def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1", prog
 
 
 def ended(process: subprocess.Popen) -> subprocess.CompletedProcess:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_port()
 
 
 def test_a_rank_that_never_comes_is_named(port):
     assert_refused(ended(join(0, 3, port)), "ranks 1, 2 did not start within", "--distributed-timeout-minutes")
 
 
-LOSING_PROGRAM = (
-    "import os, sys, torch\n"
-    "from checkpoint_writer import CheckpointWriter\n"
-    "from utils.distributed import init_distributed\n"
-    "from utils.errors import run_main\n"
-    "def main():\n"
-    "    with init_distributed(torch.device('cpu'), float(sys.argv[1])) as distributed:\n"
-    "        print('joined', flush=True)\n"
-    "        if distributed.rank == 1:\n"
-    "            os._exit(0)\n"
-    "        CheckpointWriter('.', distributed, sharded=True)\n"
-    "run_main(main)\n"
-)
+def lose_the_other_rank(argv):
+    with init_distributed(torch.device("cpu"), float(argv[0])) as distributed:
+        print("joined", flush=True)
+        if distributed.rank == 1:
+            os._exit(0)
+        CheckpointWriter(".", distributed, sharded=True)
 
 
-def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_the_flag_says(port):
+def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_the_flag_says(tmp_path):
     """And not for the half hour that torch waits by default."""
-    processes = [join(rank, 2, port, program=LOSING_PROGRAM) for rank in range(2)]
-    started = time.monotonic()
-    main = ended(processes[0])
-    assert processes[1].wait() == 0 and main.stdout == "joined\n"
-    assert_refused(main, "another process of this run has ended")
-    assert time.monotonic() - started < 40
+    processes = start_several([6 / 60], tmp_path / "log", function=lose_the_other_rank)
+    assert exit_codes(processes) == [2, 0]
+    lines = (tmp_path / "log.0").read_text().splitlines()
+    assert "joined" in lines and not any("Traceback" in line for line in lines)
+    assert lines[-1].startswith("error: another process of this run has ended")
 
 
 def test_a_main_process_that_never_comes_is_named(port):
@@ -137,10 +131,3 @@ def processes_with(word: str) -> list[int]:
             if word.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
                 found.append(int(path.parent.name))
     return found
-
-
-def wait_until(condition, seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened in time"
-        time.sleep(0.1)

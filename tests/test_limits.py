@@ -153,7 +153,7 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert_refused(result, "out of memory on cpu", "lower the batch size", "--gradient-merge-steps")

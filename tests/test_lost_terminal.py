@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from conftest import ROOT, pretraining_command, reported, write_shards
+from processes import PATIENCE
 
 from utils.terminal import LOST_OUTPUT_CODE
 
@@ -27,11 +28,13 @@ def assert_complete(output) -> None:
 
 
 def test_a_reader_of_the_output_that_ends_does_not_end_the_run(command, tmp_path):
-    process = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # So small a pipe does not hold all of the output: the program cannot end before the reader does.
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "pipesize": 4096}
+    process = subprocess.Popen(command(tmp_path), cwd=ROOT, text=True, **pipes)
     process.stdout.readline()
     process.stdout.close()
     errors = process.stderr.read()
-    assert process.wait(120) == LOST_OUTPUT_CODE == 141
+    assert process.wait(PATIENCE) == LOST_OUTPUT_CODE == 141
     assert "Traceback" not in errors
     assert errors.count("standard output cannot be written (Broken pipe): the work goes on without it") == 1
     assert_complete(tmp_path)
@@ -43,7 +46,7 @@ def test_a_reader_of_the_output_that_ends_does_not_end_the_run(command, tmp_path
 )
 def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(command, tmp_path, redirection, code):
     line = f'exec "$@" {redirection}'
-    result = subprocess.run(["bash", "-c", line, "bash", *command(tmp_path)], cwd=ROOT, timeout=120, check=False)
+    result = subprocess.run(["bash", "-c", line, "bash", *command(tmp_path)], cwd=ROOT, timeout=PATIENCE, check=False)
     assert result.returncode == code
     assert_complete(tmp_path)
 
@@ -51,7 +54,7 @@ def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(command
 def test_an_error_keeps_its_exit_code_when_standard_error_cannot_be_written(command, tmp_path):
     words = [*command(tmp_path), "--input-dir", "/nowhere"]
     line = 'exec "$@" 2>/dev/full'
-    result = subprocess.run(["bash", "-c", line, "bash", *words], cwd=ROOT, timeout=120, check=False)
+    result = subprocess.run(["bash", "-c", line, "bash", *words], cwd=ROOT, timeout=PATIENCE, check=False)
     assert result.returncode == 2
 
 
@@ -63,7 +66,7 @@ def test_a_closed_terminal_saves_and_stops(command, tmp_path):
         assert process.poll() is None
     os.kill(process.pid, 1)
     rest = process.stdout.read()
-    assert process.wait(120) == 0
+    assert process.wait(PATIENCE) == 0
     assert "stopped by SIGHUP" in rest
     (saved,) = [path.name for path in (tmp_path / "custom" / "phase1").iterdir() if path.name.isdigit()]
     assert int(saved) >= 3

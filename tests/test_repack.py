@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from conftest import ROOT, assert_refused, run_program, sample_rows
+from processes import kill_and_wait_for_workers
 
 from hdf5_shards import KEYS, Shard
 
@@ -95,11 +95,9 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
     rng, before = random.Random(4), rows_of(nvidia)
     words = [sys.executable, ROOT / "data" / "prepare.py", "repack", nvidia, "--num-workers", "2"]
     for _ in range(3):
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         time.sleep(rng.uniform(0.3, 1.2))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(0.2)  # the workers end too
+        kill_and_wait_for_workers(process)
         assert_same_rows(rows_of(nvidia), before)
     write_nvidia_shard(nvidia / "part 0" / "train_9.h5", 50, seed=9)  # one that is left in any case
     before = rows_of(nvidia)

@@ -8,15 +8,17 @@ import re
 import resource
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import assert_refused, log_entries
-from processes import exit_codes, start, start_several, torchrun
+from processes import PATIENCE, exit_codes, start, start_several, torchrun, wait_until
 from small_runs import files_of, losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
 
+import run_pretraining
 from trainer import seed_of_step
 
 KILLS = 8
@@ -24,13 +26,6 @@ KILLS = 8
 
 def model_bytes(output: Path, step: int, phase: str = "phase1") -> bytes:
     return (steps_folder(output, phase) / str(step) / "model.safetensors").read_bytes()
-
-
-def wait_for(condition, timeout: float = 60) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "timeout"
-        time.sleep(0.01)
 
 
 def all_logged_losses(output: Path) -> set[tuple[int, float]]:
@@ -44,6 +39,20 @@ def last_step(output: Path) -> int:
     return max((step for step, _ in all_logged_losses(output)), default=0)
 
 
+def train_until_killed(argv):
+    """run_pretraining.py, killed `delay` seconds after step `target` was logged: by itself, because on a busy machine
+    another process might be late."""
+    output, target, delay, *argv = argv
+
+    def kill():
+        wait_until(lambda: last_step(output) >= target)
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    return run_pretraining.main(argv)
+
+
 def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninterrupted_run(inputs, tmp_path):
     flags = ("--max-steps", 60, "--log-freq", 1, "--num-steps-per-checkpoint", 3, "--gradient-merge-steps", 2)
     uninterrupted, killed, log = tmp_path / "uninterrupted", tmp_path / "killed", tmp_path / "killed.log"
@@ -53,12 +62,9 @@ def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninter
     command = inputs.command(killed, *flags, *resuming(killed))
     codes = []
     for target in sorted(random_.sample(range(0, 52), KILLS)):
-        process = start(command, log)
-        wait_for(lambda process=process, target=target: last_step(killed) >= target or not process.is_alive())
-        time.sleep(random_.uniform(0, 0.06))  # during a step, a checkpoint or neither
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
+        delay = random_.uniform(0, 0.06)  # during a step, a checkpoint or neither
+        process = start([killed, target, delay, *command], log, function=train_until_killed)
+        codes += exit_codes([process])
         assert all(re.fullmatch(r"\d+(\.tmp-\w+)?", name) for name in steps_in(killed))
     assert codes.count(-signal.SIGKILL) >= KILLS - 1, (codes, log.read_text())
     assert exit_codes([start(command, log)]) == [0], log.read_text()
@@ -92,18 +98,18 @@ def test_run_in_parts_is_bit_identical_to_a_run_in_one(inputs, tmp_path, precisi
 
 @pytest.mark.parametrize("signal_, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_stop_signal_saves_and_the_same_command_continues(inputs, tmp_path, signal_, code):
-    flags = ("--max-steps", 40, "--log-freq", 1, "--num-steps-per-checkpoint", 1000)
-    train(inputs.command(tmp_path / "uninterrupted", *flags))
+    flags = ("--max-steps", 100_000, "--warmup-proportion", 0)  # it does not end before the signal
+    flags = (*flags, "--log-freq", 1, "--num-steps-per-checkpoint", 100_000)
     output, log = tmp_path / "stopped", tmp_path / "log"
     command = inputs.command(output, *flags, *resuming(output))
     process = start(command, log)
-    wait_for(lambda: last_step(output) >= 3)
+    wait_until(lambda: last_step(output) >= 3)
     os.kill(process.pid, signal_)
     assert exit_codes([process]) == [code], log.read_text()
     (step,) = steps_in(output)
-    assert int(step) < 40
     assert f"stopped by {signal_.name}: the same command goes on from here" in log.read_text()
-    train(command)
+    train([*command, "--steps-this-run", "20"])
+    train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 20))
     assert losses(output) == losses(tmp_path / "uninterrupted")
 
 
@@ -111,10 +117,10 @@ def test_sigterm_to_one_process_of_torchrun_stops_and_saves_the_run(inputs, tmp_
     flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
     output, log = tmp_path / "output", tmp_path / "log"
     with torchrun(inputs.command(output, *flags, *resuming(output)), log) as process:
-        wait_for(lambda: last_step(output) >= 3)
+        wait_until(lambda: last_step(output) >= 3)
         workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         os.kill(workers[-1], signal.SIGTERM)  # one is enough
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(PATIENCE) == 0, log.read_text()
     assert len(steps_in(output)) == 1
     assert "Traceback" not in log.read_text()
 
@@ -210,7 +216,7 @@ def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
 def test_a_folder_of_steps_has_one_writer_until_that_process_ends(inputs, tmp_path):
     flags = ("--max-steps", 100_000, "--log-freq", 1, "--num-steps-per-checkpoint", 2)
     first = start(inputs.command(tmp_path, *flags), tmp_path / "first")
-    wait_for(lambda: any(name.isdigit() for name in steps_in(tmp_path)))  # a complete checkpoint
+    wait_until(lambda: any(name.isdigit() for name in steps_in(tmp_path)))  # a complete checkpoint
     second = inputs.command(tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json")
     assert_refused(run_here(second), str(steps_folder(tmp_path)), f"process {first.pid} on {socket.gethostname()}")
     assert first.is_alive() and not (tmp_path / "second.json").exists()
@@ -243,7 +249,7 @@ def test_a_file_system_without_locks_is_named(inputs, tmp_path, monkeypatch):
 def test_process_that_is_killed_ends_the_others_and_no_step_is_lost(inputs, tmp_path):
     flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
     processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
-    wait_for(lambda: last_step(tmp_path) >= 2)
+    wait_until(lambda: last_step(tmp_path) >= 2)
     processes[1].kill()
     assert exit_codes(processes) == [2, -signal.SIGKILL]
     log = (tmp_path / "log.0").read_text()
@@ -258,7 +264,8 @@ def test_checkpoint_that_cannot_be_written_ends_all_processes(inputs, tmp_path):
     steps_folder(tmp_path).mkdir(parents=True)
     (steps_folder(tmp_path) / "8").write_text("in the way")
     processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
-    assert exit_codes(processes) == [2, 0]
+    codes = exit_codes(processes)
+    assert codes[0] == 2 and codes[1] in (0, 2)  # it is told to stop, or finds that the other one has ended
     assert "error: cannot write the checkpoint" in (tmp_path / "log.0").read_text()
     assert 8 <= last_step(tmp_path) <= 12, "the run went on without checkpoints"
     assert steps_in(tmp_path) == ["4", "8"]

@@ -20,7 +20,7 @@ def test_the_estimate_is_the_measured_update_times_the_number_of_updates(inputs:
     result = train(inputs.command(tmp_path, *flags, "--benchmark-steps", 3, "--estimate"))
     *_, last = [json.loads(line.removeprefix("DLLL ")) for line in (tmp_path / "report.json").open()]
     match = re.search(r"50,000 updates of 8 sequences, .* take ([\d.]+) (\w+) on 1 x cpu", result.stdout)
-    seconds = float(match[1]) * {"s": 1, "minutes": 60, "hours": 3600}[match[2]]
+    seconds = float(match[1]) * {"s": 1, "minutes": 60, "hours": 3600, "days": 86400}[match[2]]
     assert seconds == pytest.approx(50_000 * last["data"]["step_seconds"], rel=0.06)
     assert "memory on a GPU" in result.stdout and "64 GPUs" in result.stdout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, reported
-from processes import environments, exit_codes, start_several
+from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
 import run_glue
@@ -252,7 +252,7 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
     flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5)
     assert run(files, tmp_path / "one", *flags, "--train-batch-size", 8) == 0
     commands = [
-        (environments(2)[0]["MASTER_PORT"], [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
+        (str(free_port()), [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
         for name, extra in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", "2")))
     ]
     processes = start_several(commands, tmp_path / "log", function=run_on_ports)

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard
-from processes import exit_codes, start_several, torchrun
+from processes import PATIENCE, exit_codes, start_several, torchrun
 from safetensors.torch import load_file
 from small_runs import losses, run_here, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
@@ -45,7 +45,7 @@ def test_one_process_and_two_make_the_same_updates(inputs, tmp_path, kind, rel, 
     two = inputs.command(tmp_path / "two", *flags, "--gradient-merge-steps", 2, dropout=False)
     if kind == "--optimizer=Lamb":
         with torchrun(two, tmp_path / "log") as process:
-            assert process.wait(120) == 0, (tmp_path / "log").read_text()
+            assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
     else:
         assert exit_codes(start_several(two, tmp_path / "log")) == [0, 0], (tmp_path / "log.0").read_text()
 
@@ -253,7 +253,7 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path, unbu
         shown = b""
         while chunk := read_to_the_end(reader):
             shown += chunk
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(reader)
     lines = shown.decode().replace("\r\n", "\n").split("\n")
     assert "pre-training on 1 x cpu:" in lines[0]

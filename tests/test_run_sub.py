@@ -4,14 +4,13 @@ arguments; the programs and the shards are real."""
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY, reported, write_shards
+from processes import PATIENCE, free_port, wait_until
 
 FAKE_SRUN = r"""#!/usr/bin/env bash
 printf '%s\n' "$@" >>"$FAKE_SLURM/srun"
@@ -54,8 +53,6 @@ class Cluster:
         write_shards(self.data / "hdf5/seq_512_pred_80/training", (8,), 512, 80)
 
     def environment(self, **settings: str) -> dict[str, str]:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "BERT"))}
         return inherited | {
             "PATH": f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -64,7 +61,7 @@ class Cluster:
             "SLURM_JOB_NUM_NODES": "1",
             "SLURM_JOB_NODELIST": "node-[a-b]",
             "SLURM_SUBMIT_DIR": str(ROOT),
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(free_port()),
             "BERT_PREP_WORKING_DIR": str(self.data),
             "RESULTS_DIR": str(self.folder / "results"),
             "BERT_CONFIG": str(self.config),
@@ -85,7 +82,7 @@ class Cluster:
             env=self.environment(**settings),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
 
@@ -138,12 +135,9 @@ def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
         stderr=subprocess.STDOUT,
         text=True,
     ) as job:
-        deadline = time.monotonic() + 60
-        while job.poll() is None and not (report.exists() and len(reported(report)) > 2):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2))
         job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
-        output, _ = job.communicate(timeout=60)
+        output, _ = job.communicate(timeout=PATIENCE)
     assert cluster.said("scontrol")[-1] == "requeue 1234", output
     (saved,) = (int(path.name) for path in (cluster.folder / "results/custom/phase1").glob("[0-9]*"))
     assert 2 < saved < 100000
