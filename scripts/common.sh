@@ -228,6 +228,7 @@ launch() {
   source "$(dirname "${BASH_SOURCE[0]}")/cpu_settings.sh"
   with_torchrun=false
   received=''
+  child=''
   if (($1 * nodes > 1)); then
     with_torchrun=true
     command+=(-m torch.distributed.run --nproc_per_node "$1" --signals_to_handle SIGHUP)
@@ -254,6 +255,7 @@ launch() {
     exec "${command[@]}" "${@:2}"
   ) &
   child=$!
+  [[ -z $received ]] || kill -KILL "$child" # the signal came before it could be passed on
   wait "$child" || code=$?
   while [[ -n $received ]] && kill -0 "$child" 2>/dev/null; do # the signal ended the wait, not the child
     wait "$child" || code=$?
