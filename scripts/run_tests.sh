@@ -16,4 +16,5 @@ hadolint Dockerfile
 ruff check .
 ruff format --check .
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # tests run several programs side by side: see cpu_settings.sh
-python3 -m pytest -n 2 --dist loadfile "$@" # two processes, each with whole files: fixtures are made once
+# Three processes, since many tests wait for others; each takes whole files, so that fixtures are made once.
+python3 -m pytest -n 3 --dist loadfile "$@"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,10 @@ CLS, SEP, MASK = 101, 102, 103
 
 # Models this small are slower on several threads, and many times slower where other programs want the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests that are started in the background ignore these signals, and the programs that they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples in every run, on machines of any speed.
 settings.register_profile("project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
