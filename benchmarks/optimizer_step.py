@@ -7,9 +7,10 @@
 `AdamW` is torch.optim.AdamW(fused=True). `Lamb` is the form of LAMB that training uses on the device, `Lamb, other
 form` the one for the other kind of device, and `Lamb, compiled` updates each tensor in a torch.compile graph (on a CPU
 it needs a C++ compiler; omitted with --no-compile). The forms of LAMB are checked against each other first. The
-effective bandwidth counts the fewest numbers that must be read and written if no cache holds them. AdamW reads weights,
-gradients and two moments and writes all but the gradients, 7 numbers of 4 bytes per parameter. LAMB knows its step size
-only after a whole tensor, so it has to write the update and read it and the weights again: 10.
+effective bandwidth counts the fewest numbers that must be read and written if no cache holds them. Both divide the
+gradients by a scale first, as in training. AdamW reads and writes weights, gradients and two moments, 8 numbers of 4
+bytes per parameter. LAMB knows its step size only after a whole tensor, so it has to write the update and read it and
+the weights again: 11.
 """
 
 import sys
@@ -35,7 +36,7 @@ from utils.errors import UserError, run_main
 from utils.measure import synchronize
 from utils.progress import print_line
 
-MINIMUM_BYTES = {"AdamW": 28, "Lamb": 40}  # per parameter
+MINIMUM_BYTES = {"AdamW": 32, "Lamb": 44}  # per parameter
 TOLERANCE = 1e-4  # of the forms' updates, ||difference|| / ||update||
 
 
@@ -115,8 +116,8 @@ def make_updates(
     for optimizer in (adamw, *lambs.values()):
         for p in parameters.values():
             optimizer.state[p] = {"step": torch.zeros((), device=device), **moments[p]}
-    # LAMB as training uses it: gradients are divided by a scale, and no update if they are not finite.
-    return {"AdamW": adamw.step, **{name: partial(apply_step, lamb, one, zero) for name, lamb in lambs.items()}}
+    # As in training: gradients are divided by a scale, and no update if they are not finite.
+    return {name: partial(apply_step, optimizer, one, zero) for name, optimizer in {"AdamW": adamw, **lambs}.items()}
 
 
 def check_forms(model: str, device: torch.device, compiled: bool) -> list[dict]:
