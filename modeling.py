@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from attention import PreparedAttention, default_implementation, prepare_attention
 from bert_config import BertConfig
 from dropout import Dropout
+from packed_linear import PackedLinear
 from packing import to_padded
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
@@ -36,29 +37,6 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         pass
-
-
-class PackedLinear(nn.Module):
-    """`linear` for inference on a CPU in bfloat16: oneDNN reorders the weight once, instead of in every call."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        # The number of rows is a hint only.
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 128)
-        self.bias = linear.bias.detach()
-
-    def forward(self, hidden_TE: Tensor) -> Tensor:
-        hidden_TE = hidden_TE.to(self.bias.dtype)
-        return torch.ops.mkldnn._linear_pointwise(hidden_TE, self.weight, self.bias, "none", [], "")
-
-    @staticmethod
-    def supports(weight: Tensor) -> bool:
-        """Whether this machine can compute it. The operators are those that torch.compile uses."""
-        return (
-            (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
-            and torch.backends.mkldnn.is_available()
-            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
 
 
 class Embedding(nn.Embedding):

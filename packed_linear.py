@@ -1,0 +1,27 @@
+"""Linear layers for inference on a CPU."""
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Module):
+    """`linear` for inference on a CPU in bfloat16: oneDNN reorders the weight once, instead of in every call."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        # 128 is the expected number of rows; any number works.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 128)
+        self.bias = linear.bias.detach()
+
+    def forward(self, hidden_TE: Tensor) -> Tensor:
+        hidden_TE = hidden_TE.to(self.bias.dtype)
+        return torch.ops.mkldnn._linear_pointwise(hidden_TE, self.weight, self.bias, "none", [], "")
+
+    @staticmethod
+    def supports(weight: Tensor) -> bool:
+        """Whether this machine can compute it. The operators are those that torch.compile uses."""
+        return (
+            (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
+            and torch.backends.mkldnn.is_available()
+            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
