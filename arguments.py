@@ -4,14 +4,14 @@ import argparse
 import math
 from pathlib import Path
 
-from activation_checkpointing import MODES
-from checkpoint import is_step
-from deepspeed_config import engine_config
+from checkpoint.folder import is_step
 from lr_scheduler import DECAYS, ScheduleConfig
 from optimizer import OPTIMIZERS, OptimizerConfig, check_shardable
-from parallelize import ParallelConfig
+from parallel.activation_checkpointing import MODES
+from parallel.base import ParallelConfig
+from parallel.deepspeed_config import engine_config
+from parallel.fsdp import RESHARD_AFTER_FORWARD
 from precision import DTYPES
-from sharding import RESHARD_AFTER_FORWARD
 from trainer import TrainerConfig
 from utils.command_line import (
     ArgumentParser,

@@ -1,16 +1,24 @@
-"""Evaluation: a task's metrics over a whole data set."""
+"""Evaluation, a task's metrics over a data set, and prediction, the model's output for each of its samples.
 
-from collections.abc import Iterator
+Legend: n samples.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from data_loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device
-from packing import MicroBatchLimits
-from parallelize import ParallelModel
-from runtime import Runtime
+from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
+from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
+from device import Runtime
+from parallel.base import ParallelModel
 from tasks import Task
+from utils.errors import UserError
 from utils.progress import progress_bar
 
 
@@ -41,3 +49,107 @@ def evaluate(
                 sums[name] = sums.get(name, 0.0) + float(value)
     sequences, targets, *values = distributed.all_reduce_sum([*counts, *sums.values()])
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, targets)
+
+
+# --- prediction -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """`batch_size`: sequences per GPU at a time. A benchmark measures `benchmark_steps` batches after the warmup."""
+
+    batch_size: int
+    seed: int = 42
+    benchmark: bool = False
+    benchmark_steps: int = 20
+    benchmark_warmup_steps: int = 20
+
+
+class PredictionDataset(Protocol):
+    """`lengths` [n] tokens of each sample, and token streams of samples (see data_loading/packing.py)."""
+
+    lengths: np.ndarray
+    stream_arrays: tuple[str, ...]
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
+    """This rank's batches of samples of similar length, in random order, so that the time left can be estimated. A
+    benchmark takes an even selection of them."""
+    by_length = np.argsort(-lengths, kind="stable")
+    batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
+    order = np.random.default_rng(config.seed).permutation(len(batches))
+    if config.benchmark:
+        order = order[: (config.benchmark_warmup_steps + config.benchmark_steps) * world_size]
+    return [batches[place] for place in order[rank::world_size]]
+
+
+def prediction_limits(dataset: PredictionDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
+    """The sizes of the token streams of `batch_size` samples."""
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled=False)
+    return MicroBatchLimits.for_batch(batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
+
+
+@torch.inference_mode()
+def predict(
+    parallel: ParallelModel,
+    dataset: PredictionDataset,
+    config: PredictionConfig,
+    runtime: Runtime,
+    collect: Callable[[np.ndarray, Any], None],
+) -> dict[str, float]:
+    """Calls `collect(indices, output)` with the model's output for each batch of this rank's share; returns the speed
+    of inference. The rows of the output that follow those of the samples belong to filler."""
+    distributed, device = runtime.distributed, runtime.device
+    parallel.model.eval()
+    batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
+    limits = prediction_limits(dataset, config.batch_size, runtime)
+    seconds: list[float] = []
+    # Compiled graphs need streams of one fixed size, which would be mostly filler here.
+    eager = torch.compiler.set_stance("force_eager")
+    nothing = np.zeros(0, np.int64)
+    with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
+        for indices in parallel.equalize_inference(batches, lambda: nothing):
+            started = time.perf_counter()
+            stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_arrays)
+            micro_batch = to_tensors(stream, limits, pin_memory=False)
+            max_seqlen = int(dataset.lengths[indices].max(initial=1))
+            with runtime.precision.context(device):
+                output = parallel.model(**to_device(micro_batch, device), max_seqlen=max_seqlen)
+            if len(indices):
+                collect(indices, output)
+                seconds.append(time.perf_counter() - started)
+                bar.update()
+    return inference_figures(list(map(len, batches)), seconds, config, runtime)
+
+
+def combine_ranks(logits: np.ndarray, runtime: Runtime) -> None:
+    """Adds, in place, the `logits` of all ranks, which are zero where another rank has them. Raises UserError if they
+    are not finite."""
+    if runtime.distributed.world_size > 1:
+        dist.all_reduce(torch.from_numpy(logits), group=runtime.distributed.cpu_group)
+    if not np.isfinite(logits).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, take another checkpoint")
+
+
+def log_speed(figures: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:
+    text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    runtime.reporter.log((), figures, f"prediction of {config.batch_size} sequences at a time: {text}")
+
+
+def inference_figures(
+    sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
+) -> dict[str, float]:
+    """Sequences per second over all ranks, and the latency of this rank's batches, without the first ones."""
+    warmup = config.benchmark_warmup_steps if config.benchmark else 1
+    measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
+    rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)
+    (total_rate,) = runtime.distributed.all_reduce_sum([rate])
+    milliseconds = 1000 * np.array(seconds[measured] or [0.0])
+    return {
+        "inference_sequences_per_second": total_rate,
+        "latency_ms_median": float(np.median(milliseconds)),
+        "latency_ms_p90": float(np.percentile(milliseconds, 90)),
+        "latency_ms_p99": float(np.percentile(milliseconds, 99)),
+    }

@@ -18,15 +18,14 @@ import numpy as np
 import torch
 
 from bert_config import BertConfig
-from checkpoint import find_model_folder
-from device import select_device, set_num_threads
+from checkpoint.folder import find_model_folder
+from checkpoint.model_files import open_model_weights
+from device import Runtime, select_device, set_num_threads
+from evaluation import PredictionConfig, predict
 from model_choice import CUSTOM, choose_model
-from model_files import open_model_weights
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
-from parallelize import ParallelModel
-from prediction import PredictionConfig, predict
+from parallel.base import ParallelModel
 from run_setup import load_fine_tuned
-from runtime import Runtime
 from tasks.glue import TextDataset
 from tasks.glue_files import Examples
 from tasks.squad import SquadDataset

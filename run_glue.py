@@ -27,15 +27,15 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
-from deepspeed_config import parse_with_deepspeed
-from memory_report import print_estimate
+from device import Runtime
+from diagnostics.memory_report import print_estimate
+from evaluation import PredictionConfig, combine_ranks, log_speed, predict
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
-from parallelize import ParallelModel
-from prediction import PredictionConfig, combine_ranks, log_speed, predict
+from parallel.base import ParallelModel
+from parallel.deepspeed_config import parse_with_deepspeed
 from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
-from runtime import Runtime
 from tasks.glue import (
     REGRESSION_LABELS,
     SCORES_FILE,

@@ -11,23 +11,23 @@ import torch
 
 from arguments import MAX_BATCH, amp_dtype, optimizer_config, parallel_config
 from bert_config import BertConfig
-from data_loader import LoaderConfig, StepLoader, StreamDataset
-from deepspeed_engine import check_engine_config
-from device import keep_freed_memory, select_device, set_num_threads, total_memory
+from checkpoint.identity import make_record
+from checkpoint.state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
+from data_loading.loader import LoaderConfig, StepLoader, StreamDataset
+from data_loading.packing import stream_sizes
+from device import Runtime, keep_freed_memory, select_device, set_num_threads, total_memory
 from evaluation import evaluate
 from lr_scheduler import ScheduleConfig, make_schedule
 from metrics import make_reporter
 from model_choice import ModelChoice
 from modeling import BertPreTrainedModel
 from optimizer import OptimizerConfig, make_optimizer
-from packing import stream_sizes
-from parallelize import ParallelConfig, ParallelModel, parallelize
+from parallel.base import ParallelConfig, ParallelModel
+from parallel.deepspeed import check_engine_config
+from parallelize import parallelize
 from precision import LossScale, select_precision
-from run_identity import make_record
-from runtime import Runtime
 from tasks import Task
 from tokenizer import BertTokenizer
-from train_state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
 from trainer import Trainer, TrainerConfig
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint_writer import CheckpointWriter
-from data_loader import StepBatch, to_device
-from device import peak_flops
+from checkpoint.identity import RunRecord
+from checkpoint.state import TrainState
+from checkpoint.writer import CheckpointWriter
+from data_loading.loader import StepBatch, to_device
+from device import Runtime, peak_flops
 from lr_scheduler import ScheduleTable
 from metrics import (
     Benchmark,
@@ -29,11 +31,8 @@ from metrics import (
     format_metrics,
     training_flops,
 )
-from parallelize import ParallelModel
-from run_identity import RunRecord
-from runtime import Runtime
+from parallel.base import ParallelModel
 from tasks import Task
-from train_state import TrainState
 from utils.distributed import translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch
@@ -44,7 +43,7 @@ from utils.stop_signal import StopSignal
 @dataclass(frozen=True)
 class TrainerConfig:
     """The length of a run, and what it does besides training. `eval_steps` 0: no evaluation. `record`: see
-    run_identity.py; None on ranks other than the main one, and for benchmarks."""
+    checkpoint/identity.py; None on ranks other than the main one, and for benchmarks."""
 
     max_steps: int
     checkpoint_folder: Path

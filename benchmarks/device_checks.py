@@ -27,11 +27,10 @@ from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.optimizer_step import check_forms
 from bert_config import BertConfig
-from data_loader import LoaderConfig, StepBatch, make_step_batch
-from device import select_device, set_num_threads
+from data_loading.loader import LoaderConfig, StepBatch, make_step_batch
+from device import Runtime, select_device, set_num_threads
 from modeling import BertForPreTraining
 from precision import Precision
-from runtime import Runtime
 from tasks.pretraining import PretrainingTask
 from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int

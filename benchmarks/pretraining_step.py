@@ -35,13 +35,13 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
-from data_loader import LoaderConfig, StepBatch, make_step_batch, to_device
+from data_loading.loader import LoaderConfig, StepBatch, make_step_batch, to_device
+from data_loading.packing import IGNORED_LABEL, stream_sizes
+from data_loading.sample_order import sample_order
 from device import peak_flops, set_num_threads
 from metrics import training_flops
 from modeling import BertForPreTraining
-from packing import IGNORED_LABEL, stream_sizes
 from precision import Precision
-from sample_order import sample_order
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main

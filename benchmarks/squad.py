@@ -39,12 +39,12 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
-from data_loader import LoaderConfig, make_step_batch, to_device, to_tensors
+from data_loading.loader import LoaderConfig, make_step_batch, to_device, to_tensors
+from data_loading.packing import stream_sizes
+from data_loading.sample_order import sample_order
 from device import select_device, set_num_threads
+from evaluation import PredictionConfig, prediction_batches, prediction_limits
 from modeling import BertForQuestionAnswering
-from packing import stream_sizes
-from prediction import PredictionConfig, prediction_batches, prediction_limits
-from sample_order import sample_order
 from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer

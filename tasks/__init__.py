@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # data/prepare.py reads tasks.glue_files, and would wait two seconds for torch
     from torch import Tensor, nn
 
-    from data_loader import MicroBatch
+    from data_loading.loader import MicroBatch
 
 
 class Task(Protocol):

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from data_loader import MicroBatch
+from data_loading.loader import MicroBatch
+from data_loading.packing import IGNORED_LABEL
 from loss import summed_cross_entropy
-from packing import IGNORED_LABEL
 from tasks.glue_files import Examples, TextTask
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from data_loader import MicroBatch
-from hdf5_shards import KEYS, Shard, find_shards
+from data_loading.hdf5_shards import KEYS, Shard, find_shards
+from data_loading.loader import MicroBatch
 from loss import pretraining_sums
 from utils.errors import UserError
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from data_loader import MicroBatch
+from data_loading.loader import MicroBatch
 from loss import span_sum
 from tasks.squad_file import Question, Squad, answer_characters
 from tasks.text_sequences import SequenceDataset, encode

@@ -49,7 +49,7 @@ class SequenceDataset:
         return SequenceSamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The sequences `indices` [N] as a token stream (see packing.py), with all labels [N]."""
+        """The sequences `indices` [N] as a token stream (see data_loading/packing.py), with all labels [N]."""
         length_N = self.lengths[indices]
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)

@@ -12,11 +12,12 @@ from processes import exit_codes, start_several
 from small_runs import RunInputs, losses, resuming, train, weights
 from torch import Tensor, nn
 
-from activation_checkpointing import MODES
 from bert_config import BertConfig
 from loss import pretraining_sums
 from modeling import BertForPreTraining
-from parallelize import ParallelConfig, parallelize
+from parallel.activation_checkpointing import MODES
+from parallel.base import ParallelConfig
+from parallelize import parallelize
 from precision import Precision
 from utils.distributed import DistributedContext
 

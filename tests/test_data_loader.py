@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import InMemoryDataset
 
-from data_loader import LoaderConfig, StepLoader, batches_in_order, make_step_batch
-from packing import CPU_SIZES, MicroBatchLimits, stream_sizes
-from sample_order import sample_order
+from data_loading.loader import LoaderConfig, StepLoader, batches_in_order, make_step_batch
+from data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
+from data_loading.sample_order import sample_order
 from tasks.pretraining import PretrainingDataset
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)

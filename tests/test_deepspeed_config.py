@@ -8,11 +8,11 @@ import pytest
 from conftest import assert_refused
 from small_runs import run_here
 
-import deepspeed_config
 import run_glue
 import run_pretraining
 import run_squad
 from arguments import parallel_config
+from parallel import deepspeed_config
 from utils.command_line import Arguments
 from utils.errors import UserError
 

@@ -11,19 +11,19 @@ from torch.utils.flop_counter import FlopCounterMode
 import run_setup
 from benchmarks.common.training import RandomDataset, batch_stats
 from bert_config import BertConfig
-from data_loader import LoaderConfig, make_step_batch
+from checkpoint.state import CheckpointMetadata, StartConfig
+from data_loading.loader import LoaderConfig, make_step_batch
+from device import Runtime
 from lr_scheduler import ScheduleConfig
 from metrics import training_flops
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import OptimizerConfig, make_optimizer
-from parallelize import ParallelConfig
+from parallel.base import ParallelConfig
 from precision import Precision
 from run_setup import RunConfig, build_trainer
-from runtime import Runtime
 from tasks import Task
 from tasks.pretraining import PretrainingTask
 from tasks.squad import LABELS, SquadTask
-from train_state import CheckpointMetadata, StartConfig
 from trainer import Trainer, TrainerConfig
 
 META = torch.device("meta")

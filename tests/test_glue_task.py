@@ -15,11 +15,11 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
 from bert_config import BertConfig
-from data_loader import filler_micro_batch, make_step_batch
+from checkpoint.rows import open_safetensors
+from checkpoint.weights import select_weights
+from data_loading.loader import filler_micro_batch, make_step_batch
+from data_loading.packing import MicroBatchLimits
 from modeling import BertForSequenceClassification
-from packing import MicroBatchLimits
-from pretrained import select_weights
-from safetensors_rows import open_safetensors
 from tasks.glue import (
     ClassificationTask,
     TextDataset,

@@ -13,8 +13,8 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 import optimizer as optimizers
+from data_loading.sample_order import sample_order
 from optimizer import Lamb, OptimizerConfig, apply_step, make_optimizer, parameter_groups, total_norm
-from sample_order import sample_order
 from utils.errors import UserError
 
 SHAPES = {

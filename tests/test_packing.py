@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_config import BertConfig
+from data_loading.packing import (
+    MicroBatchLimits,
+    filler_stream,
+    pack,
+    pad_stream,
+    padded_index,
+    stream_index,
+    to_padded,
+)
 from loss import pretraining_sums
 from modeling import BertForPreTraining
-from packing import MicroBatchLimits, filler_stream, pack, pad_stream, padded_index, stream_index, to_padded
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 

@@ -11,7 +11,7 @@ from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, reported, run_progr
 from safetensors.torch import load_file, save_file
 
 import run_squad
-from sample_order import sample_order
+from data_loading.sample_order import sample_order
 from tasks.squad import SquadDataset
 from tasks.squad_answers import decode
 from tasks.squad_file import read_squad

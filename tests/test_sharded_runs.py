@@ -12,8 +12,8 @@ from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, steps_folder, weights
 
-from data_loader import LoaderConfig, StepLoader
-from sharding import LocalShards
+from data_loading.loader import LoaderConfig, StepLoader
+from parallel.fsdp import LocalShards
 from tasks.pretraining import PretrainingDataset
 
 STEPS = 20

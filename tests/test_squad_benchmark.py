@@ -9,7 +9,7 @@ from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, run_program
 
 from benchmarks.squad import BY_LENGTH, FILE_ORDER, ordered_batches
 from benchmarks.squad_finetune import summarize
-from prediction import PredictionConfig, prediction_batches
+from evaluation import PredictionConfig, prediction_batches
 
 FACTS = [
     ("Anna", "Paris", "a baker"),

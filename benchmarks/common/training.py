@@ -8,19 +8,18 @@ from torch import nn
 
 from benchmarks.common.results import ROOT
 from bert_config import BertConfig
-from data_loader import LoaderConfig, StepBatch
-from device import select_device
+from checkpoint.state import CheckpointMetadata, StartConfig
+from data_loading.loader import LoaderConfig, StepBatch
+from device import Runtime, select_device
 from lr_scheduler import ScheduleConfig
 from metrics import GlobalBatchStats
 from modeling import BertPreTrainedModel
 from optimizer import OptimizerConfig, parameter_groups
-from parallelize import ParallelConfig
+from parallel.base import ParallelConfig
 from precision import select_precision
 from run_setup import RunConfig, build_trainer
-from runtime import Runtime
 from tasks import Task
 from tasks.pretraining import PretrainingDataset
-from train_state import CheckpointMetadata, StartConfig
 from trainer import Trainer, TrainerConfig
 
 MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/

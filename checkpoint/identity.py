@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint import MANIFEST_FILE, checkpoint_steps, remove_checkpoint
-from model_files import WEIGHT_FILES
+from checkpoint.folder import MANIFEST_FILE, checkpoint_steps, remove_checkpoint
+from checkpoint.model_files import WEIGHT_FILES
 from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import file_digest, read_json_object, write_json

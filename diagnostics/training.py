@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_loader import StepBatch, make_step_batch
-from doctor_machine import Findings, needed_and_free_memory
+from checkpoint.identity import check_record
+from checkpoint.state import StartConfig, find_start
+from data_loading.loader import StepBatch, make_step_batch
+from device import Runtime
+from diagnostics.machine import Findings, needed_and_free_memory
+from diagnostics.memory import MemorySettings
+from diagnostics.run_time import RunSize, devices_line, format_time, time_line
 from lr_scheduler import ScheduleConfig
-from memory_estimate import MemorySettings
 from metrics import RecordingSink, Reporter, Step, training_flops
 from model_choice import is_uncased
 from optimizer import OptimizerConfig
 from report_records import Stage, has_records, read_runs
-from run_estimate import RunSize, devices_line, format_time, time_line
-from run_identity import check_record
 from run_setup import TrainingPlan
-from runtime import Runtime
 from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
-from train_state import StartConfig, find_start
 from utils.command_line import Arguments
 from utils.progress import print_line
 

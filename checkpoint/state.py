@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from checkpoint import (
+from checkpoint.folder import (
     checkpoint_steps,
     find_checkpoint,
     find_model_folder,
@@ -26,15 +26,15 @@ from checkpoint import (
     prepare_folder,
     progress_file,
 )
-from checkpoint_progress import check_progress
-from checkpoint_writer import Checkpoint
-from model_files import open_model_weights
+from checkpoint.identity import RunRecord, check_record, overwrite, write_record
+from checkpoint.model_files import open_model_weights
+from checkpoint.progress import check_progress
+from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
+from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
+from checkpoint.writer import Checkpoint
 from optimizer import state_names
-from parallelize import ParallelModel
+from parallel.base import ParallelModel
 from precision import LossScale
-from pretrained import check_same_kind, checkpoint_shapes, copy_rows, select_weights
-from run_identity import RunRecord, check_record, overwrite, write_record
-from safetensors_rows import LazyTensor, TensorRows, open_safetensors
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import lock_folder

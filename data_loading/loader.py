@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from packing import MicroBatchLimits, filler_stream, pack, pad_stream
-from sample_order import rank_positions, sample_order
+from data_loading.packing import MicroBatchLimits, filler_stream, pack, pad_stream
+from data_loading.sample_order import rank_positions, sample_order
 
 STEPS_AHEAD = 2  # per worker
 MicroBatch = dict[str, torch.Tensor]
@@ -28,7 +28,7 @@ class Samples(Protocol):
     num_targets: np.ndarray
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples `rows` as one token stream (see packing.py)."""
+        """The samples `rows` as one token stream (see data_loading/packing.py)."""
 
 
 class StreamDataset(Protocol):
