@@ -82,17 +82,14 @@ def extract_vocabulary(path: Path) -> tuple[Path, bool]:
     return vocab_file, do_lower_case
 
 
-def starting_folder(args: Arguments) -> Path | None:
-    """The model folder, with a config, that the run starts from; the newest one of a folder of steps."""
-    for name in ("from_pretrained_params", "from_phase1_final_params", "from_checkpoint"):
-        path = getattr(args, name, None)
-        if path is None:
-            continue
-        candidates = [path, *(path / str(step) for step in reversed(checkpoint_steps(path)))]
-        for candidate in candidates:
-            if (candidate / CONFIG_FILE).is_file():
-                return candidate
-    return None
+def initial_folder(args: Arguments) -> Path | None:
+    """The model folder that the run starts from, verified, if it has a config."""
+    folder = getattr(args, "from_phase1_final_params", None) or args.from_pretrained_params
+    if folder is not None and folder.is_dir():
+        folder = find_model_folder(folder, log=lambda _: None)
+    elif args.from_checkpoint is not None:
+        folder = find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, log=lambda _: None)
+    return folder if folder is not None and (folder / CONFIG_FILE).is_file() else None
 
 
 def read_config(path: Path) -> BertConfig:

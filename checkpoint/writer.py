@@ -5,7 +5,6 @@ import itertools
 import json
 import shutil
 import threading
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,22 +18,21 @@ from checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
-    TEMPORARY_SUFFIX,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_SUFFIX,
     TOKENIZER_FILE,
     VOCAB_FILE,
     block_digests,
     is_valid,
     manifest_of,
     num_blocks,
-    optimizer_file,
-    progress_file,
-    remove_checkpoint,
     remove_old_checkpoints,
 )
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import sync
+from utils.files import publish_folder, temporary_path
+from utils.measure import available_memory
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes, of tensors in the writer's memory
@@ -56,7 +54,7 @@ class Checkpoint:
     prefix: str = "model"
 
     def tensor_files(self) -> dict[str, tuple[Sequence[TensorRows], dict[str, str]]]:
-        return {MODEL_FILE: (self.model, {"format": "pt"}), optimizer_file(self.prefix): (self.optimizer, {})}
+        return {MODEL_FILE: (self.model, {"format": "pt"}), self.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {})}
 
     def text_files(self) -> dict[str, str]:
         tokenizer = {
@@ -64,7 +62,7 @@ class Checkpoint:
             "do_lower_case": self.do_lower_case,
             "model_max_length": self.config.get("max_position_embeddings", 512),
         }
-        values = {CONFIG_FILE: self.config, progress_file(self.prefix): self.progress, TOKENIZER_FILE: tokenizer}
+        values = {CONFIG_FILE: self.config, self.prefix + PROGRESS_SUFFIX: self.progress, TOKENIZER_FILE: tokenizer}
         return {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
 
 
@@ -121,7 +119,7 @@ class CheckpointWriter:
         if not self.is_writer:
             return
         self.wait()
-        attempt = f"{checkpoint.step}{TEMPORARY_SUFFIX}-{uuid.uuid4().hex[:8]}"
+        attempt = temporary_path(self.parent / str(checkpoint.step)).name
         if self.writers > 1:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
@@ -208,7 +206,8 @@ def write_checkpoint(
         lambda: _write_parts(temporary, checkpoint, layouts),
         lambda: digests.append(_hash_blocks(temporary, rank, writers)),
         lambda: _write_manifest(temporary, digests[0], rank, group),
-        lambda: rank == 0 and _publish(temporary, folder, keep),
+        lambda: rank == 0 and publish_folder(temporary, folder),
+        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, keep),
     )
     for stage in stages:
         try:
@@ -276,23 +275,3 @@ def _write_manifest(folder: Path, digests_32: Tensor, rank: int, group: "dist.Pr
     if rank == 0:
         manifest = manifest_of(_file_sizes(folder), [bytes(row.tolist()).hex() for row in digests_32])
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _publish(temporary: Path, folder: Path, keep: int) -> None:
-    for path in temporary.iterdir():
-        sync(path)
-    sync(temporary)
-    if folder.is_dir():  # a damaged checkpoint of the same step
-        remove_checkpoint(folder)
-    temporary.rename(folder)
-    sync(folder.parent)
-    remove_old_checkpoints(folder.parent, int(folder.name), keep)
-
-
-def available_memory() -> float:
-    """Bytes of memory that this machine can still give, where it tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bert_config import BertConfig
-from checkpoint.model_files import read_model_tensors
+from checkpoint.weights import read_model_tensors
 from checkpoint_formats.source_weights import SourceWeights, translate
 from utils.errors import UserError
 

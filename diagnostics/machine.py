@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.folder import checkpoint_steps
-from checkpoint.writer import KEPT_CHECKPOINTS, available_memory
+from checkpoint.writer import KEPT_CHECKPOINTS
 from device import Runtime
 from diagnostics.memory import MemorySettings, estimate_memory, num_parameters
 from diagnostics.run_time import LIBRARY_BYTES, memory_line
@@ -23,6 +23,7 @@ from tasks.glue import load_metrics
 from utils import requirements
 from utils.command_line import Arguments
 from utils.errors import UserError, one_line
+from utils.measure import available_memory
 from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ from small_runs import resuming, rewrite_manifest, run_here, steps_folder, steps
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 import checkpoint.folder
-from checkpoint.folder import BadCheckpoint, is_valid, latest_checkpoint, verify_checkpoint
+from checkpoint.folder import BadCheckpoint, is_valid, newest_checkpoint, verify_checkpoint
 from modeling import BertForPreTraining
 from utils.errors import UserError
 
@@ -246,12 +246,12 @@ def test_only_numbers_in_their_usual_form_are_steps(copied):
         shutil.copytree(folder / "8", folder / name)
     (folder / "99").write_text("a file")
     assert checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
-    assert latest_checkpoint(folder) == folder / "8"
+    assert newest_checkpoint(folder) == folder / "8"
 
 
 def test_folder_without_checkpoints_has_no_latest_one(tmp_path):
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "nowhere") is None
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "nowhere") is None
 
 
 def test_model_folder_may_be_a_folder_of_steps(finished, tmp_path):

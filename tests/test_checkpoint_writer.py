@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 import checkpoint.folder
 import checkpoint.writer
-from checkpoint.folder import checkpoint_steps, latest_checkpoint, prepare_folder, verify_checkpoint
+import utils.files
+from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftovers, verify_checkpoint
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter, write_checkpoint
 from utils.distributed import DistributedContext
@@ -61,14 +62,14 @@ def write(parent: Path, content: Checkpoint, **options) -> Path:
 
 def test_old_checkpoints_are_removed_after_the_new_one_is_complete(tmp_path, small, monkeypatch):
     removed = []
-    really_remove = checkpoint.folder.remove_checkpoint
+    really_remove = checkpoint.folder.remove
 
     def remove(folder: Path) -> None:
         verify_checkpoint(tmp_path / str(int(folder.name) + 3))
         removed.append(folder.name)
         really_remove(folder)
 
-    monkeypatch.setattr(checkpoint.folder, "remove_checkpoint", remove)
+    monkeypatch.setattr(checkpoint.folder, "remove", remove)
     for step in range(1, 6):
         write(tmp_path, small(step))
     assert removed == ["1", "2"]
@@ -87,30 +88,30 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
 
         return sync
 
-    monkeypatch.setattr(checkpoint.writer, "sync", interrupt(KeyboardInterrupt()))
+    monkeypatch.setattr(utils.files, "sync", interrupt(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, small(2))
     (left,) = tmp_path.glob("2.tmp-*")
     assert checkpoint_steps(tmp_path) == [1]
-    assert latest_checkpoint(tmp_path) == tmp_path / "1"
+    assert newest_checkpoint(tmp_path) == tmp_path / "1"
 
-    monkeypatch.setattr(checkpoint.writer, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(utils.files, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(UserError, match=r"No space left on device.*the checkpoints before it are unchanged"):
         write(tmp_path, small(2))
     assert list(tmp_path.glob("2.tmp-*")) == [left]
     monkeypatch.undo()
     assert write(tmp_path, small(2)) == tmp_path / "2"
     verify_checkpoint(tmp_path / "2")
-    prepare_folder(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
-def test_prepare_folder_removes_only_temporary_folders_of_steps(tmp_path, small):
+def test_leftovers_are_only_temporary_folders_of_steps(tmp_path, small):
     write(tmp_path, small(3))
     for name in ("4.tmp-1a2b3c4d", "2.tmp-removed", "notes.tmp-1", "x.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("")
-    prepare_folder(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "notes.tmp-1", "x.tmp"]
 
 

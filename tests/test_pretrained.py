@@ -11,9 +11,8 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 from bert_config import BertConfig
-from checkpoint.model_files import open_model_weights
 from checkpoint.rows import LazyTensor
-from checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
+from checkpoint.weights import checkpoint_shapes, copy_rows, open_model_weights, select_weights
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
 from utils.errors import UserError
 

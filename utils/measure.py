@@ -56,6 +56,15 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def available_memory() -> float:
+    """Bytes of memory that this machine can still give, where it tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))
+
+
 def peak_memory_bytes(device: torch.device) -> int | None:
     """The most memory that this process has held: on the GPU, or in all; None where the system does not tell.
     (getrusage's figure is no use here: a process takes over that of the one which started it.)"""
