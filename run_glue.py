@@ -29,12 +29,13 @@ from arguments import (
 )
 from device import Runtime
 from diagnostics.memory_report import print_estimate
-from evaluation import PredictionConfig, combine_ranks, log_speed, predict
+from evaluation import combine_ranks, log_speed, predict
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
+from run_config import PredictionConfig
 from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
 from tasks.glue import (
     REGRESSION_LABELS,
@@ -222,8 +223,8 @@ class TrainingSet:
         )
 
 
-def open_training_set(args: Arguments) -> TrainingSet:
-    task, choice = choose_task(args), choose_model(args)
+def open_training_set(args: Arguments, runtime: Runtime) -> TrainingSet:
+    task, choice = choose_task(args), choose_model(args, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     path = task.train_file(args.data_dir) if args.data_dir else args.train_file
     examples = read_examples(path, task, labelled=True)
@@ -235,7 +236,7 @@ def open_training_set(args: Arguments) -> TrainingSet:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    return open_training_set(args).plan(args, runtime)
+    return open_training_set(args, runtime).plan(args, runtime)
 
 
 def stored_labels(folder: Path, task: TextTask) -> tuple[str, ...]:
@@ -309,7 +310,7 @@ def run_glue(args: Arguments, runtime: Runtime) -> int:
     if args.do_eval:
         load_metrics()  # a missing package is known before the training
     if not args.do_train:
-        task, choice = choose_task(args), choose_model(args)
+        task, choice = choose_task(args), choose_model(args, runtime.distributed.on_main)
         tokenizer = make_tokenizer(args, choice)
         model_folder = find_fine_tuned(args, runtime)
         task = dataclasses.replace(task, labels=stored_labels(model_folder, task))
@@ -319,7 +320,7 @@ def run_glue(args: Arguments, runtime: Runtime) -> int:
         predict_all(args, task, parallel, sets, args.output_dir / choice.name / phase_of(args), runtime)
         return 0
 
-    training_set = open_training_set(args)
+    training_set = open_training_set(args, runtime)
     task, folder = training_set.task, args.output_dir / training_set.choice.name / phase_of(args)
     sets = open_evaluation_sets(args, task, training_set.tokenizer)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:

@@ -28,11 +28,12 @@ from arguments import (
 from device import Runtime
 from diagnostics.memory_report import print_estimate
 from evaluate_squad import evaluate
-from evaluation import PredictionConfig, combine_ranks, log_speed, predict
+from evaluation import combine_ranks, log_speed, predict
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
+from run_config import PredictionConfig
 from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
 from tasks.squad import SquadDataset, SquadTask
 from tasks.squad_answers import RESULT_FILES, decode, write_predictions
@@ -208,7 +209,7 @@ def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    choice = choose_model(args)
+    choice = choose_model(args, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     dataset = open_dataset(args.train_file, tokenizer, True, args)
     runtime.reporter.log("PARAMETER", {"training_samples": len(dataset.squad.questions)})
@@ -219,7 +220,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 
 def run_squad(args: Arguments, runtime: Runtime) -> int:
-    choice = choose_model(args)
+    choice = choose_model(args, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     plan = plan_training(args, runtime) if args.do_train else None
     predicts = args.do_predict or args.do_eval

@@ -9,7 +9,6 @@ import math
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,14 @@ from checkpoint.folder import (
     remove_leftovers,
     verify_checkpoint,
 )
-from checkpoint.identity import RunRecord, check_record, overwrite, write_record
+from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, open_model_weights, select_weights
 from checkpoint.writer import Checkpoint
 from optimizer import state_names
 from parallel.base import ParallelModel
 from precision import LossScale
+from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import FolderLock, lock_folder, read_json_object, temporary_path
@@ -47,33 +47,6 @@ PROGRESS_KEYS: dict[type, tuple[str, ...]] = {
     dict: ("loss_scale",),
 }
 PROGRESS_DEFAULTS = {"train_seconds": 0.0, "raw_train_seconds": 0.0, "schedule_start": 0}
-
-
-@dataclass(frozen=True)
-class StartConfig:
-    """Where a run starts from, as the flags of the same names say. result_files: what `overwrite` removes besides
-    checkpoints."""
-
-    from_checkpoint: Path | None = None
-    last_step_of_checkpoint: str | None = None
-    from_phase1_final_params: Path | None = None
-    from_pretrained_params: Path | None = None
-    overwrite: bool = False
-    lr_rewarmup: bool = False
-    result_files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """What a checkpoint folder records besides the run's state."""
-
-    phase: str
-    arguments: dict[str, Any]
-    num_samples: int
-    seed: int
-    vocab_file: Path
-    do_lower_case: bool
-    prefix: str = "model"
 
 
 class TrainState:
