@@ -39,12 +39,11 @@ from utils.files import FolderLock, lock_folder, read_json_object, temporary_pat
 from utils.progress import print_line
 
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
-# Keys of the progress file, by the type of their values. Checkpoints of earlier versions lack those with a default.
+# Keys of the progress file and of its loss scale. Checkpoints of earlier versions lack those with a default.
 PROGRESS_KEYS: dict[type, tuple[str, ...]] = {
-    int: ("step", "samples_consumed", "schedule_start", "seed", "num_samples"),
-    float: ("train_seconds", "raw_train_seconds"),
     str: ("phase", "optimizer"),
-    dict: ("loss_scale",),
+    int: ("step", "samples_consumed", "schedule_start", "seed", "num_samples"),
+    float: ("train_seconds", "raw_train_seconds", "value", "clean_steps"),
 }
 PROGRESS_DEFAULTS = {"train_seconds": 0.0, "raw_train_seconds": 0.0, "schedule_start": 0}
 
@@ -89,16 +88,8 @@ class TrainState:
                     optimizer.append(self._rows(name, f"{name}.{key}", value))
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
         metadata = self.metadata
-        return Checkpoint(
-            self.step,
-            model,
-            optimizer,
-            config,
-            self._progress(),
-            metadata.vocab_file,
-            metadata.do_lower_case,
-            metadata.prefix,
-        )
+        text = (self._progress(), metadata.vocab_file, metadata.do_lower_case, metadata.prefix)
+        return Checkpoint(self.step, model, optimizer, config, *text)
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the
@@ -203,26 +194,25 @@ class TrainState:
 
     def restore(self, folder: Path) -> None:
         """Continues from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
-        progress = read_progress(folder, self.metadata.prefix)
-        if progress["phase"] != self.metadata.phase:
+        progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
+        if progress["phase"] != metadata.phase:
             raise UserError(
-                f"checkpoint {folder} was saved in {progress['phase']}; this run is {self.metadata.phase}: to start "
-                f"from its weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
+                f"checkpoint {folder} was saved in {progress['phase']}; this run is {metadata.phase}: to start from "
+                f"its weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
             )
+        for name, key, now in (
+            ("--seed", "seed", metadata.seed),
+            ("the number of samples", "num_samples", metadata.num_samples),
+        ):
+            if progress[key] != now:
+                raise UserError(
+                    f"checkpoint {folder}: {name} was {progress[key]}; this run uses {now}: use the same, or take only "
+                    f"its weights with --from-pretrained-params"
+                )
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = progress["samples_consumed"], progress["schedule_start"]
-        self.train_seconds = float(progress["train_seconds"])
-        self.raw_train_seconds = float(progress["raw_train_seconds"])
+        self.train_seconds, self.raw_train_seconds = progress["train_seconds"], progress["raw_train_seconds"]
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
-        for what, now, then in [
-            ("--seed", self.metadata.seed, progress["seed"]),
-            ("number of samples", self.metadata.num_samples, progress["num_samples"]),
-        ]:
-            if now != then:
-                raise UserError(
-                    f"checkpoint {folder} was saved with {what} {then}, but this run uses {now}: use the same, or take "
-                    f"only its weights with --from-pretrained-params"
-                )
 
     def continue_phase1(self, folder: Path) -> None:
         """Continues from the last checkpoint of phase 1 on other data: weights, optimizer, loss scale and number of
@@ -274,10 +264,14 @@ def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
     progress = {**PROGRESS_DEFAULTS, **read_json_object(path, "the progress of a checkpoint")}
+    scale = progress.get("loss_scale")
+    values = {**progress, **(scale if isinstance(scale, dict) else {})}
     for kind, keys in PROGRESS_KEYS.items():
         for key in keys:
-            if not isinstance(progress.get(key), kind):
-                raise UserError(f"{path}: {key} is {progress.get(key)!r}, expected {kind.__name__}: {ADVICE}")
+            value = values.get(key)
+            is_known = isinstance(value, int | float if kind is float else kind)
+            if not is_known or (kind is not str and not 0 <= value <= (2**53 if kind is int else 3e38)):
+                raise UserError(f"{path}: {key} is {value!r}, which this version cannot read: {ADVICE}")
     if is_step(folder.name) and progress["step"] != int(folder.name):
         raise UserError(f"{path}: step is {progress['step']}, but the folder is {folder.name}: rename the folder")
     return progress
@@ -310,30 +304,25 @@ def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str
 
 
 def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
-    """The checkpoint, or else the model folder, that `config` names; see `TrainState.start_from`."""
-    if config.last_step_of_checkpoint is not None and config.from_checkpoint is None:
-        raise UserError("--last-step-of-checkpoint needs --from-checkpoint: give the folder of steps")
-    checkpoint = None
+    """The checkpoint, or else the model folder, that `config` names, verified; see `TrainState.start_from`.
+
+    saves: whether the run will save to `checkpoint_folder`, which then must hold no checkpoint that is newer."""
+    checkpoint = folder = None
     if config.from_checkpoint is not None:
         checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
         if checkpoint is None:
             print_line(f"no checkpoint in {config.from_checkpoint} yet: starting at step 1")
-    if saves:
-        refuse_newer_checkpoints(checkpoint_folder, checkpoint)
+    if saves and (newest := newest_checkpoint(checkpoint_folder, log=lambda _: None)) is not None:
+        resumes_here = checkpoint is not None and checkpoint.parent.resolve() == checkpoint_folder.resolve()
+        if not resumes_here or int(newest.name) > int(checkpoint.name):
+            raise UserError(
+                f"{checkpoint_folder} already holds step {newest.name}: to resume from it, add --from-checkpoint "
+                f"{checkpoint_folder} --last-step-of-checkpoint auto; to start again, move it away or choose another "
+                f"--output-dir"
+            )
     weights = config.from_phase1_final_params or config.from_pretrained_params
-    folder = find_model_folder(weights) if checkpoint is None and weights is not None else None
-    if folder is not None and config.lr_rewarmup:
-        verify_checkpoint(folder)
+    if checkpoint is None and weights is not None:
+        folder = find_model_folder(weights)
+        if config.lr_rewarmup:
+            verify_checkpoint(folder)
     return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
-
-
-def refuse_newer_checkpoints(folder: Path, found: Path | None) -> None:
-    """Raises UserError if the folder of steps `folder` holds checkpoints that are newer than `found`: two runs must not
-    mix in one folder."""
-    step = int(found.name) if found is not None and found.parent.resolve() == folder.resolve() else 0
-    newest = newest_checkpoint(folder, log=lambda _: None)
-    if newest is not None and int(newest.name) > step:
-        raise UserError(
-            f"{folder} already holds step {newest.name}: to resume from it, add --from-checkpoint {folder} "
-            f"--last-step-of-checkpoint auto; to start again, move it away or choose another --output-dir"
-        )

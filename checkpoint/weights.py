@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bert_config import BertConfig
-from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, MODEL_FILE, VOCAB_FILE, WEIGHT_FILES
+from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, VOCAB_FILE, WEIGHT_FILES
 from checkpoint.rows import LazyTensor, open_safetensors
 from utils.errors import UserError
-from utils.files import read_json, read_json_object
+from utils.files import read_json_object
 from utils.progress import print_line
 
 HEADS = ("cls.", "qa_outputs.", "classifier.")
@@ -28,73 +26,48 @@ UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-class InertObject:
-    """Stands in for an object in a pickle that is not needed. It takes any state and does nothing with it."""
-
-    def __new__(cls, *_args: Any) -> "InertObject":
-        return super().__new__(cls)
-
-    def __init__(self, *_args: Any):
-        pass
-
-    def __setstate__(self, _state: Any) -> None:
-        pass
-
-
-def read_model_tensors(folder: str | Path) -> dict[str, Tensor]:
-    """The weights in a Hugging Face model folder by name, on the CPU.
+def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
+    """The weights in a Hugging Face model folder by name.
 
     Takes the first of these that is there: `model.safetensors`, its shards with `model.safetensors.index.json`,
-    `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. No pickle is executed. Raises UserError if
-    there is none, a shard is missing, or the shards do not hold what the index says.
+    `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. Tensors in safetensors files are read when they
+    are used, by rows. No pickle is executed. Raises UserError if there is none, a shard is missing, or the shards do
+    not hold what the index says.
     """
-    folder = Path(folder)
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
-            return read_tensor_file(folder / name)
+            return _open_tensor_file(folder / name)
         if (folder / (name + INDEX_SUFFIX)).is_file():
-            return _read_shards(folder / (name + INDEX_SUFFIX))
+            return _open_shards(folder / (name + INDEX_SUFFIX))
     expected = ", ".join(f"{name} or {name}{INDEX_SUFFIX}" for name in WEIGHT_FILES)
     raise UserError(f"model folder {folder} holds no weights: expected {expected}")
 
 
-def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
-    """The weights in a model folder by name. Those of a single safetensors file are read when they are used, by rows;
-    the other layouts are read at once."""
-    if (folder / MODEL_FILE).is_file():
-        return open_safetensors(folder / MODEL_FILE)
-    return {name: LazyTensor.of(tensor) for name, tensor in read_model_tensors(folder).items()}
+def _open_tensor_file(path: Path) -> dict[str, LazyTensor]:
+    """The tensors in one file: `.safetensors`, or else what `torch.save` wrote of a state dict."""
+    if path.suffix == ".safetensors":
+        return open_safetensors(path)
+    return {name: LazyTensor.of(tensor) for name, tensor in state_dict_of(read_torch_file(path), path).items()}
 
 
-def _read_shards(index_path: Path) -> dict[str, Tensor]:
-    index = read_json(index_path, "index of weight files")
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+def _open_shards(index_path: Path) -> dict[str, LazyTensor]:
+    weight_map = read_json_object(index_path, "index of weight files").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f"{index_path} has no weight_map of tensors to files: fetch it again")
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
             raise UserError(f"{index_path} names {name!r}: shards must be in the same folder")
         shard = index_path.parent / name
         if not shard.is_file():
             raise UserError(f"{shard} does not exist: {index_path.name} names it, fetch the missing shard")
-        found = read_tensor_file(shard)
+        found = _open_tensor_file(shard)
         expected = {tensor for tensor, file in weight_map.items() if file == name}
         if difference := sorted(found.keys() ^ expected):
             where = "only in the index" if difference[0] in expected else "not in the index"
             raise UserError(f"{shard}: tensor {difference[0]} is {where}: fetch the shard and {index_path.name} again")
         tensors.update(found)
     return tensors
-
-
-def read_tensor_file(path: Path) -> dict[str, Tensor]:
-    """The tensors in one file: `.safetensors`, or else what `torch.save` wrote of a state dict."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except safetensors.SafetensorError as error:
-            raise UserError(f"{path} is not a complete safetensors file ({error}): fetch it again") from error
-    return state_dict_of(read_torch_file(path), path)
 
 
 def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
@@ -109,16 +82,16 @@ def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
     return dict(value)
 
 
-def read_torch_file(path: Path, inert: Sequence[str] = ()) -> Any:
+def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -> Any:
     """The value that `torch.save` wrote to `path`, with tensors on the CPU. Executes nothing (`weights_only`).
 
-    inert: full names of classes and functions whose objects are replaced by `InertObject`. Any other class than
-    those of tensors and plain containers raises UserError, which names it.
+    replacements: classes to use for the classes and functions of these full names. Any other class than those of
+    tensors and plain containers raises UserError, which names it.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
     try:
-        with torch.serialization.safe_globals([(InertObject, name) for name in inert]), warnings.catch_warnings():
+        with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on unusual pickles, which are read or refused
             value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise anything
@@ -170,7 +143,7 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
     given = folder / VOCAB_FILE
     if given.is_file() and given.read_bytes().split() != vocab_file.read_bytes().split():
         raise UserError(
-            f"{given} and {vocab_file} hold other words: use the vocabulary that the weights were made with"
+            f"{given} and {vocab_file} contain different tokens: use the vocabulary that the weights were made with"
         )
 
 
@@ -235,8 +208,8 @@ def select_weights(
     if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
     unexpected = sorted(given.keys() - wanted.keys())
-    if strangers := [name for name in unexpected if not name.startswith(UNUSED_HEADS)]:
-        raise UserError(f"{source} has {len(strangers)} tensors that the model lacks ({', '.join(strangers[:3])})")
+    if unknown := [name for name in unexpected if not name.startswith(UNUSED_HEADS)]:
+        raise UserError(f"{source} has {len(unknown)} tensors that the model lacks ({', '.join(unknown[:3])})")
     if missing:
         log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
     if unexpected:

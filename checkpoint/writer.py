@@ -1,6 +1,5 @@
 """Writes checkpoints in the background, by all ranks that have a part of the state."""
 
-import contextlib
 import itertools
 import json
 import shutil
@@ -28,7 +27,7 @@ from checkpoint.folder import (
     num_blocks,
     remove_old_checkpoints,
 )
-from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
+from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, write_rows
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import publish_folder, temporary_path
@@ -81,38 +80,51 @@ class CheckpointWriter:
         self.parent, self.distributed = Path(parent), distributed
         self.is_writer = sharded or distributed.is_main
         self.writers = distributed.world_size if sharded else 1
-        # Writers on this machine, which take their memory at the same time.
+        # Writers on this machine, which allocate their memory at the same time.
         self.local_writers = distributed.local_world_size if sharded else 1
         # The thread's collectives must not mix with those of training.
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
-        self.memory = torch.empty(0, dtype=torch.uint8)
-        self.closing = False
         self.reserving: threading.Thread | None = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.is_pinned = self.closing = False
 
     # --- in the training loop ---
 
     def reserve(self, num_bytes: int, pinned: bool = False) -> None:
         """Allocates memory for checkpoints of about `num_bytes` in the background, so that the first one is as quick as
         the others; `pinned` for tensors on a GPU."""
-        if not self.is_writer:
-            return
         num_bytes += num_bytes // 64 + 2**20  # alignment, and the optimizer's small tensors
-        self.reserving = threading.Thread(target=self._reserve, args=(num_bytes, pinned), name="reserve", daemon=True)
-        self.reserving.start()
-
-    def _reserve(self, num_bytes: int, pinned: bool) -> None:
         # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
-        if 3 * num_bytes * self.local_writers > available_memory():
-            return
-        with contextlib.suppress(RuntimeError):  # not enough memory: `_copy` tries again
-            self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        if self.is_writer and 3 * num_bytes * self.local_writers <= available_memory():
+            gpu = torch.cuda.current_device() if pinned else None
+            self.reserving = threading.Thread(target=self._allocate, args=(num_bytes, gpu), name="reserve", daemon=True)
+            self.reserving.start()
+
+    def _allocate(self, num_bytes: int, gpu: int | None) -> bool:
+        """Replaces the writer's memory, pinned for copies from `gpu`; returns False if there is not enough."""
+        self._unpin()
+        try:
+            self.memory = torch.empty(num_bytes, dtype=torch.uint8)
+        except RuntimeError:  # the system's limits are lower than what is free
+            return False
         pages = self.memory.numpy()[::PAGE]
         for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
             if self.closing:
-                return
+                return False
             pages[start : start + 1024] = 0
+        if gpu is not None:
+            # Not `pin_memory=True`: torch rounds such memory up to a power of two. Where this fails, copies are slower.
+            with torch.cuda.device(gpu):
+                status = torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), num_bytes, 0)
+            self.is_pinned = int(status) == 0
+        return True
+
+    def _unpin(self) -> None:
+        if self.is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+            self.is_pinned = False
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint` after the one before it; the tensors, on any device, may change after the call."""
@@ -135,21 +147,17 @@ class CheckpointWriter:
             self.reserving.join()
         tensors = [*checkpoint.model, *checkpoint.optimizer]
         ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
-        on_gpu = any(tensor.rows.is_cuda for tensor in tensors)
+        gpu = next((tensor.rows.device.index for tensor in tensors if tensor.rows.is_cuda), None)
         needed = ends[-1] if ends else 0
-        if needed > len(self.memory):
-            if needed * self.local_writers > available_memory():
-                return None
-            try:
-                self.memory = torch.empty(needed, dtype=torch.uint8, pin_memory=on_gpu)
-            except RuntimeError:  # the system's limits are lower than what is free
-                return None
+        has_room = needed <= len(self.memory) or needed * self.local_writers <= available_memory()
+        if not has_room or (needed > len(self.memory) and not self._allocate(needed, gpu)):
+            return None
         copies = []
         for tensor, start in zip(tensors, [0, *ends], strict=False):
             rows = tensor.rows.detach()
             place = self.memory[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)
             copies.append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
-        if on_gpu:
+        if gpu is not None:
             torch.cuda.synchronize()
         count = len(checkpoint.model)
         return replace(checkpoint, model=copies[:count], optimizer=copies[count:])
@@ -169,6 +177,7 @@ class CheckpointWriter:
         self.closing = True
         if self.reserving is not None:
             self.reserving.join()
+        self._unpin()
 
     # --- in the background ---
 
@@ -186,9 +195,8 @@ def write_checkpoint(
     rank: int = 0,
     writers: int = 1,
     group: "dist.ProcessGroup | None" = None,
-    keep: int = KEPT_CHECKPOINTS,
 ) -> Path:
-    """Writes `parent`/step, called on all `writers`, and then removes older checkpoints so that `keep` are left.
+    """Writes `parent`/step, called on all `writers`, and then removes checkpoints but the newest KEPT_CHECKPOINTS.
 
     A valid folder of that name stays: the same step of the same run has the same content. `attempt` names the temporary
     folder. Raises UserError if it cannot be written, and PeerError if another rank could not write its part.
@@ -207,7 +215,7 @@ def write_checkpoint(
         lambda: digests.append(_hash_blocks(temporary, rank, writers)),
         lambda: _write_manifest(temporary, digests[0], rank, group),
         lambda: rank == 0 and publish_folder(temporary, folder),
-        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, keep),
+        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS),
     )
     for stage in stages:
         try:
@@ -227,7 +235,7 @@ def write_checkpoint(
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     raise UserError(
         f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
-        f"choose another --output-dir, then run the same command again"
+        f"choose another --output-dir, then rerun the same command to resume"
     ) from error
 
 
@@ -240,7 +248,7 @@ def agree(flag: bool, group: "dist.ProcessGroup | None") -> bool:
     return bool(tensor)
 
 
-def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
+def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
     """Everything but the tensors' rows."""
     folder.mkdir(parents=True)
     for name, layout in layouts.items():
@@ -250,7 +258,7 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
     shutil.copyfile(checkpoint.vocab_file, folder / VOCAB_FILE)
 
 
-def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
+def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
     for name, (tensors, _) in checkpoint.tensor_files().items():
         write_rows(folder / name, layouts[name], tensors)
 

@@ -1,6 +1,7 @@
 """Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`."""
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -25,10 +26,23 @@ DATA_LOADER_CLASSES = (
 )
 
 
+class InertObject:
+    """Stands in for an object in a pickle that is not needed. It takes any state and does nothing with it."""
+
+    def __new__(cls, *_args: Any) -> "InertObject":
+        return super().__new__(cls)
+
+    def __init__(self, *_args: Any):
+        pass
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+
 def read(source: Path, _config: BertConfig) -> SourceWeights:
     """Reads the entry `model` of a checkpoint, or a bare state dict; what stands beside `model` is not used."""
     path = find_file(source, ".pt")
-    value = read_torch_file(path, inert=DATA_LOADER_CLASSES)
+    value = read_torch_file(path, [(InertObject, name) for name in DATA_LOADER_CLASSES])
     is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
     weights = translate(path, state_dict_of(value["model"] if is_checkpoint else value, path), hugging_face_name)
     if is_checkpoint:

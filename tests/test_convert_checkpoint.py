@@ -16,7 +16,7 @@ from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertModel as HFModel
 
-from checkpoint.weights import read_model_tensors
+from checkpoint.weights import open_model_weights
 from checkpoint_formats import google_tf, nvidia_paddle
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
@@ -314,7 +314,7 @@ def test_shards_that_do_not_match_their_index_are_refused(tmp_path, pretraining_
         changed = {name: file for name, file in (weight_map | change).items() if file}
         index_path.write_text(json.dumps({"weight_map": changed}))
         with pytest.raises(UserError, match=word):
-            read_model_tensors(tmp_path)
+            open_model_weights(tmp_path)
     index_path.unlink()
     with pytest.raises(UserError, match="no weights"):
-        read_model_tensors(tmp_path)
+        open_model_weights(tmp_path)
