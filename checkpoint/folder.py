@@ -29,6 +29,9 @@ HASH_BLOCK = 16 << 20  # bytes: every block of a file has a checksum of its own,
 FORMAT_VERSION = 2  # 1 has one checksum per file
 
 
+FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth", ".ckpt", ".index")  # files that convert_checkpoint.py reads
+
+
 class BadCheckpoint(UserError):
     """A checkpoint folder that cannot be read, or whose content does not match its manifest."""
 
@@ -73,6 +76,7 @@ def verify_checkpoint(folder: str | Path) -> None:
     advice = "use the checkpoint before it"
     try:
         if not path.is_file():
+            refuse_foreign(folder)
             raise BadCheckpoint(
                 f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
                 f"(--from-pretrained-params takes the weights of any model folder); {advice}"
@@ -131,9 +135,21 @@ def _has_digests(path: Path, expected: str | list[str]) -> bool:
 def is_valid(folder: Path) -> bool:
     try:
         verify_checkpoint(folder)
-    except BadCheckpoint:
+    except UserError:
         return False
     return True
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises UserError if `path` is a file, or a folder with a checkpoint of another project."""
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
+        raise UserError(
+            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with convert_checkpoint.py, and "
+            f"give that to --from-pretrained-params"
+        )
+    if path.is_file():
+        raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -175,15 +191,16 @@ def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str]
     path = Path(path)
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     if last_step == "auto" and not is_checkpoint:
-        if path.is_file():
-            raise UserError(f"{path} is a file: --from-checkpoint names the folder that holds the steps' folders")
         newest = newest_checkpoint(path, log)
-        if newest is None and checkpoint_steps(path):
-            raise UserError(f"none of the checkpoints in {path} is valid: move them away to start from step 1")
+        if newest is None:
+            refuse_foreign(path)
+            if checkpoint_steps(path):
+                raise UserError(f"none of the checkpoints in {path} is valid: move them away to start from step 1")
         return newest
     names_itself = last_step is None or (is_checkpoint and last_step in ("auto", path.name))
     folder = path if names_itself else path / str(last_step)
     if not folder.is_dir():
+        refuse_foreign(path)
         raise UserError(f"checkpoint {folder} does not exist: check --from-checkpoint and --last-step-of-checkpoint")
     verify_checkpoint(folder)
     return folder
@@ -193,6 +210,7 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
     """The model folder that `path` names: `path` itself, or the newest valid checkpoint in a folder of steps."""
     path = Path(path)
     if not path.is_dir():
+        refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
     if any((path / name).is_file() or (path / (name + INDEX_SUFFIX)).is_file() for name in WEIGHT_FILES):
         if (path / MANIFEST_FILE).is_file():
@@ -200,6 +218,7 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
         return path
     newest = newest_checkpoint(path, log)
     if newest is None:
+        refuse_foreign(path)
         raise UserError(f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path")
     return newest
 

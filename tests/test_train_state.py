@@ -96,8 +96,12 @@ def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
 @pytest.mark.parametrize("key", [key for keys in PROGRESS_KEYS.values() for key in keys])
 def test_key_that_another_version_lacks_or_writes_otherwise_is_an_error_that_names_it(inputs, copied, key):
     output, command = copied
-    for value in ([3], *([] if key in PROGRESS_DEFAULTS else [...])):
-        change_progress(output, **{key: value})
+    for value in ([3], -1, 10**400, *([] if key in PROGRESS_DEFAULTS else [...])):
+        if key in ("value", "clean_steps"):
+            scale = {**progress(output, 3)["loss_scale"], key: value}
+            change_progress(output, loss_scale={name: value for name, value in scale.items() if value is not ...})
+        else:
+            change_progress(output, **{key: value})
         result = run_here(inputs.command(output, *command))
         assert_refused(result, str(folder_of(output) / PROGRESS_FILE), f"{key} is ")
     assert steps_in(output) == ["3"]
