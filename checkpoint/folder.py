@@ -145,8 +145,8 @@ def refuse_foreign(path: Path) -> None:
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
         raise UserError(
-            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with convert_checkpoint.py, and "
-            f"give that to --from-pretrained-params"
+            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with convert_checkpoint.py, "
+            f"and give that to --from-pretrained-params"
         )
     if path.is_file():
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")

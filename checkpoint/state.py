@@ -313,8 +313,8 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
         if checkpoint is None:
             if config.from_checkpoint.resolve() != checkpoint_folder.resolve():
                 raise UserError(
-                    f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's own "
-                    f"folder, {checkpoint_folder}, may be empty)"
+                    f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's "
+                    f"own folder, {checkpoint_folder}, may be empty)"
                 )
             print_line(f"no checkpoint in {config.from_checkpoint} yet: starting at step 1")
     if saves and (newest := newest_checkpoint(checkpoint_folder, log=lambda _: None)) is not None:

@@ -106,8 +106,7 @@ def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path
 
 @pytest.mark.parametrize("name", ["bert_paddle.pdparams", "ckpt_600.pt", "bert_model.ckpt.index"])
 def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, name):
-    output = tmp_path / "output"
-    given, step = tmp_path / "given", steps_folder(output) / "600"
+    given, step = tmp_path / "given", steps_folder(tmp_path / "nvidia") / "600"
     for folder in (given, step):
         folder.mkdir(parents=True)
         (folder / name).write_bytes(b"\x80\x04")
@@ -118,10 +117,11 @@ def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, nam
         (("--from-checkpoint", given / name), given / name),
         (("--from-pretrained-params", given), given / name),
         (("--from-pretrained-params", given / name), given / name),
-        (resuming(output), step / name),  # NVIDIA's folders of steps have the same names
-        ((), step / name),
+        # NVIDIA's folders of steps have the same names.
+        ((*resuming(tmp_path / "nvidia"), "--output-dir", tmp_path / "nvidia"), step / name),
+        (("--output-dir", tmp_path / "nvidia"), step / name),
     ):
-        result = run_here(inputs.command(output, "--max-steps", 700, *flags))
+        result = run_here(inputs.command(tmp_path / "output", "--max-steps", 700, *flags))
         assert_refused(result, f"{file} is a checkpoint of another project", "convert_checkpoint.py")
     assert (step / name).exists()
 

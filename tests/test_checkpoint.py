@@ -1,6 +1,8 @@
 """Checkpoint folders: what they hold, and verification; damaged ones are errors that name the file."""
 
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -130,6 +132,23 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
     assert "warning: " in result.stdout and file in result.stdout
     assert f"resumed from {folder / '6'}" in result.stdout
     verify_checkpoint(folder / "8")  # written again
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(inputs, copied, monkeypatch, number):
+    folder, really = steps_folder(copied), checkpoint.folder.block_digest
+
+    def fail(path: Path, block: int) -> str:
+        if path == folder / "8" / "model.safetensors":
+            raise OSError(number, os.strerror(number), str(path))
+        return really(path, block)
+
+    monkeypatch.setattr(checkpoint.folder, "block_digest", fail)
+    command = inputs.command(copied, "--max-steps", 8, "--from-checkpoint", folder / "8")
+    assert_refused(run_here(command), str(folder / "8" / "model.safetensors"), os.strerror(number))
+    result = train(inputs.command(copied, "--max-steps", 8, "--steps-this-run", 1, *resuming(copied)))
+    assert f"warning: {folder / '8' / 'model.safetensors'}" in result.stdout and os.strerror(number) in result.stdout
+    assert f"resumed from {folder / '6'}" in result.stdout
 
 
 def test_auto_does_not_start_from_step_1_if_every_checkpoint_is_damaged(inputs, copied):
