@@ -1,4 +1,8 @@
-"""Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`."""
+"""Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`.
+
+Since 2022 NVIDIA's model computes GELU by tanh, and before by erf; both configs say `gelu`. What stands beside `model` in
+a checkpoint tells them apart: the later code saves a gradient scaler, the earlier one apex's master parameters.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,9 @@ DATA_LOADER_CLASSES = (
 )
 
 
+HIDDEN_ACTS = {"grad_scaler": "gelu_pytorch_tanh", "master params": "gelu", "files": "gelu"}
+
+
 class InertObject:
     """Stands in for an object in a pickle that is not needed. It takes any state and does nothing with it."""
 
@@ -46,6 +53,7 @@ def read(source: Path, _config: BertConfig) -> SourceWeights:
     is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
     weights = translate(path, state_dict_of(value["model"] if is_checkpoint else value, path), hugging_face_name)
     if is_checkpoint:
+        weights.hidden_act = next((act for name, act in HIDDEN_ACTS.items() if name in value), None)
         for name in value:
             if name != "model":
                 weights.skip("state of the training run", str(name))

@@ -331,6 +331,12 @@ def test_report_that_cannot_be_written_is_found_before_training(inputs, tmp_path
     assert steps_in(tmp_path / "output") == []
 
 
+def test_report_that_is_a_fifo_is_refused(inputs, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, "--report-file", tmp_path / "fifo"))
+    assert_refused(result, f"{tmp_path / 'fifo'} is not a regular file", "--report-file")
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 4 MB, if this process may mount one."""
