@@ -40,9 +40,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser.add_argument(
         "--hidden-act",
         choices=HIDDEN_ACTS,
-        help="activation function that the weights were trained with: gelu (erf) or a name of its tanh form; by default "
-        "the config's. NVIDIA's PyTorch model uses gelu before 2022 and gelu_pytorch_tanh since: needed where its file "
-        "does not show which",
+        help="activation function that the weights were trained with: gelu (erf), or a name of its tanh form; by "
+        "default the config's. NVIDIA's PyTorch model uses gelu before 2022 and gelu_pytorch_tanh since: needed "
+        "where its file does not show which",
     )
     return parser.parse_args(argv)
 

@@ -1,7 +1,7 @@
 """Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`.
 
-Since 2022 NVIDIA's model computes GELU by tanh, and before by erf; both configs say `gelu`. What stands beside `model` in
-a checkpoint tells them apart: the later code saves a gradient scaler, the earlier one apex's master parameters.
+Since 2022 NVIDIA's model computes GELU by tanh, and before by erf; both configs say `gelu`. The entries beside `model`
+tell checkpoints of the two apart: the later code saves a gradient scaler, the earlier one apex's master parameters.
 """
 
 from pathlib import Path
