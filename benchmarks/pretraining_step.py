@@ -42,7 +42,7 @@ from device import peak_flops, set_num_threads
 from metrics import training_flops
 from modeling import BertForPreTraining
 from precision import Precision
-from run_config import LoaderConfig
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main
@@ -123,7 +123,9 @@ class ThisProject(Implementation):
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
         task = PretrainingTask(True, args.seq_length)
-        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, args.optimizer, args.compile)
+        self.trainer = make_trainer(
+            self.model, task, self.loader, self.runtime, args.optimizer, ParallelConfig(args.compile)
+        )
         self.stopwatch = self.trainer.stopwatch
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
