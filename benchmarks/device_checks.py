@@ -235,7 +235,8 @@ def check_loss(device: torch.device) -> dict:
     found = logits.to(device).requires_grad_()
     total, _ = summed_cross_entropy(found, labels.to(device))
     total.backward()
-    errors = (
+    gradient_error = float((found.grad.cpu() - exact.grad).norm() / exact.grad.norm())
+    errors = abs(float(total.detach()) / float(expected.detach()) - 1), gradient_error
         abs(float(total.detach()) / float(expected.detach()) - 1),
         float((found.grad.cpu() - exact.grad).norm() / exact.grad.norm()),
     )
