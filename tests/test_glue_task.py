@@ -19,6 +19,7 @@ from checkpoint.rows import open_safetensors
 from checkpoint.weights import select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
+from fine_tuning import mean_and_deviation
 from modeling import BertForSequenceClassification
 from tasks.glue import (
     ClassificationTask,
@@ -26,7 +27,6 @@ from tasks.glue import (
     find_labels,
     label_values,
     load_metrics,
-    mean_and_deviation,
     score,
     truncated_lengths,
     write_submission,
@@ -160,10 +160,10 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     values = np.array([0.5, -100.0, 2.25]) if regression else np.array([0, 2, 1])
     dataset = TextDataset(examples, TOKENIZER, 40, values)
     limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)
-    task = ClassificationTask(regression, 40)
+    task = ClassificationTask(custom_task("text", None, "label", regression), 40)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_targets=0)
-    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_arrays, limits)), 3, 0)
+    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 3, 0)
     (total + filler).backward()
     # MSELoss of -100 as well: a label that marks filler elsewhere is a number like others here.
     expected = peer(**padded(dataset, 40), labels=torch.from_numpy(values.astype(np.float32 if regression else int)))
@@ -176,7 +176,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
 
 
 def test_the_logged_accuracy_counts_right_predictions():
-    task = ClassificationTask(regression=False, max_seq_length=8)
+    task = ClassificationTask(TASKS["rte"])
     assert task.metrics({"loss": 6.0, "correct": 3.0}, 4, 0) == {"loss": 1.5, "accuracy": 0.75}
 
 
