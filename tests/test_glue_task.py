@@ -253,6 +253,23 @@ def test_missing_packages_for_scores_are_named(monkeypatch):
         load_metrics()
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models_labels(tmp_path, order):
+    rows = [("1", "a", "b"), ("1", "c", "d"), ("0", "e", "f"), ("0", "g", "h")]
+    lines = ["Quality\t#1 String\t#2 String", *("\t".join(row) for row in rows)]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines))
+    files = {"": tmp_path / "dev.tsv"}
+    task = ClassificationTask(TASKS["mrpc"], eval_files=files, predict_files=files)
+    config = dataclasses.replace(CONFIG, labels=tuple("01"[index] for index in order))
+    task = task.for_model(config, tmp_path)
+    assert task.labels == config.labels
+    evaluation, prediction = task.prediction_sets(TOKENIZER)
+    logits = logits_for(np.array([1, 1, 1, 0]))[:, order]  # as words: 1 1 1 0
+    assert evaluation.finish(logits, tmp_path) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
+    prediction.finish(logits, tmp_path)
+    assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list("1110")
+
+
 # --- submission files -------------------------------------------------------------------------------------------------
 
 
