@@ -159,7 +159,7 @@ class ThisProject(Implementation):
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
         stream = {name: array for name, array in self.dataset.stream(features).items() if name not in LABELS}
-        inputs = to_tensors(stream, prediction_limits(self.dataset, len(features), self.runtime), pin_memory=False)
+        inputs = to_tensors(stream, (), prediction_limits(self.dataset, len(features), self.runtime), pin_memory=False)
         max_seqlen = int(self.dataset.lengths[features].max())
         with self.runtime.precision.context(self.runtime.device):
             output = self.inference_model(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)

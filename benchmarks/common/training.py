@@ -88,7 +88,7 @@ def fused_adamw(model: nn.Module) -> torch.optim.AdamW:
 class RandomDataset:
     """Samples of random ids, the second half of them with unequal lengths (see data_loader.StreamDataset)."""
 
-    stream_arrays = PretrainingDataset.stream_arrays
+    stream_labels = PretrainingDataset.stream_labels
 
     def __init__(self, count: int, seq_length: int, vocab_size: int):
         random = np.random.default_rng(0)
