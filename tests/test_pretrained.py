@@ -185,4 +185,4 @@ def test_weights_of_another_vocabulary_of_the_same_size_are_an_error(inputs, tmp
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     flags = ("--vocab-file", tmp_path / "vocab.txt", "--from-pretrained-params", folder)
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
-    assert_refused(result, str(folder / "vocab.txt"), "other words")
+    assert_refused(result, str(folder / "vocab.txt"), "different tokens")
