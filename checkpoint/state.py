@@ -87,9 +87,7 @@ class TrainState:
                 if isinstance(value, Tensor):
                     optimizer.append(self._rows(name, f"{name}.{key}", value))
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
-        metadata = self.metadata
-        text = (self._progress(), metadata.vocab_file, metadata.do_lower_case, metadata.prefix)
-        return Checkpoint(self.step, model, optimizer, config, *text)
+        return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the

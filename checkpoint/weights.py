@@ -21,6 +21,7 @@ from utils.progress import print_line
 
 HEADS = ("cls.", "qa_outputs.", "classifier.")
 UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
+SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # two names of one function
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -132,13 +133,13 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
     """Raises UserError where weights of the right shapes would mean something else in this run: another number of
     heads, or another vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
-        theirs = read_json_object(folder / CONFIG_FILE, "the config")
-        theirs = {"pre_layer_norm": False, **theirs}
+        theirs = {"pre_layer_norm": False, **read_json_object(folder / CONFIG_FILE, "the config")}
         for key in ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm"):
-            if theirs.get(key, config[key]) != config[key]:
+            then, now = (SAME_ACTS.get(str(value), value) for value in (theirs.get(key, config[key]), config[key]))
+            if then != now:
                 raise UserError(
-                    f"{folder / CONFIG_FILE}: {key} is {theirs[key]}, and this run's config has {config[key]}: use "
-                    f"the config that the weights were made with"
+                    f"{folder / CONFIG_FILE}: {key} is {then}, but this run's config has {now}: use the config that "
+                    f"the weights were trained with"
                 )
     given = folder / VOCAB_FILE
     if given.is_file() and given.read_bytes().split() != vocab_file.read_bytes().split():
@@ -185,8 +186,9 @@ def select_weights(
 
     required: prefixes of heads that must be there, to predict with."""
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
-    if not required:
-        given = without_other_classifier(given, wanted)
+    head = "classifier.weight"
+    if not required and head in given and head in wanted and given[head].shape != wanted[head]:  # of another task
+        given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
     misshapen = [
         f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
         for name, shape in wanted.items()
@@ -215,16 +217,6 @@ def select_weights(
     if unexpected:
         log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
     return {name: given[name] for name in wanted if name in given}
-
-
-def without_other_classifier(
-    given: dict[str, LazyTensor], wanted: Mapping[str, tuple[int, ...]]
-) -> dict[str, LazyTensor]:
-    """`given` without a classifier of another number of labels, which is that of another task."""
-    name = "classifier.weight"
-    if name not in given or name not in wanted or given[name].shape == wanted[name]:
-        return given
-    return {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):

@@ -28,6 +28,7 @@ from checkpoint.folder import (
     remove_old_checkpoints,
 )
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, write_rows
+from run_config import CheckpointMetadata
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import publish_folder, temporary_path
@@ -48,20 +49,25 @@ class Checkpoint:
     optimizer: Sequence[TensorRows]
     config: dict[str, Any]
     progress: dict[str, Any]
-    vocab_file: Path
-    do_lower_case: bool
-    prefix: str = "model"
+    metadata: CheckpointMetadata
 
     def tensor_files(self) -> dict[str, tuple[Sequence[TensorRows], dict[str, str]]]:
-        return {MODEL_FILE: (self.model, {"format": "pt"}), self.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {})}
+        return {
+            MODEL_FILE: (self.model, {"format": "pt"}),
+            self.metadata.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {}),
+        }
 
     def text_files(self) -> dict[str, str]:
         tokenizer = {
             "tokenizer_class": "BertTokenizer",
-            "do_lower_case": self.do_lower_case,
+            "do_lower_case": self.metadata.do_lower_case,
             "model_max_length": self.config.get("max_position_embeddings", 512),
         }
-        values = {CONFIG_FILE: self.config, self.prefix + PROGRESS_SUFFIX: self.progress, TOKENIZER_FILE: tokenizer}
+        values = {
+            CONFIG_FILE: self.config,
+            self.metadata.prefix + PROGRESS_SUFFIX: self.progress,
+            TOKENIZER_FILE: tokenizer,
+        }
         return {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
 
 
@@ -255,7 +261,7 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
         create_file(folder / name, layout)
     for name, text in checkpoint.text_files().items():
         (folder / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(checkpoint.vocab_file, folder / VOCAB_FILE)
+    shutil.copyfile(checkpoint.metadata.vocab_file, folder / VOCAB_FILE)
 
 
 def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:

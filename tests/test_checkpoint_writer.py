@@ -19,6 +19,7 @@ import utils.files
 from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftovers, verify_checkpoint
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter, write_checkpoint
+from run_config import CheckpointMetadata
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 
@@ -43,8 +44,12 @@ def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> 
     if not vocab_file.exists():
         vocab_file.write_text("[PAD]\n[UNK]\n")
     return Checkpoint(
-        step, rows_of(model), rows_of(optimizer), {"hidden_size": 4}, {"step": step}, vocab_file, do_lower_case=True
+        step, rows_of(model), rows_of(optimizer), {"hidden_size": 4}, {"step": step}, metadata(vocab_file)
     )
+
+
+def metadata(vocab_file: Path) -> CheckpointMetadata:
+    return CheckpointMetadata("phase1", {}, num_samples=1, seed=0, vocab_file=vocab_file, do_lower_case=True)
 
 
 @pytest.fixture
@@ -251,7 +256,7 @@ def write_sharded(distributed, folder, fails_on):
     parent, rank = Path(folder) / "sharded", distributed.rank
     rows = sharded_rows(rank, distributed.world_size)
     vocab_file = Path(folder) / "words.txt"
-    content = Checkpoint(1, rows, rows, {"hidden_size": 4}, {"step": 1}, vocab_file, do_lower_case=True)
+    content = Checkpoint(1, rows, rows, {"hidden_size": 4}, {"step": 1}, metadata(vocab_file))
     writer = CheckpointWriter(parent, distributed, sharded=True)
     if rank == fails_on:
         checkpoint.writer.write_rows = no_space
