@@ -1,5 +1,6 @@
 """Writes checkpoints in the background, by all ranks that have a part of the state."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -104,28 +105,29 @@ class CheckpointWriter:
         num_bytes += num_bytes // 64 + 2**20  # alignment, and the optimizer's small tensors
         # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
         if self.is_writer and 3 * num_bytes * self.local_writers <= available_memory():
-            gpu = torch.cuda.current_device() if pinned else None
-            self.reserving = threading.Thread(target=self._allocate, args=(num_bytes, gpu), name="reserve", daemon=True)
-            self.reserving.start()
+            self._start_allocating(num_bytes, torch.cuda.current_device() if pinned else None)
 
-    def _allocate(self, num_bytes: int, gpu: int | None) -> bool:
-        """Replaces the writer's memory, pinned for copies from `gpu`; returns False if there is not enough."""
+    def _start_allocating(self, num_bytes: int, gpu: int | None) -> None:
+        self.reserving = threading.Thread(target=self._allocate, args=(num_bytes, gpu), name="reserve", daemon=True)
+        self.reserving.start()
+
+    def _allocate(self, num_bytes: int, gpu: int | None) -> None:
+        """Replaces the writer's memory, unless there is not enough; pinned for copies from `gpu`.
+
+        In a thread of its own: CUDA would report a failure to pin again, at the next kernel of the same thread."""
         self._unpin()
-        try:
+        with contextlib.suppress(RuntimeError):  # the system's limits are lower than what is free
             self.memory = torch.empty(num_bytes, dtype=torch.uint8)
-        except RuntimeError:  # the system's limits are lower than what is free
-            return False
         pages = self.memory.numpy()[::PAGE]
         for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
             if self.closing:
-                return False
+                return
             pages[start : start + 1024] = 0
         if gpu is not None:
             # Not `pin_memory=True`: torch rounds such memory up to a power of two. Where this fails, copies are slower.
             with torch.cuda.device(gpu):
-                status = torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), num_bytes, 0)
+                status = torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), len(self.memory), 0)
             self.is_pinned = int(status) == 0
-        return True
 
     def _unpin(self) -> None:
         if self.is_pinned:
@@ -155,8 +157,10 @@ class CheckpointWriter:
         ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
         gpu = next((tensor.rows.device.index for tensor in tensors if tensor.rows.is_cuda), None)
         needed = ends[-1] if ends else 0
-        has_room = needed <= len(self.memory) or needed * self.local_writers <= available_memory()
-        if not has_room or (needed > len(self.memory) and not self._allocate(needed, gpu)):
+        if len(self.memory) < needed <= available_memory() / self.local_writers:
+            self._start_allocating(needed, gpu)
+            self.reserving.join()
+        if len(self.memory) < needed:
             return None
         copies = []
         for tensor, start in zip(tensors, [0, *ends], strict=False):
