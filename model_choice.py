@@ -91,7 +91,7 @@ def extract_vocabulary(path: Path) -> tuple[Path, bool]:
 def initial_folder(args: Arguments) -> str | None:
     """The model folder that the run starts from, verified, if it has a config; see checkpoint.state.find_start."""
     folder, weights = None, getattr(args, "from_phase1_final_params", None) or args.from_pretrained_params
-    if args.from_checkpoint is not None:
+    if getattr(args, "from_checkpoint", None) is not None:  # a flag of the training programs
         folder = find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, log=lambda _: None)
     if folder is None and weights is not None:
         folder = find_model_folder(weights, log=lambda _: None)
