@@ -147,7 +147,8 @@ class FolderLock:
 
     def __init__(self, folder: Path):
         path = folder / LOCK_FILE
-        self.descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+        self.descriptors: list[int] = []
+        self.descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
         try:
             self.descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
             status = os.fstat(self.descriptors[1])
