@@ -20,7 +20,7 @@ from memory_estimate import MemorySettings
 from metrics import RecordingSink, Reporter, Step, training_flops
 from model_choice import is_uncased
 from optimizer import OptimizerConfig
-from report_records import Stage, has_records, read_runs
+from reporting.records import Stage, has_records, read_runs
 from run_estimate import RunSize, devices_line, format_time, time_line
 from run_identity import check_record
 from run_setup import TrainingPlan
@@ -281,7 +281,7 @@ def find_stage(plan: TrainingPlan, args: Arguments) -> Stage | None:
         for run in read_runs([path])
         for stage in run.stages
         if Path(stage.settings.get("output_dir", "")).resolve() == args.output_dir.resolve()
-        and stage.name.split(" seed ")[0] == plan.config.metadata.phase
+        and stage.name == plan.config.metadata.phase
     ]
     return stages[0] if stages else None
 

@@ -10,11 +10,10 @@ import argparse
 import time
 from pathlib import Path
 
-import report_page
-from report_charts import check_matplotlib
-from report_records import find_log_files, has_records, read_runs
+from reporting.page import render
+from reporting.records import find_log_files, has_records, printable, read_runs
 from utils import command_line
-from utils.errors import run_main
+from utils.errors import UserError, run_main
 from utils.files import write_atomically
 from utils.progress import print_line
 
@@ -41,32 +40,38 @@ def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
         metavar="SECONDS",
         help=f"look for new records every SECONDS ({DEFAULT_WATCH_SECONDS}) and write the page again, until Ctrl-C",
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.output.exists() and not args.output.is_file():
+        raise UserError(f"--output {args.output} is not a regular file: choose another path")
+    return args
 
 
-def write_page(runs: list[Path], output: Path, refresh_seconds: float | None = None) -> None:
-    page = report_page.render(read_runs(runs), refresh_seconds)
+def write_page(paths: list[Path], output: Path, refresh_seconds: float | None = None) -> list[str]:
+    """Writes the page and returns the notes on it."""
+    runs = read_runs(paths)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page)
+    write_atomically(output, render(runs, refresh_seconds))
+    return [run.note for run in runs if run.note]
 
 
-def log_sizes(runs: list[Path]) -> dict[Path, int]:
-    return {file: file.stat().st_size for run in runs for file in find_log_files(run)}
-
-
-def watch(runs: list[Path], output: Path, seconds: float) -> None:
+def watch(paths: list[Path], output: Path, seconds: float) -> list[str]:
     """Writes the page whenever the logs have grown, and at the end without the instruction to reload. Waits for the
     first record of each run."""
     written = None
     waits = False
     try:
         while True:
-            missing = [run for run in runs if written is None and not has_records(run)]
+            missing = [path for path in paths if written is None and not has_records(path)]
             if missing and not waits:
                 print_line(f"waiting for the first record in {missing[0]}; Ctrl-C ends this")
                 waits = True
-            if not missing and (sizes := log_sizes(runs)) != written:
-                write_page(runs, output, seconds)
+            sizes = (
+                {file: file.stat().st_size for path in paths for file in find_log_files(path)}
+                if not missing
+                else written
+            )
+            if sizes != written:
+                write_page(paths, output, seconds)
                 if written is None:
                     print_line(f"{output} is written again every {seconds:g} s while the logs grow; Ctrl-C ends this")
                 written = sizes
@@ -74,16 +79,14 @@ def watch(runs: list[Path], output: Path, seconds: float) -> None:
     except KeyboardInterrupt:
         if written is None:
             raise
-        write_page(runs, output)
+        return write_page(paths, output)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
-    check_matplotlib()
-    if args.watch is not None:
-        watch(args.runs, args.output, args.watch)
-    else:
-        write_page(args.runs, args.output)
+    notes = write_page(args.runs, args.output) if args.watch is None else watch(args.runs, args.output, args.watch)
+    for note in notes:
+        print_line(f"note: {printable(note)}")
     print_line(f"report: {args.output}")
 
 

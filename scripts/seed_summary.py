@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report_records import read_sessions
+from reporting.records import read_sessions
 from utils.errors import UserError, run_main
 
 
