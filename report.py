@@ -17,29 +17,17 @@ from utils.errors import UserError, run_main
 from utils.files import write_atomically
 from utils.progress import print_line
 
-DEFAULT_WATCH_SECONDS = 30
+WATCH_HELP = "look for new records every SECONDS (30) and write the page again, until Ctrl-C"
 
 
 def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
     parser = command_line.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=None
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="folder that a run wrote to (searched for log files), or a log file",
-    )
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=command_line.positive_float,
-        const=DEFAULT_WATCH_SECONDS,
-        metavar="SECONDS",
-        help=f"look for new records every SECONDS ({DEFAULT_WATCH_SECONDS}) and write the page again, until Ctrl-C",
-    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder to search for log files, or a log file")
+    add("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    add("--watch", nargs="?", type=command_line.positive_float, const=30, metavar="SECONDS", help=WATCH_HELP)
     args = parser.parse_args(argv)
     if args.output.exists() and not args.output.is_file():
         raise UserError(f"--output {args.output} is not a regular file: choose another path")
@@ -47,7 +35,7 @@ def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
 
 
 def write_page(paths: list[Path], output: Path, refresh_seconds: float | None = None) -> list[str]:
-    """Writes the page and returns the notes on it."""
+    """Writes the page and returns the notes on its logs."""
     runs = read_runs(paths)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, render(runs, refresh_seconds))
@@ -57,21 +45,17 @@ def write_page(paths: list[Path], output: Path, refresh_seconds: float | None = 
 def watch(paths: list[Path], output: Path, seconds: float) -> list[str]:
     """Writes the page whenever the logs have grown, and at the end without the instruction to reload. Waits for the
     first record of each run."""
-    written = None
-    waits = False
+    written, waits = None, False
     try:
         while True:
             missing = [path for path in paths if written is None and not has_records(path)]
             if missing and not waits:
                 print_line(f"waiting for the first record in {missing[0]}; Ctrl-C ends this")
                 waits = True
-            sizes = (
-                {file: file.stat().st_size for path in paths for file in find_log_files(path)}
-                if not missing
-                else written
-            )
-            if sizes != written:
-                write_page(paths, output, seconds)
+            if not missing:
+                sizes = {file: file.stat().st_size for path in paths for file in find_log_files(path)}
+                if sizes != written:
+                    write_page(paths, output, seconds)
                 if written is None:
                     print_line(f"{output} is written again every {seconds:g} s while the logs grow; Ctrl-C ends this")
                 written = sizes
@@ -85,9 +69,8 @@ def watch(paths: list[Path], output: Path, seconds: float) -> list[str]:
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     notes = write_page(args.runs, args.output) if args.watch is None else watch(args.runs, args.output, args.watch)
-    for note in notes:
-        print_line(f"note: {printable(note)}")
-    print_line(f"report: {args.output}")
+    for line in [*(f"note: {note}" for note in notes), f"report: {args.output}"]:
+        print_line(printable(line))
 
 
 if __name__ == "__main__":

@@ -27,29 +27,6 @@ REPEATED_RESULTS = ("step", "final_loss", "e2e_train_time", "raw_train_time", "t
 MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
 
-def render(runs: list[Run], refresh_seconds: float | None = None) -> str:
-    """The page. `refresh_seconds`: how often a browser is to load it again."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: printable(value) if type(value) is str else value,  # not Markup
-    )
-    environment.filters |= {"breakable": breakable, "setting": show_setting, "time": show_time, "px": "{:.4g}".format}
-    sections = [make_section(series) for series in group_series(runs)]
-    return environment.get_template("page.html.jinja").render(
-        runs=runs,
-        now=datetime.datetime.now().timestamp(),
-        last_record=max(session.ended for run in runs for stage in run.stages for session in stage.sessions),
-        refresh_seconds=refresh_seconds,
-        sections=sections,
-        curves=[curve for section in sections for views in section["charts"] for curve in views[0]["curves"]],
-        keys={one.label: one for section in sections for one in section["series"] if one.label}.values(),
-    )
-
-
 def group_series(runs: list[Run]) -> list[list[Series]]:
     """The stages of all runs and seeds, those of the same name together."""
     groups: dict[str, list[Series]] = {name: [] for name in STAGE_TITLES}
@@ -104,7 +81,7 @@ def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
     if stage.points:
         max_steps = stage.settings.get("max_steps")
         of = f" of {max_steps:,}" if isinstance(max_steps, int) and max_steps > 0 else ""
-        facts["Steps", False] = f"{stage.last_step:,}{of}"
+        facts["Steps", False] = f"{stage.points[-1].step:,}{of}"
         facts["Training time", False] = show_duration(stage.points[-1].seconds)
     facts["Started", False] = show_time(stage.sessions[0].started)
     counts = {"Resumes": len(stage.resumes), "Skipped updates": sum(point.skipped for point in stage.points)}
@@ -119,13 +96,13 @@ def starts(stage: Stage) -> Iterator[list[str]]:
     """For each start: when, pause before it, duration, logged steps, changed settings."""
     previous = None
     for session in stage.sessions:
-        steps, before = session.training_steps, previous.settings if previous else session.settings
+        before = previous.settings if previous else session.settings
         changed = [name for name in sorted(before | session.settings) if before.get(name) != session.settings.get(name)]
         yield [
             show_time(session.started),
             show_duration(max(0.0, session.started - previous.ended)) if previous else "–",
             show_duration(session.ended - session.started),
-            f"{steps[0]:,} – {steps[-1]:,}" if steps else "–",
+            f"{session.steps[0][0]:,} – {session.steps[-1][0]:,}" if session.steps else "–",
             ", ".join(f"{n} {show_setting(before.get(n))} → {show_setting(session.settings.get(n))}" for n in changed),
         ]
         previous = session
@@ -160,3 +137,28 @@ def show_duration(seconds: float) -> str:
 
 def show_time(timestamp: float) -> str:
     return datetime.datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+
+
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=lambda value: printable(value) if type(value) is str else value,  # not Markup
+)
+ENVIRONMENT.filters |= {"breakable": breakable, "setting": show_setting, "time": show_time, "px": "{:.4g}".format}
+
+
+def render(runs: list[Run], refresh_seconds: float | None = None) -> str:
+    """The page. `refresh_seconds`: how often a browser is to load it again."""
+    sections = [make_section(series) for series in group_series(runs)]
+    return ENVIRONMENT.get_template("page.html.jinja").render(
+        runs=runs,
+        now=datetime.datetime.now().timestamp(),
+        last_record=max(session.ended for run in runs for stage in run.stages for session in stage.sessions),
+        refresh_seconds=refresh_seconds,
+        sections=sections,
+        curves=[curve for section in sections for views in section["charts"] for curve in views[0]["curves"]],
+        keys={one.label: one for section in sections for one in section["series"] if one.label}.values(),
+    )

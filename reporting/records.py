@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,6 @@ class Session:
             name = str(self.settings.get("task_name") or self.file.stem)
         return f"{name} benchmark" if self.settings.get("benchmark") else name
 
-    @property
-    def training_steps(self) -> list[int]:
-        return [step for step, _, metrics in self.steps if not is_evaluation(metrics)]
-
 
 @dataclass
 class Stage:
@@ -71,26 +67,18 @@ class Stage:
     name: str
     seed: Any
     sessions: list[Session]
+    settings: dict[str, Any]  # of the last session
+    versions: dict[str, Any]
     points: list[Point] = field(default_factory=list)
     evaluations: list[Point] = field(default_factory=list)  # names without eval_
     resumes: list[tuple[int, float]] = field(default_factory=list)  # step before the resume, seconds
     results: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         name, _, benchmark = self.name.partition(" ")
         name = STAGE_TITLES.get(name) or (name if self.settings else f"Log {name}")
         return f"{name} {benchmark}" if benchmark else name
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Those of the last session."""
-        return self.sessions[-1].settings
-
-    @property
-    def last_step(self) -> int:
-        return max((point.step for point in self.points), default=0)
 
 
 @dataclass
@@ -114,10 +102,6 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def is_evaluation(metrics: dict[str, float]) -> bool:
-    return all(name.startswith("eval_") for name in metrics)
-
-
 def find_log_files(path: Path) -> list[Path]:
     """`path` itself, or the log files in the folder `path` and below it."""
     if path.is_file():
@@ -138,15 +122,6 @@ def scalars(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in settings.items()}
 
 
-def without_repeats(data: dict[str, Any]) -> dict[str, Any]:
-    """Without NVIDIA's names in capitals of what has a name in small letters, too, and without marks of progress."""
-    return {
-        name: value
-        for name, value in data.items()
-        if name not in PROGRESS_MARKS and (name == name.lower() or name.lower() not in data)
-    }
-
-
 def numbers(data: dict[str, Any]) -> dict[str, float]:
     """The metrics in `data`; null and what is not finite become NaN, other values are left out."""
     found = {name: math.nan if value is None else value for name, value in data.items()}
@@ -163,7 +138,9 @@ def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, floa
         if not line.startswith(PREFIX) or not isinstance(data, dict) or not all(0 <= t <= MAX_SECONDS for t in times):
             return None
         if step in ("PARAMETER", ["PARAMETER"], []):
-            data = without_repeats(data)
+            # Some figures are logged under NVIDIA's name in capitals, too.
+            unique = [name for name in data if name == name.lower() or name.lower() not in data]
+            data = {name: data[name] for name in unique if name not in PROGRESS_MARKS}
             return None, scalars(data) if step else data, bool(step), *times
         step, data = step[-1] if isinstance(step, list) else step, numbers(data)
         is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_STEP
@@ -215,9 +192,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
         read = {file: read_sessions(file) for file in find_log_files(path)}
         read = {file: (sessions, unusable) for file, (sessions, unusable) in read.items() if sessions}
         if not read:
-            raise UserError(
-                f"{printable(str(path))} holds no training log (lines that start with {PREFIX}): check the path"
-            )
+            raise UserError(f"{printable(str(path))} holds no training log (lines with {PREFIX}): check the path")
         folders = {(session.stage_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
         if len({name for name, _ in folders}) == len(folders):
             found.append((path, read))
@@ -249,7 +224,7 @@ def make_stages(sessions: list[Session]) -> list[Stage]:
 
 def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
     """Joins sessions: from the first step that a session logs, its records replace those of the sessions before."""
-    stage = Stage(name, seed, sessions, versions=find_versions(sessions[-1]))
+    stage = Stage(name, seed, sessions, sessions[-1].settings, find_versions(sessions[-1]))
     before = 0.0  # seconds in earlier sessions
     for session in sessions:
         if session.steps:
@@ -259,7 +234,7 @@ def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
             stage.evaluations = [point for point in stage.evaluations if point.step < first]
             stage.resumes = [resume for resume in stage.resumes if resume[0] < first]
             if stage.points:
-                stage.resumes.append((stage.last_step, before))
+                stage.resumes.append((stage.points[-1].step, before))
             add_points(stage, session, before)
         stage.results |= as_fractions(name, session.results)
         before += session.ended - session.started
@@ -281,11 +256,9 @@ def add_points(stage: Stage, session: Session, before: float) -> None:
     scale = math.nan
     for step, time, metrics in session.steps:
         point = Point(step, before + time - session.started, metrics)
-        if is_evaluation(metrics):
-            point.metrics = as_fractions(
-                stage.name, {name.removeprefix("eval_"): value for name, value in metrics.items()}
-            )
-            stage.evaluations.append(point)
+        if all(name.startswith("eval_") for name in metrics):
+            metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+            stage.evaluations.append(replace(point, metrics=as_fractions(stage.name, metrics)))
             continue
         # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
         previous, scale = scale, metrics.get("loss_scale", math.nan)
