@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import small_runs
 from conftest import assert_refused, run_program
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import report
@@ -360,33 +360,55 @@ ODD_NAMES = [
     "eval_",
     "a" * 400,
 ]
-ODD_NUMBERS = [math.nan, math.inf, -math.inf, 1e308, 5e-324, -1.0, 0, 1e20, 2**53, 10**400, -(10**400), True, None]
-NAMES = st.sampled_from(
-    ["loss", "grad_norm", "loss_scale", "eval_loss", "mlm_accuracy", "tokens_per_second", *ODD_NAMES]
-)
-NUMBERS = st.sampled_from(ODD_NUMBERS) | st.floats() | st.integers()
-VALUES = (
-    NUMBERS | st.sampled_from(ODD_NAMES) | st.lists(NUMBERS, max_size=2) | st.dictionaries(NAMES, NUMBERS, max_size=2)
-)
+ODD_NUMBERS = [
+    math.nan,
+    math.inf,
+    1e308,
+    -1e308,
+    1e-320,
+    1.0 + 2**-52,
+    1e16,
+    -1.0,
+    2**53,
+    10**400,
+    -(10**400),
+    True,
+    None,
+]
+ODD_VALUES = [*ODD_NUMBERS, *ODD_NAMES, [], [1.0], [[]], {}, {"loss": 1.0}]
+METRICS = ["loss", "grad_norm", "loss_scale", "eval_loss", "mlm_accuracy", "tokens_per_second", *ODD_NAMES]
 SETTING_NAMES = ["output_dir", "phase2", "doc_stride", "task_name", "benchmark", "seed", "log_freq", "max_steps"]
-DATA = st.dictionaries(NAMES, st.floats(0, 20) | VALUES, min_size=1)
-STEPS = st.integers(0, 50).map(lambda step: [step]) | st.sampled_from([[], [[]], 3, "4", None]) | st.lists(VALUES)
-TIMES = st.floats(0, 2e9).map(str) | VALUES
+RESULTS = ["f1_mean", "f1_std", "exact", "F1", "f1", "checkpoint", *ODD_NAMES]
+ODD_STEPS = [[[]], 3, "4", None, [True], [-1], [2**60], [10**400], [1.5], {}]
+TIMES = st.sampled_from(["1e9"] * 40 + ["1000000060"] * 10 + ["0", "1e20", "x", "", -1, *ODD_NUMBERS, [], {}])
+
+
+def data(names: list[str], usual: list) -> st.SearchStrategy[dict]:
+    values = st.sampled_from(usual * 10 + ODD_VALUES)
+    return st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=8)
+
+
 RECORDS = (
-    st.tuples(st.just("PARAMETER"), st.dictionaries(st.sampled_from(SETTING_NAMES) | NAMES, VALUES))
-    | st.tuples(STEPS, DATA)
-    | st.tuples(
-        st.just([]), st.dictionaries(st.sampled_from(["f1_mean", "f1_std", "exact", "F1", "f1"]) | NAMES, VALUES)
-    )
+    st.tuples(st.sampled_from([[step] for step in range(20)] + ODD_STEPS), data(METRICS, [0.5, 1.0, 1024.0]))
+    | st.tuples(st.just("PARAMETER"), data(SETTING_NAMES + ODD_NAMES, ["out", 1, 10]))
+    | st.tuples(st.just([]), data(RESULTS, [0.5, 81.25]))
 )
 
 
-@given(st.lists(st.tuples(RECORDS, TIMES, TIMES), min_size=1, max_size=12))
+def at_the_same_time(*records) -> list:
+    return [(record, "1e9", "1e9") for record in records]
+
+
+@example(at_the_same_time(([10**400], {"loss": 1.0}), ([2**60], {"loss": 1.0}), ([-1], {"loss": 1.0})))
+@example(at_the_same_time(([3], {"x": 0.0, "loss_scale": 1e100}), ([4], {"x": 5e-324, "loss_scale": 1e-320})))
+@example(at_the_same_time(("PARAMETER", {"seed": [1], "output_dir": {}}), ("PARAMETER", {"phase2": []})))
+@example(at_the_same_time(("PARAMETER", {"max_steps": "x", "task_name": [], "benchmark": {}})))
+@given(st.lists(st.tuples(RECORDS, TIMES, TIMES), min_size=1, max_size=20))
 def test_no_log_makes_a_traceback(tmp_path_factory, records):
     folder = tmp_path_factory.mktemp("hostile")
-    log = Log(folder / "a" / "log.json").start(SETTINGS).train([1, 2])
-    for (step, data), timestamp, elapsed in records:
-        line = {"timestamp": timestamp, "elapsedtime": elapsed, "type": "LOG", "step": step, "data": data}
+    log = Log(folder / "a" / "\x1b[2J.json").start(SETTINGS).train([1, 2])
+    for (step, figures), timestamp, elapsed in records:
+        line = {"timestamp": timestamp, "elapsedtime": elapsed, "type": "LOG", "step": step, "data": figures}
         log.raw(f"DLLL {json.dumps(line)}\n")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
