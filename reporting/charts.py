@@ -8,8 +8,8 @@ import numpy as np
 
 from reporting.records import Point, Stage
 
-LEFT, RIGHT, TOP, BOTTOM = 52, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
-MAX_POINTS, MAX_HOVERS, MAX_MARKS = 200, 80, 60  # per line; per chart; resumes, skips and evaluations per line
+LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
+MAX_POINTS, MAX_HOVERS, MAX_MARKS = 160, 60, 60  # per line; per chart; resumes, skips and evaluations per line
 MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
 TIME_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
