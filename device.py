@@ -1,12 +1,16 @@
-"""The device of a process: which one, its CPU threads and memory policy, and the peak rates of known GPUs."""
+"""The device of a process: its threads, memory, peak rates; and `Runtime`, everything that a run computes with."""
 
 import ctypes
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from utils.distributed import read_environment
+from metrics import Reporter
+from precision import Precision
+from run_config import ParallelConfig
+from utils.distributed import DistributedContext, read_environment
 from utils.errors import UserError
 
 
@@ -87,3 +91,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
                 return half * 1e12
             return (tf32 if torch.backends.cuda.matmul.allow_tf32 else full) * 1e12
     return None
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device, precision, processes, log and parallel strategy of a run."""
+
+    device: torch.device
+    precision: Precision = field(default_factory=Precision)
+    distributed: DistributedContext = field(default_factory=DistributedContext)
+    reporter: Reporter = field(default_factory=Reporter)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -16,11 +16,11 @@ import sys
 import run_glue
 import run_pretraining
 import run_squad
-from doctor_machine import Findings, check_device, check_disk, check_memory, check_packages
-from doctor_training import check_data, check_folder, check_overfitting, check_run_losses, check_speed
-from memory_report import settings_of
+from device import Runtime
+from diagnostics.machine import Findings, check_device, check_disk, check_memory, check_packages
+from diagnostics.memory_report import settings_of
+from diagnostics.training import check_data, check_folder, check_overfitting, check_run_losses, check_speed
 from run_setup import TrainingPlan, global_batch_size, start_runtime
-from runtime import Runtime
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.distributed import read_environment
 from utils.errors import UserError, run_main

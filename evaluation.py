@@ -1,16 +1,24 @@
-"""Evaluation: a task's metrics over a whole data set."""
+"""Evaluation, a task's metrics over a data set, and prediction, the model's output for each of its samples.
 
+Legend: n samples.
+"""
+
+import time
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from data_loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device
-from packing import MicroBatchLimits
-from parallelize import ParallelModel
-from runtime import Runtime
+from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
+from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
+from device import Runtime
+from parallel.base import ParallelModel
+from run_config import PredictionConfig
 from tasks import Task
+from tasks.text_sequences import SequenceDataset, forward
+from utils.errors import UserError
 from utils.progress import progress_bar
 
 
@@ -33,7 +41,7 @@ def evaluate(
                 counts[:] += len(batch.lengths), batch.num_targets.sum()
                 bar.update(len(batch.lengths))
 
-        make_filler = partial(filler_micro_batch, dataset.stream_arrays, limits)
+        make_filler = partial(filler_micro_batch, dataset.stream_labels, limits)
         for micro_batch in parallel.equalize_inference(micro_batches(), make_filler):
             with runtime.precision.context(runtime.device):
                 found = task.sums(parallel.model, to_device(micro_batch, runtime.device))
@@ -41,3 +49,86 @@ def evaluate(
                 sums[name] = sums.get(name, 0.0) + float(value)
     sequences, targets, *values = distributed.all_reduce_sum([*counts, *sums.values()])
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, targets)
+
+
+# --- prediction -------------------------------------------------------------------------------------------------------
+
+
+def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
+    """This rank's batches of samples of similar length, in random order, so that the time left can be estimated. A
+    benchmark takes an even selection of them."""
+    by_length = np.argsort(-lengths, kind="stable")
+    batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
+    order = np.random.default_rng(config.seed).permutation(len(batches))
+    if config.benchmark:
+        order = order[: (config.benchmark_warmup_steps + config.benchmark_steps) * world_size]
+    return [batches[place] for place in order[rank::world_size]]
+
+
+def prediction_limits(dataset: SequenceDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
+    """The sizes of the token streams of `batch_size` samples."""
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled=False)
+    return MicroBatchLimits.for_batch(batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
+
+
+@torch.inference_mode()
+def predict(
+    parallel: ParallelModel,
+    dataset: SequenceDataset,
+    logits_axis: str,
+    config: PredictionConfig,
+    runtime: Runtime,
+) -> tuple[np.ndarray, dict[str, float]]:
+    """The model's logits, float32, [rows, C] with a row per sequence or per token of the data set (`logits_axis`); and
+    the speed of inference. Every rank computes its share, and all get the result. Raises UserError if a logit is not
+    finite."""
+    distributed, device = runtime.distributed, runtime.device
+    parallel.model.eval()
+    batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
+    limits = prediction_limits(dataset, config.batch_size, runtime)
+    num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
+    logits = np.zeros((num_rows, parallel.model.config.num_labels), np.float32)
+    seconds: list[float] = []
+    # Compiled graphs need streams of one fixed size, which would be mostly filler here.
+    eager = torch.compiler.set_stance("force_eager")
+    nothing = np.zeros(0, np.int64)
+    with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
+        for indices in parallel.equalize_inference(batches, lambda: nothing):
+            started = time.perf_counter()
+            stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)
+            micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
+            max_seqlen = int(dataset.lengths[indices].max(initial=1))
+            with runtime.precision.context(device):
+                output = forward(parallel.model, to_device(micro_batch, device), max_seqlen).logits
+            if len(indices):
+                rows = dataset.rows(indices, logits_axis)
+                logits[rows] = output[: len(rows)].float().cpu().numpy()  # what follows belongs to filler
+                seconds.append(time.perf_counter() - started)
+                bar.update()
+    if distributed.world_size > 1:
+        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero where another rank computes
+    if not np.isfinite(logits).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
+    return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
+
+
+def log_speed(speed: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:
+    text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
+    runtime.reporter.log((), speed, f"prediction of {config.batch_size} sequences at a time: {text}")
+
+
+def inference_speed(
+    sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
+) -> dict[str, float]:
+    """Sequences per second over all ranks, and the latency of this rank's batches, without the first ones."""
+    warmup = config.benchmark_warmup_steps if config.benchmark else 1
+    measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
+    rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)
+    (total_rate,) = runtime.distributed.all_reduce_sum([rate])
+    milliseconds = 1000 * np.array(seconds[measured] or [0.0])
+    return {
+        "inference_sequences_per_second": total_rate,
+        "latency_ms_median": float(np.median(milliseconds)),
+        "latency_ms_p90": float(np.percentile(milliseconds, 90)),
+        "latency_ms_p99": float(np.percentile(milliseconds, 99)),
+    }

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from packing import IGNORED_LABEL, padded_index
+from data_loading.packing import IGNORED_LABEL, padded_index
 
 # Rows of logits that are in float32 at once: few enough for a CPU's cache, enough to fill a GPU.
 FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_config import BertConfig
-from checkpoint import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
+from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
 from tokenizer import BertTokenizer, read_tokenizer_file
 from utils.command_line import Arguments
 from utils.errors import UserError

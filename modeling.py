@@ -4,7 +4,7 @@ Parameters carry Hugging Face's names and shapes. Every model takes either of tw
 
     padded    model(input_ids, attention_mask, token_type_ids), each [B, S]; the mask is 1 on real tokens
     stream    model(input_ids, token_type_ids=..., position_ids=..., cu_seqlens=..., max_seqlen=...): whole sequences
-              end to end without padding, see packing.py
+              end to end without padding, see data_loading/packing.py
 
 Padded input is turned into a stream first. All token-wise layers run on real tokens only; only attention sees
 sequences (attention.py).
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from attention import PreparedAttention, default_implementation, prepare_attention
 from bert_config import BertConfig
-from dropout import Dropout
-from packed_linear import PackedLinear
-from packing import to_padded
+from cpu.dropout import Dropout
+from cpu.packed_linear import PackedLinear
+from data_loading.packing import to_padded
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
 
@@ -202,6 +202,11 @@ class SpanOutput(NamedTuple):
     start_logits: Tensor  # [T], or [B, S] of padded input
     end_logits: Tensor
 
+    @property
+    def logits(self) -> Tensor:
+        """Both in one, [T, 2] or [B, S, 2]."""
+        return torch.stack(self, dim=-1)
+
 
 class ClassificationOutput(NamedTuple):
     logits: Tensor  # [N, C], or [B, C] of padded input
@@ -262,7 +267,7 @@ class BertPreTrainedModel(nn.Module):
 
         Heads that the folder lacks keep their initial weights, and a note names them. Raises UserError, naming the
         tensor, for any other missing, unexpected or misshapen tensor."""
-        from pretrained import load_pretrained  # imported here: the model itself needs no file format
+        from checkpoint.weights import load_pretrained  # imported here: the model itself needs no file format
 
         return load_pretrained(cls, folder, **kwargs)
 

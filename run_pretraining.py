@@ -21,18 +21,17 @@ from arguments import (
     check_shared_arguments,
 )
 from bert_config import BertConfig
-from data_loader import LoaderConfig
-from deepspeed_config import parse_with_deepspeed
-from memory_report import print_estimate, settings_of
+from data_loading.packing import stream_sizes
+from device import Runtime
+from diagnostics.memory_report import print_estimate, settings_of
+from diagnostics.run_time import RunSize, devices_line, memory_line, time_line
 from metrics import RecordingSink
 from model_choice import choose_model
 from modeling import BertForPreTraining
-from packing import stream_sizes
-from run_estimate import RunSize, devices_line, memory_line, time_line
+from parallel.deepspeed_config import parse_with_deepspeed
+from run_config import CheckpointMetadata, LoaderConfig
 from run_setup import TrainingPlan, global_batch_size, make_run_config, start_runtime
-from runtime import Runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
-from train_state import CheckpointMetadata
 from utils.command_line import (
     ArgumentParser,
     Arguments,

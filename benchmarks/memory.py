@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Peak memory of real pre-training steps on the CPU, beside the estimate of memory_estimate.py.
+"""Peak memory of real pre-training steps on the CPU, beside the estimate of diagnostics/memory.py.
 
     python3 benchmarks/memory.py
     python3 benchmarks/memory.py --models tiny mini
@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 import run_pretraining
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS
-from memory_estimate import MemoryEstimate, estimate_memory
-from memory_report import settings_of
+from diagnostics.memory import MemoryEstimate, estimate_memory
+from diagnostics.memory_report import settings_of
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from utils.command_line import ArgumentParser, Arguments

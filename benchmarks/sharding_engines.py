@@ -24,7 +24,7 @@ import run_pretraining
 from benchmarks.common.results import format_quartiles, quartiles, write_result
 from benchmarks.common.training import MODELS
 from benchmarks.memory import LENGTH, RETURNS_MEMORY, Case, resident_peak, write_full_shards
-from deepspeed_engine import load_deepspeed
+from parallel.deepspeed import load_deepspeed
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import run_main
 from utils.progress import print_line, progress_bar

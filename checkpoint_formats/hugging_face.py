@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from bert_config import BertConfig
+from checkpoint.model_files import read_model_tensors
 from checkpoint_formats.source_weights import SourceWeights, translate
-from model_files import read_model_tensors
 from utils.errors import UserError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from torch import Tensor
 
 from bert_config import BertConfig
+from checkpoint.model_files import read_torch_file, state_dict_of
 from checkpoint_formats.source_weights import SourceWeights, find_file, translate
-from model_files import read_torch_file, state_dict_of
 
 # A checkpoint from the middle of a run holds its data loader, with a NumPy copy of a shard in it.
 DATA_LOADER_CLASSES = (

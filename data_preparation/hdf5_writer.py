@@ -1,4 +1,4 @@
-"""Writes HDF5 shards atomically: NVIDIA's six data sets (see hdf5_shards.py), with everything that decides
+"""Writes HDF5 shards atomically: NVIDIA's six data sets (see data_loading/hdf5_shards.py), with everything that decides
 their content as attributes, and a checksum of each data set."""
 
 import glob
@@ -13,8 +13,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum
 from data_preparation.options import SampleOptions
-from hdf5_shards import CHECKSUM_ATTRIBUTE, checksum
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest

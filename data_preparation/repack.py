@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from data_loading.hdf5_shards import Shard, find_shards
 from data_preparation import manifest
 from data_preparation.hdf5_writer import create_hdf5, remove_leftovers, sample_layout
 from data_preparation.parallel import ordered_map
 from data_preparation.stage_runner import folder_lock, format_bytes
 from data_preparation.verify_report import shard_folders
-from hdf5_shards import Shard, find_shards
 from utils.errors import UserError
 from utils.files import atomic_path, write_json
 from utils.progress import progress_bar

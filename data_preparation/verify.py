@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data_loading.hdf5_shards import KEYS, Shard, find_shards
 from data_preparation.parallel import ordered_map
-from hdf5_shards import KEYS, Shard, find_shards
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.progress import progress_bar

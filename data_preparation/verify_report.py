@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from data_preparation.stage_runner import format_bytes
 from data_preparation.verify import Findings, verify_folder
-from hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest

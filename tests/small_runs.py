@@ -12,8 +12,8 @@ from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shar
 from safetensors.torch import load_file
 
 import run_pretraining
-from checkpoint import MANIFEST_FILE, block_digests, manifest_of, num_blocks
-from run_identity import RECORD_FILE
+from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
+from checkpoint.identity import RECORD_FILE
 from utils.errors import run_main
 from utils.files import file_digest
 

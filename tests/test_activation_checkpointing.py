@@ -12,17 +12,17 @@ from processes import exit_codes, start_several
 from small_runs import RunInputs, losses, resuming, train, weights
 from torch import Tensor, nn
 
-from activation_checkpointing import MODES
 from bert_config import BertConfig
 from loss import pretraining_sums
 from modeling import BertForPreTraining
-from parallelize import ParallelConfig, parallelize
+from parallelize import parallelize
 from precision import Precision
+from run_config import ACTIVATION_CHECKPOINTS, ParallelConfig
 from utils.distributed import DistributedContext
 
 CPU = torch.device("cpu")
 LENGTHS = [31, 7, 18, 18]
-CHECKPOINTING = [mode for mode in MODES if mode != "none"]
+CHECKPOINTING = [mode for mode in ACTIVATION_CHECKPOINTS if mode != "none"]
 
 
 @dataclass

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import IMPLEMENTATIONS, default_implementation, length_buckets, prepare_attention
+from attention import IMPLEMENTATIONS, default_implementation, prepare_attention
+from cpu.length_bucketed import length_buckets
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "flash"]

@@ -16,7 +16,7 @@ from conftest import assert_refused, run_program, sample_rows, write_shard, writ
 from safetensors.torch import load_file, save_file
 from small_runs import files_of, losses, resuming, run_here, steps_folder, steps_in, train
 
-from checkpoint import verify_checkpoint
+from checkpoint.folder import verify_checkpoint
 
 
 @pytest.fixture

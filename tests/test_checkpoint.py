@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from small_runs import resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
-import checkpoint
-from checkpoint import BadCheckpoint, is_valid, latest_checkpoint, verify_checkpoint
+import checkpoint.folder
+from checkpoint.folder import BadCheckpoint, is_valid, latest_checkpoint, verify_checkpoint
 from modeling import BertForPreTraining
 from utils.errors import UserError
 
@@ -199,7 +199,7 @@ def test_manifest_of_any_content_gives_an_error_or_is_valid(copied, data, value)
 
 
 def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "HASH_BLOCK", 1000)
+    monkeypatch.setattr(checkpoint.folder, "HASH_BLOCK", 1000)
     folder = Path(shutil.copytree(steps_folder(finished) / "8", tmp_path / "8"))
     with pytest.raises(BadCheckpoint, match="block_size"):
         verify_checkpoint(folder)
@@ -245,7 +245,7 @@ def test_only_numbers_in_their_usual_form_are_steps(copied):
     for name in ("08", "8.tmp-1a2b3c4d", "9x", "-9", "²", "notes"):
         shutil.copytree(folder / "8", folder / name)
     (folder / "99").write_text("a file")
-    assert checkpoint.checkpoint_steps(folder) == [4, 6, 8]
+    assert checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
     assert latest_checkpoint(folder) == folder / "8"
 
 
@@ -256,7 +256,7 @@ def test_folder_without_checkpoints_has_no_latest_one(tmp_path):
 
 def test_model_folder_may_be_a_folder_of_steps(finished, tmp_path):
     folder = steps_folder(finished)
-    assert checkpoint.find_model_folder(folder) == folder / "8"
-    assert checkpoint.find_model_folder(folder / "4") == folder / "4"
+    assert checkpoint.folder.find_model_folder(folder) == folder / "8"
+    assert checkpoint.folder.find_model_folder(folder / "4") == folder / "4"
     with pytest.raises(UserError, match=r"holds neither model\.safetensors nor a valid checkpoint"):
-        checkpoint.find_model_folder(tmp_path)
+        checkpoint.folder.find_model_folder(tmp_path)

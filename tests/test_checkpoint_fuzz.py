@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import run_pretraining
-from checkpoint import MANIFEST_FILE, block_digests, manifest_of, num_blocks
+from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from utils.errors import run_main
 
 STEP = 3

@@ -11,11 +11,11 @@ import torch
 from rank_runs import run_distributed
 from safetensors.torch import load_file
 
-import checkpoint
-import checkpoint_writer
-from checkpoint import checkpoint_steps, latest_checkpoint, prepare_folder, verify_checkpoint
-from checkpoint_writer import Checkpoint, CheckpointWriter, write_checkpoint
-from safetensors_rows import TensorRows
+import checkpoint.folder
+import checkpoint.writer
+from checkpoint.folder import checkpoint_steps, latest_checkpoint, prepare_folder, verify_checkpoint
+from checkpoint.rows import TensorRows
+from checkpoint.writer import Checkpoint, CheckpointWriter, write_checkpoint
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 
@@ -61,14 +61,14 @@ def write(parent: Path, content: Checkpoint, **options) -> Path:
 
 def test_old_checkpoints_are_removed_after_the_new_one_is_complete(tmp_path, small, monkeypatch):
     removed = []
-    really_remove = checkpoint.remove_checkpoint
+    really_remove = checkpoint.folder.remove_checkpoint
 
     def remove(folder: Path) -> None:
         verify_checkpoint(tmp_path / str(int(folder.name) + 3))
         removed.append(folder.name)
         really_remove(folder)
 
-    monkeypatch.setattr(checkpoint, "remove_checkpoint", remove)
+    monkeypatch.setattr(checkpoint.folder, "remove_checkpoint", remove)
     for step in range(1, 6):
         write(tmp_path, small(step))
     assert removed == ["1", "2"]
@@ -87,14 +87,14 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
 
         return sync
 
-    monkeypatch.setattr(checkpoint_writer, "sync", interrupt(KeyboardInterrupt()))
+    monkeypatch.setattr(checkpoint.writer, "sync", interrupt(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, small(2))
     (left,) = tmp_path.glob("2.tmp-*")
     assert checkpoint_steps(tmp_path) == [1]
     assert latest_checkpoint(tmp_path) == tmp_path / "1"
 
-    monkeypatch.setattr(checkpoint_writer, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(checkpoint.writer, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(UserError, match=r"No space left on device.*the checkpoints before it are unchanged"):
         write(tmp_path, small(2))
     assert list(tmp_path.glob("2.tmp-*")) == [left]
@@ -128,7 +128,7 @@ def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp
 def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, small, monkeypatch):
     """A process that was thought dead may still write."""
     attempts = []
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *args: attempts.append(args[2]))
+    monkeypatch.setattr(checkpoint.writer, "write_checkpoint", lambda *args: attempts.append(args[2]))
     for _ in range(2):
         writer = CheckpointWriter(tmp_path, DistributedContext())
         writer.write(small(7))
@@ -143,13 +143,13 @@ def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, smal
 def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch, reserved):
     """Training goes on during the write, and the copies of the next checkpoint use the same memory."""
     changed = threading.Event()
-    really_write = checkpoint_writer.write_checkpoint
+    really_write = checkpoint.writer.write_checkpoint
 
     def write_later(*args):
         assert changed.wait(timeout=60)
         return really_write(*args)
 
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_later)
+    monkeypatch.setattr(checkpoint.writer, "write_checkpoint", write_later)
     parent = tmp_path / "steps"
     writer = CheckpointWriter(parent, DistributedContext())
     if reserved is not None:
@@ -173,7 +173,7 @@ def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypa
 
 
 def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(checkpoint_writer, "available_memory", lambda: 0)
+    monkeypatch.setattr(checkpoint.writer, "available_memory", lambda: 0)
     writer = CheckpointWriter(tmp_path, DistributedContext())
     writer.reserve(10**6)
     writer.write(small(1))
@@ -222,14 +222,14 @@ def sharded_rows(rank: int, world_size: int) -> list[TensorRows]:
 
 
 def write_sharded(distributed, folder, fails_on):
-    checkpoint.HASH_BLOCK = 64  # several blocks per rank
+    checkpoint.folder.HASH_BLOCK = 64  # several blocks per rank
     parent, rank = Path(folder) / "sharded", distributed.rank
     rows = sharded_rows(rank, distributed.world_size)
     vocab_file = Path(folder) / "words.txt"
     content = Checkpoint(1, rows, rows, {"hidden_size": 4}, {"step": 1}, vocab_file, do_lower_case=True)
     writer = CheckpointWriter(parent, distributed, sharded=True)
     if rank == fails_on:
-        checkpoint_writer.write_rows = no_space
+        checkpoint.writer.write_rows = no_space
     try:
         writer.write(content)
         writer.wait()
@@ -243,7 +243,7 @@ def no_space(*_):
 
 
 def test_all_ranks_write_the_same_files_as_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "HASH_BLOCK", 64)
+    monkeypatch.setattr(checkpoint.folder, "HASH_BLOCK", 64)
     tensors = tensors_of_shapes()
     one = write(tmp_path / "one", checkpoint_of(1, tmp_path / "words.txt", tensors, tensors))
     assert run_distributed(write_sharded, tmp_path, str(tmp_path), None, count=3) == [[3, True]] * 3

@@ -16,8 +16,8 @@ from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertModel as HFModel
 
+from checkpoint.model_files import read_model_tensors
 from checkpoint_formats import google_tf, nvidia_paddle
-from model_files import read_model_tensors
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
 

@@ -17,8 +17,8 @@ from small_runs import RunInputs, losses, progress, steps_folder, steps_in, trai
 
 import run_pretraining
 import run_squad
-from deepspeed_config import VERSION
-from deepspeed_engine import load_deepspeed
+from parallel.deepspeed import load_deepspeed
+from parallel.deepspeed_config import VERSION
 from trainer import Trainer
 from utils.distributed import init_distributed
 

@@ -17,10 +17,9 @@ from conftest import assert_refused
 from small_runs import RunInputs, steps_folder, train
 
 import doctor
-import doctor_machine
-import doctor_training
 import run_pretraining
-from runtime import Runtime
+from device import Runtime
+from diagnostics import machine, training
 from utils.errors import run_main
 
 
@@ -93,8 +92,8 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
             file["masked_lm_ids"][:] = np.random.default_rng(0).integers(1000, 1200, file["masked_lm_ids"].shape)
     write_log(output / "report.json", output, {1: 7.5, 2: 5.0, 3: 9.0})
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(doctor_machine, "available_memory", lambda: 1e6)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(machine, "available_memory", lambda: 1e6)
     result = examine(*inputs.command(output, "--max-steps", 2, "--input-dir", shards, "--processes", 2, "--seed", 7))
     assert result.returncode == 2
     assert_says(
@@ -128,13 +127,13 @@ def plan(inputs: RunInputs, tmp_path_factory):
     """A plan to pre-train for 1,000 updates, 100 of them warmup, and its arguments."""
     output = tmp_path_factory.mktemp("plan") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
-    return run_pretraining.plan_training(args, Runtime(doctor_training.torch.device("cpu"))), args
+    return run_pretraining.plan_training(args, Runtime(training.torch.device("cpu"))), args
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path, capsys):
     (tmp_path / "file").touch()
-    findings = doctor_machine.Findings()
-    doctor_machine.check_disk(findings, tmp_path / "file" / "out", plan[0].make_model())
+    findings = machine.Findings()
+    machine.check_disk(findings, tmp_path / "file" / "out", plan[0].make_model())
     assert findings.num_wrong == 1 and f"cannot write to {tmp_path / 'file'}" in capsys.readouterr().out
 
 
@@ -153,8 +152,8 @@ def test_logged_losses_are_compared_with_what_is_expected(plan, tmp_path, capsys
     plan, args = plan
     args = args.replace(output_dir=tmp_path)
     write_log(tmp_path / "report.json", tmp_path, losses)
-    findings = doctor_machine.Findings()
-    doctor_training.check_run_losses(findings, plan, args)
+    findings = machine.Findings()
+    training.check_run_losses(findings, plan, args)
     assert words in capsys.readouterr().out
     assert findings.num_wrong == (0 if "to " in words else 1)
 
@@ -166,7 +165,7 @@ def test_the_loss_of_word_frequencies_is_the_entropy_of_the_labels(plan, inputs:
             counts.update(file["masked_lm_ids"][:][file["masked_lm_positions"][:] > 0].tolist())
     entropy = scipy.stats.entropy(list(counts.values()))
     bias = (len(counts) - 1) / (2 * counts.total())
-    assert doctor_training.frequency_loss(plan[0]) == pytest.approx(entropy + bias + math.log(2))
+    assert training.frequency_loss(plan[0]) == pytest.approx(entropy + bias + math.log(2))
 
 
 @pytest.mark.parametrize(
@@ -174,8 +173,8 @@ def test_the_loss_of_word_frequencies_is_the_entropy_of_the_labels(plan, inputs:
     [(7.79, False, 0), (9.5, False, 1), (6.0, False, 1), (math.nan, False, 1), (4.0, True, 0), (7.5, True, 1)],
 )
 def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_weights, num_wrong):
-    findings = doctor_machine.Findings()
-    doctor_training.check_first_loss(findings, plan[0], loss, has_weights)
+    findings = machine.Findings()
+    training.check_first_loss(findings, plan[0], loss, has_weights)
     assert findings.num_wrong == num_wrong
 
 

@@ -10,7 +10,7 @@ from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdf5_shards import KEYS, Shard, find_shards, smallest_integers
+from data_loading.hdf5_shards import KEYS, Shard, find_shards, smallest_integers
 from tasks.pretraining import PretrainingDataset
 from utils.errors import UserError
 

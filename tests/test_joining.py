@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT, assert_refused, pretraining_command, write_shards
 from processes import PATIENCE, exit_codes, free_port, start_several, wait_until
 
-from checkpoint_writer import CheckpointWriter
+from checkpoint.writer import CheckpointWriter
 from utils.distributed import init_distributed
 from utils.launcher import stop_with_launcher
 

@@ -6,8 +6,8 @@ from conftest import ROOT
 from launch_scripts import Checkout, pretraining_runs
 
 from bert_config import BertConfig
-from memory_estimate import estimate_memory
-from memory_report import settings_of
+from diagnostics.memory import estimate_memory
+from diagnostics.memory_report import settings_of
 from model_choice import choose_model
 from modeling import BertForPreTraining
 

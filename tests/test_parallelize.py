@@ -13,12 +13,15 @@ from rank_runs import run_ranks
 from small_runs import losses, train
 from torch._dynamo.utils import counters
 
-import parallelize as parallelize_module
+import parallel.ddp as ddp_module
 from bert_config import BertConfig
-from data_loader import LoaderConfig, StepLoader
+from data_loading.loader import StepLoader
 from modeling import BertForPreTraining
-from parallelize import ParallelConfig, ParallelModel, ReplicatedModel, parallelize
+from parallel.base import ParallelModel
+from parallel.ddp import ReplicatedModel
+from parallelize import parallelize
 from precision import Precision
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from utils.distributed import DistributedContext, init_distributed
 
@@ -128,13 +131,13 @@ def gradients_of_step(parallel: ParallelModel, global_batch_size: int, rank: int
 
 def compare_replicas(precision: Precision, tolerance: float) -> None:
     reductions = itertools.count()
-    sum_gradients = parallelize_module.sum_gradients
+    sum_gradients = ddp_module.sum_gradients
 
     def counting(state, bucket):
         next(reductions)
         return sum_gradients(state, bucket)
 
-    parallelize_module.sum_gradients = counting
+    ddp_module.sum_gradients = counting
     with init_distributed(CPU) as distributed:
         replicated, alone = make_parallel(precision, distributed), make_parallel(precision)
         assert type(replicated) is ReplicatedModel

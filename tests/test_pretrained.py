@@ -11,10 +11,10 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 from bert_config import BertConfig
-from model_files import open_model_weights
+from checkpoint.model_files import open_model_weights
+from checkpoint.rows import LazyTensor
+from checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
-from pretrained import checkpoint_shapes, copy_rows, select_weights
-from safetensors_rows import LazyTensor
 from utils.errors import UserError
 
 SMALL = {**TINY, "vocab_size": 1000, "num_hidden_layers": 1}

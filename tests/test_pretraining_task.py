@@ -5,9 +5,9 @@ import pytest
 import torch
 from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
 
-from data_loader import make_step_batch
-from hdf5_shards import KEYS
-from packing import MicroBatchLimits
+from data_loading.hdf5_shards import KEYS
+from data_loading.loader import make_step_batch
+from data_loading.packing import MicroBatchLimits
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.errors import UserError
 

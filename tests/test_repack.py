@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, assert_refused, run_program, sample_rows
 from processes import kill_and_wait_for_workers
 
-from hdf5_shards import KEYS, Shard
+from data_loading.hdf5_shards import KEYS, Shard
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 

@@ -8,10 +8,10 @@ from conftest import assert_refused
 from small_runs import RunInputs, run_here, train
 
 from benchmarks.memory import Case, estimate
-from memory_report import settings_of
+from diagnostics.memory_report import settings_of
+from diagnostics.run_time import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
 from model_choice import choose_model
 from modeling import BertForPreTraining
-from run_estimate import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
 from run_pretraining import parse_arguments
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from safetensors_rows import DTYPE_NAMES, LazyTensor, TensorRows, create_file, file_layout, open_safetensors, write_rows
+from checkpoint.rows import DTYPE_NAMES, LazyTensor, TensorRows, create_file, file_layout, open_safetensors, write_rows
 from utils.errors import UserError
 
 TENSORS = st.dictionaries(

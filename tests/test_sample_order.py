@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sample_order import rank_positions, sample_order
+from data_loading.sample_order import rank_positions, sample_order
 
 SEEDS = st.integers(-(2**70), 2**70)
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from small_runs import RunInputs, progress, resuming, steps_folder
 from torch.distributed.tensor import DTensor
 
-import checkpoint
-import checkpoint_writer
-from checkpoint import BadCheckpoint, checkpoint_steps, verify_checkpoint
-from checkpoint_writer import CheckpointWriter
+import checkpoint.folder
+import checkpoint.writer
+from checkpoint.folder import BadCheckpoint, checkpoint_steps, verify_checkpoint
+from checkpoint.writer import CheckpointWriter
 from trainer import Trainer
 
 STEP = 2
@@ -181,15 +181,15 @@ def test_weights_alone_are_loaded_at_another_number_of_ranks_too(saved, inputs, 
 
 def pretrain_with_small_blocks(folder: Path, command: Command) -> int:
     """Blocks of 8 KiB, so that a small checkpoint has many; writes which of them this rank hashed."""
-    checkpoint.HASH_BLOCK = 8 << 10
+    checkpoint.folder.HASH_BLOCK = 8 << 10
     hashed = []
-    block_digests = checkpoint_writer.block_digests
+    block_digests = checkpoint.writer.block_digests
 
     def record(blocks):
         hashed.extend((path.name, block) for path, block in blocks)
         return block_digests(blocks)
 
-    checkpoint_writer.block_digests = record
+    checkpoint.writer.block_digests = record
     code = pretrain(command)
     (folder / f"{rank()}.json").write_text(json.dumps(hashed))
     return code
@@ -233,7 +233,7 @@ def test_a_manifest_of_format_1_is_still_read(saved, tmp_path):
 
 def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
     """Rank 1 fails in one of the stages of the second checkpoint."""
-    function, calls = getattr(checkpoint_writer, stage), []
+    function, calls = getattr(checkpoint.writer, stage), []
 
     def fail(*args):
         calls.append(stage)
@@ -243,7 +243,7 @@ def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
             raise OSError(28, "No space left on device")
         return function(*args)
 
-    setattr(checkpoint_writer, stage, fail)
+    setattr(checkpoint.writer, stage, fail)
     return pretrain(command)
 
 

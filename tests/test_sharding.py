@@ -11,7 +11,7 @@ from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
 from optimizer import Lamb, apply_step, gradients, parameter_groups, total_norm
-from sharding import LocalShards, fill_shards, make_mesh, shard_model
+from parallel.fsdp import LocalShards, fill_shards, make_mesh, shard_model
 
 STEPS = 20
 

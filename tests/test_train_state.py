@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_runs import files_of, losses, progress, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
 
-from checkpoint_progress import ADDED_KEYS, PROGRESS_SCHEMA, check_progress
+from checkpoint.progress import ADDED_KEYS, PROGRESS_SCHEMA, check_progress
 from utils.errors import UserError
 
 OPTIMIZER_FILE, PROGRESS_FILE = "model_optimizer.safetensors", "model_progress.json"

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from data import prepare
+from data_loading.hdf5_shards import KEYS
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shard
 from data_preparation.verify import verify_folder
 from data_preparation.verify_report import sample_lines
-from hdf5_shards import KEYS
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 

@@ -2,7 +2,7 @@
 
 `moments` walks through one update and yields what is alive at the end of the forward pass, in the backward pass of each
 layer and of the embeddings, and in the optimizer's step. The largest sum is the peak. Every sequence has the full
-length, which is the most that a micro-batch holds (see packing.py).
+length, which is the most that a micro-batch holds (see data_loading/packing.py).
 
 Not included: the libraries (about 0.3 GiB per process on a CPU; on a GPU 0.5 to 1 GiB for CUDA and NCCL), and memory
 that the allocator cannot reuse. docs/memory.md compares estimates with measurements.
@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, default_implementation
+from data_loading.packing import MicroBatchLimits
 from loss import FLOAT32_ROWS
 from modeling import BertPreTrainedModel
-from packing import MicroBatchLimits
-from parallelize import ParallelConfig
 from precision import Precision
+from run_config import ParallelConfig
 
 FLOAT32 = 4
 COMPONENTS = (
@@ -151,7 +151,7 @@ class Sizes:
         on_cpu, compiled = settings.device.type == "cpu", settings.parallel.compile != "none"
         self.product = precision.dtype.itemsize
         self.residual = self.gradient = self.product if precision.pure else FLOAT32
-        # The CPU's own dropout has masks of the width of the states (see dropout.py); torch's has booleans.
+        # The CPU's own dropout has masks of the width of the states (see cpu/dropout.py); torch's has booleans.
         self.mask = self.product if on_cpu and not compiled else 1
         self.attention = default_implementation(settings.device, precision.dtype)
         if compiled and on_cpu:

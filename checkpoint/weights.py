@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bert_config import BertConfig
-from checkpoint import CONFIG_FILE, VOCAB_FILE
-from model_files import open_model_weights
-from safetensors_rows import LazyTensor
+from checkpoint.folder import CONFIG_FILE, VOCAB_FILE
+from checkpoint.model_files import open_model_weights
+from checkpoint.rows import LazyTensor
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from checkpoint import (
+from checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -31,7 +31,7 @@ from checkpoint import (
     remove_checkpoint,
     remove_old_checkpoints,
 )
-from safetensors_rows import TensorRows, create_file, file_layout, write_rows
+from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import sync

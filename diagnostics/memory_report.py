@@ -4,9 +4,9 @@ import torch
 
 from arguments import amp_dtype, parallel_config
 from bert_config import BertConfig
-from memory_estimate import COMPONENTS, MemorySettings, estimate_memory, num_parameters
+from data_loading.packing import MicroBatchLimits
+from diagnostics.memory import COMPONENTS, MemorySettings, estimate_memory, num_parameters
 from modeling import BertPreTrainedModel
-from packing import MicroBatchLimits
 from precision import DTYPES, Precision
 from utils.command_line import Arguments
 from utils.distributed import read_environment

@@ -10,14 +10,13 @@ import platform
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from checkpoint import (
+from checkpoint.folder import (
     checkpoint_steps,
     find_checkpoint,
     find_model_folder,
@@ -26,46 +25,20 @@ from checkpoint import (
     prepare_folder,
     progress_file,
 )
-from checkpoint_progress import check_progress
-from checkpoint_writer import Checkpoint
-from model_files import open_model_weights
+from checkpoint.identity import check_record, overwrite, write_record
+from checkpoint.model_files import open_model_weights
+from checkpoint.progress import check_progress
+from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
+from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
+from checkpoint.writer import Checkpoint
 from optimizer import state_names
-from parallelize import ParallelModel
+from parallel.base import ParallelModel
 from precision import LossScale
-from pretrained import check_same_kind, checkpoint_shapes, copy_rows, select_weights
-from run_identity import RunRecord, check_record, overwrite, write_record
-from safetensors_rows import LazyTensor, TensorRows, open_safetensors
+from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import lock_folder
 from utils.progress import print_line
-
-
-@dataclass(frozen=True)
-class StartConfig:
-    """Where a run starts from, as the flags of the same names say. result_files: what `overwrite` removes besides
-    checkpoints."""
-
-    from_checkpoint: Path | None = None
-    last_step_of_checkpoint: str | None = None
-    from_phase1_final_params: Path | None = None
-    from_pretrained_params: Path | None = None
-    overwrite: bool = False
-    lr_rewarmup: bool = False
-    result_files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """What a checkpoint folder records besides the run's state."""
-
-    phase: str
-    arguments: dict[str, Any]
-    num_samples: int
-    seed: int
-    vocab_file: Path
-    do_lower_case: bool
-    prefix: str = "model"
 
 
 class TrainState:

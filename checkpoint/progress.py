@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checkpoint import is_step, progress_file, read_progress
+from checkpoint.folder import is_step, progress_file, read_progress
 from utils.errors import UserError
 
 

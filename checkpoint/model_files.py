@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from safetensors_rows import LazyTensor, open_safetensors
+from checkpoint.rows import LazyTensor, open_safetensors
 from utils.errors import UserError
 from utils.files import read_json
 

@@ -9,7 +9,8 @@ docs/sharding.md has a complete example. Every rank has some rows (dimension 0) 
 over ranks, not averaged: divide the loss by the counts of the global batch.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-RESHARD_AFTER_FORWARD = {"default": None, "always": True, "never": False}
+from data_loading.loader import MicroBatch, StepBatch
+from modeling import BertPreTrainedModel
+from parallel.base import Batch, ParallelModel, equalize_over_ranks
+from precision import Precision
+from run_config import RESHARD_MODES, ParallelConfig
+from utils.distributed import DistributedContext
+
+RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
 
 
 def make_mesh(
@@ -101,3 +109,66 @@ def fill_shards(shards: LocalShards, values: Iterable[tuple[str, Tensor]]) -> No
     for name, value in values:
         local, start = shards.shards[name], shards.row_start(name)
         local.copy_(value[start : start + len(local)])
+
+
+class ShardedModel(ParallelModel):
+    """Parameters, gradients and optimizer state sharded over ranks (FSDP2), in one or several replicas.
+
+    A 16-bit type without autocast (`--use-pure-fp16`) is the type of gathered parameters; the shards are float32.
+    """
+
+    def __init__(
+        self,
+        model: BertPreTrainedModel,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        self.model = self.module = model
+        self.masters = None
+        self.distributed = distributed
+        replicate_degree = distributed.world_size // config.shard_degree
+        mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
+        shard_model(
+            model,
+            model.bert.encoder.layer,
+            mesh,
+            precision.dtype if precision.pure else None,
+            config.reshard_after_forward,
+            config.cpu_offload,
+        )
+        model.to_empty(device="cpu" if config.cpu_offload else device)
+        self.shards = LocalShards(model, mesh)
+        fill_shards(self.shards, model.initial_values())
+        self.shard_group = self.shards.group
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.shards.shards
+
+    def row_start(self, name: str) -> int:
+        return self.shards.row_start(name)
+
+    def saves_rows(self, is_main: bool) -> bool:
+        return self.shards.replica == 0
+
+    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+        # Every forward and backward pass gathers parameters from all ranks, so all ranks need as many.
+        return batch.filled_to(self.max_micro_batches)
+
+    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
+        return equalize_over_ranks(batches, make_filler, self.distributed)
+
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Changes nothing: a gathered copy of each rank's own would undo the sharding."""
+
+    def begin_step(self, max_micro_batches: int) -> None:
+        self.max_micro_batches = max_micro_batches
+
+    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
+        # Replicas add their gradients once per step; only within a replica are they reduced after each micro-batch.
+        self.model.set_requires_all_reduce(is_last)
+        return contextlib.nullcontext()
+
+    def reduce_gradients(self) -> None:
+        self.shards.take_gradients()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from memory_estimate import MemorySettings, estimate_memory
+from diagnostics.memory import MemorySettings, estimate_memory
 from modeling import BertPreTrainedModel
 
 GPU_SIZES = (80, 40, 24, 16)  # GB

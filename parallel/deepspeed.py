@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_loader import MicroBatch, StepBatch
+from data_loading.loader import MicroBatch, StepBatch
 from modeling import BertPreTrainedModel
-from parallelize import Batch, ParallelModel, equalize_over_ranks
+from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
 from utils.distributed import DistributedContext
 from utils.errors import UserError

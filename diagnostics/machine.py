@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
-from checkpoint import checkpoint_steps
-from checkpoint_writer import KEPT_CHECKPOINTS, available_memory
-from memory_estimate import MemorySettings, estimate_memory, num_parameters
+from checkpoint.folder import checkpoint_steps
+from checkpoint.writer import KEPT_CHECKPOINTS, available_memory
+from device import Runtime
+from diagnostics.memory import MemorySettings, estimate_memory, num_parameters
+from diagnostics.run_time import LIBRARY_BYTES, memory_line
 from modeling import BertPreTrainedModel
 from optimizer import import_fused_lamb
-from run_estimate import LIBRARY_BYTES, memory_line
-from runtime import Runtime
 from tasks.glue import load_metrics
 from utils import requirements
 from utils.command_line import Arguments
 from utils.errors import UserError, one_line
 from utils.progress import print_line
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 PROBE_BYTES = 2**26  # written to measure the disk's speed
 CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from model_files import has_weights
+from checkpoint.model_files import has_weights
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line

@@ -16,7 +16,7 @@ from utils.distributed import read_environment
 from utils.errors import UserError
 from utils.files import read_json_object
 
-VERSION = "0.19.8"  # of DeepSpeed; deepspeed_engine.py depends on it
+VERSION = "0.19.8"  # of DeepSpeed; parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's word for a value that comes from the flags
 
 # Keys that become flags.

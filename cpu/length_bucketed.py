@@ -1,0 +1,149 @@
+"""Attention on batches of sequences of similar length, for CPUs.
+
+Legend: T tokens in the stream, N sequences of a bucket, L its longest sequence, H heads, D head size, C channels
+(query, key, value), B = N * H.
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cpu.dropout import apply_mask, dropout_mask
+
+# Sequences share a bucket where the shorter one has at least this share of the longer one's length: then padding makes
+# attention's work at most a fifth larger, which costs less than a batched product of its own.
+MIN_LENGTH_RATIO = 0.9
+MIN_EQUAL_LENGTHS = 4  # this many sequences of one length are a bucket of their own, without padding
+# 16-bit states are padded to a multiple of this, so that the shapes of the products recur (see packing.stream_sizes).
+# torch's softmax takes two thirds as long for 160 columns as for 150, because it computes the last 22 one by one.
+LENGTH_MULTIPLE = 32
+
+
+class LengthBucket(NamedTuple):
+    """Neighbouring sequences that attention computes as one batch, all padded to one length."""
+
+    start: int  # the first token of the first sequence
+    lengths: list[int]
+    padded_length: int
+
+    @property
+    def is_padded(self) -> bool:
+        return min(self.lengths) < self.padded_length
+
+    def to_padded(self, states_TCHD: Tensor) -> Tensor:
+        """A contiguous copy of the bucket's states, [C, N, H, L, D], zero beyond the end of each sequence."""
+        count, length = len(self.lengths), self.padded_length
+        _, *channels_and_heads, size = states_TCHD.shape
+        if not self.is_padded:
+            states_NLCHD = states_TCHD[self.start : self.start + count * length].unflatten(0, (count, length))
+            return states_NLCHD.permute(2, 0, 3, 1, 4).clone(memory_format=torch.contiguous_format)
+        channels, heads = channels_and_heads
+        padded_CNHLD = states_TCHD.new_zeros(channels, count, heads, length, size)
+        for row, states_LCHD in enumerate(self.split(states_TCHD)):
+            padded_CNHLD[:, row, :, : len(states_LCHD)] = states_LCHD.permute(1, 2, 0, 3)
+        return padded_CNHLD
+
+    def to_stream(self, states_CNHLD: Tensor, out_TCHD: Tensor) -> None:
+        """Writes the bucket's states to their places in a stream; the inverse of `to_padded`."""
+        count, length = len(self.lengths), self.padded_length
+        if not self.is_padded:
+            out_NLCHD = out_TCHD[self.start : self.start + count * length].unflatten(0, (count, length))
+            out_NLCHD.copy_(states_CNHLD.permute(1, 3, 0, 2, 4))
+            return
+        for row, out_LCHD in enumerate(self.split(out_TCHD)):
+            out_LCHD.copy_(states_CNHLD[:, row, :, : len(out_LCHD)].permute(2, 0, 1, 3))
+
+    def split(self, states_T: Tensor) -> tuple[Tensor, ...]:
+        """One view of the stream for each sequence of the bucket."""
+        return states_T[self.start : self.start + sum(self.lengths)].split(self.lengths)
+
+
+def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucket]:
+    """Cuts the sequences of a stream into buckets of neighbours, whose lengths are compared when rounded up to a
+    multiple of `multiple`. Empty sequences are left out."""
+
+    def rounded(length: int) -> int:
+        return -(-length // multiple) * multiple
+
+    buckets: list[tuple[int, list[int]]] = []
+    open_bucket: list[int] | None = None  # the lengths of the last bucket, if it may take more sequences
+    start = cu_seqlens[0]
+    lengths = [end - begin for begin, end in itertools.pairwise(cu_seqlens) if end > begin]
+    for length, repeats in itertools.groupby(lengths, rounded):
+        run = list(repeats)
+        merged = [length, *map(rounded, open_bucket or ())]
+        if open_bucket and len(run) < MIN_EQUAL_LENGTHS and min(merged) >= MIN_LENGTH_RATIO * max(merged):
+            open_bucket.extend(run)
+        else:
+            buckets.append((start, run))
+            open_bucket = run if len(run) < MIN_EQUAL_LENGTHS else None
+        start += sum(run)
+    return [LengthBucket(start, lengths, rounded(max(lengths))) for start, lengths in buckets]
+
+
+class LengthBucketedFunction(torch.autograd.Function):
+    """softmax(QK' / sqrt(D)) V bucket by bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. Zero
+    behind the first `num_tokens` tokens.
+
+    On a CPU, scaled_dot_product_attention is 4 times slower in bfloat16 (its backward pass is), falls back to an even
+    slower path with dropout, and needs a mask. This keeps the probabilities for the backward pass: 2 bytes per pair of
+    tokens and head in bfloat16, and as many for the dropout mask.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv_T3HD: Tensor, buckets: list[LengthBucket], num_tokens: int, dropout_prob: float) -> Tensor:
+        out_THD = torch.empty_like(qkv_T3HD[:, 0], memory_format=torch.contiguous_format)
+        out_THD[num_tokens:] = 0
+        scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
+        keep_scale = 1.0
+        saved: list[Tensor | None] = []
+        for bucket in buckets:
+            qkv_3NHLD = bucket.to_padded(qkv_T3HD)
+            query, key, value = qkv_3NHLD.flatten(1, 2)
+            scores_BLL = torch.bmm(query.mul_(scale), key.transpose(1, 2))
+            for row, length in enumerate(bucket.lengths):
+                if length < scores_BLL.shape[-1]:
+                    scores_BLL.unflatten(0, (len(bucket.lengths), -1))[row, :, :, length:] = -math.inf
+            probs_BLL = scores_BLL.softmax(dim=-1)
+            mask, keep_scale = dropout_mask(probs_BLL, dropout_prob)
+            out_BLD = torch.bmm(apply_mask(probs_BLL, mask), value).mul_(keep_scale)
+            bucket.to_stream(out_BLD.view_as(qkv_3NHLD[:1]), out_THD[:, None])
+            saved += [qkv_3NHLD, probs_BLL, mask]
+        ctx.save_for_backward(*saved)
+        ctx.buckets, ctx.num_tokens, ctx.scale, ctx.keep_scale = buckets, num_tokens, scale, keep_scale
+        return out_THD
+
+    @staticmethod
+    def backward(ctx, grad_THD: Tensor):
+        grad_T3HD = grad_THD.new_empty(len(grad_THD), 3, *grad_THD.shape[1:])
+        grad_T3HD[ctx.num_tokens :] = 0
+        saved = iter(ctx.saved_tensors)
+        for bucket, qkv_3NHLD, probs_BLL, mask in zip(ctx.buckets, saved, saved, saved, strict=True):
+            query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is scaled already
+            grad_BLD = bucket.to_padded(grad_THD[:, None]).flatten(0, 2).mul_(ctx.keep_scale)
+            grad_3NHLD = torch.empty_like(qkv_3NHLD)
+            grad_query, grad_key, grad_value = grad_3NHLD.flatten(1, 2)
+            torch.bmm(apply_mask(probs_BLL, mask).transpose(1, 2), grad_BLD, out=grad_value)
+            grad_probs_BLL = apply_mask(torch.bmm(grad_BLD, value.transpose(1, 2)), mask)
+            grad_scores_BLL = torch._softmax_backward_data(grad_probs_BLL, probs_BLL, -1, probs_BLL.dtype)
+            torch.bmm(grad_scores_BLL, key, out=grad_query).mul_(ctx.scale)
+            torch.bmm(grad_scores_BLL.transpose(1, 2), query, out=grad_key)
+            bucket.to_stream(grad_3NHLD, grad_T3HD)
+        return grad_T3HD, None, None, None
+
+
+class LengthBucketedAttention:
+    """Attention without a mask on batches of sequences of similar length. It reads the lengths on the host, so it is
+    meant for the CPU, and cannot be part of a compiled graph."""
+
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
+        self.cu_seqlens = cu_seqlens.tolist()
+        self.buckets: list[LengthBucket] | None = None
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        if self.buckets is None:  # the same for all layers
+            self.buckets = length_buckets(self.cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1)
+        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)

@@ -1,0 +1,1 @@
+"""Checks of a run before it starts, and estimates of its memory and time."""
