@@ -92,9 +92,9 @@ class Run:
     @property
     def note(self) -> str:
         """A line that counts and names the unusable lines of the logs; empty if there are none."""
-        places = ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
-        more = ", …" if len(self.unusable) > 5 else ""
-        return f"{self.name}: {len(self.unusable)} unusable lines skipped ({places}{more})" if self.unusable else ""
+        count, places = len(self.unusable), ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
+        more = ", …" if count > 5 else ""
+        return f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})" if count else ""
 
 
 def printable(text: str) -> str:
