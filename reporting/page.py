@@ -17,7 +17,15 @@ from reporting.records import STAGE_TITLES, Run, Stage, differences, is_score, n
 # The order of the charts; other metrics follow.
 ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "learning_rate", "grad_norm")
 WORDS = {
-    **{"mlm": "MLM", "nsp": "NSP", "f1": "F1", "tflops": "TFLOPS", "grad": "gradient", "e2e": "end-to-end"},
+    **{
+        "mlm": "MLM",
+        "nsp": "NSP",
+        "f1": "F1",
+        "tflops": "TFLOPS",
+        "grad": "gradient",
+        "e2e": "end-to-end",
+        "time": "time (s)",
+    },
     **{"ms": "(ms)", "gib": "(GiB)", "p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"},
 }
 # Left out where tokens_per_second is logged, which says the same.
@@ -79,8 +87,8 @@ def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
                 ends = values[:: len(values) - 1] if len(values) > 1 else values
                 facts[f"{title_of(metric)}, {place}", False] = " → ".join(show(metric, value) for value in ends)
     if stage.points:
-        max_steps = stage.settings.get("max_steps")
-        of = f" of {max_steps:,}" if isinstance(max_steps, int) and max_steps > 0 else ""
+        limits = [stage.settings.get(name) for name in ("max_steps", "steps")]  # max_steps is -1 if epochs are given
+        of = next((f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), "")
         facts["Steps", False] = f"{stage.points[-1].step:,}{of}"
         facts["Training time", False] = show_duration(stage.points[-1].seconds)
     facts["Started", False] = show_time(stage.sessions[0].started)

@@ -24,7 +24,7 @@ from reporting.records import Run, Stage, differences, read_runs
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # NumPy's, such as a division by zero in a chart
 
 SETTINGS = {"output_dir": "out", "phase1": True, "phase2": False, "log_freq": 10, "max_steps": 100, "seed": 1}
-SQUAD_SETTINGS = {"output_dir": "out", "doc_stride": 128, "log_freq": 10, "max_steps": -1, "seed": 1}
+SQUAD_SETTINGS = {"output_dir": "out", "doc_stride": 128, "log_freq": 10, "max_steps": -1, "steps": 14, "seed": 1}
 
 
 class Log:
@@ -290,6 +290,7 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
         ["Exact match", "72.5%", "72.5%"],
         ["F1", "81.25%", "80.5%"],
         ["Steps", "100 of 100", "100 of 100"],
+        ["Steps", "14 of 14", "14 of 14"],
         ["Loss, training", "7 → 7", "7 → 7"],
         ["Loss, held-out", "6.5", "6.5"],
         ["Tokens per second, median", "1,000", "1,000"],
