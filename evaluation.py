@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
-from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
+from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
 from device import Runtime
 from parallel.base import ParallelModel
 from tasks import Task
@@ -116,7 +116,7 @@ def predict(
             micro_batch = to_tensors(stream, limits, pin_memory=False)
             max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
-                output = parallel.model(**to_device(micro_batch, device), max_seqlen=max_seqlen)
+                output = parallel.model(TokenStream.from_batch(to_device(micro_batch, device), max_seqlen))
             if len(indices):
                 collect(indices, output)
                 seconds.append(time.perf_counter() - started)

@@ -28,14 +28,21 @@ from arguments import (
     check_shared_arguments,
 )
 from device import Runtime
-from diagnostics.memory_report import print_estimate
 from evaluation import PredictionConfig, combine_ranks, log_speed, predict
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
-from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
+from run_setup import (
+    TrainingPlan,
+    find_fine_tuned,
+    fine_tune,
+    load_fine_tuned,
+    plan_fine_tuning,
+    print_estimate,
+    start_runtime,
+)
 from tasks.glue import (
     REGRESSION_LABELS,
     SCORES_FILE,

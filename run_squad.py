@@ -26,14 +26,21 @@ from arguments import (
     check_shared_arguments,
 )
 from device import Runtime
-from diagnostics.memory_report import print_estimate
 from evaluate_squad import evaluate
 from evaluation import PredictionConfig, combine_ranks, log_speed, predict
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
-from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
+from run_setup import (
+    TrainingPlan,
+    find_fine_tuned,
+    fine_tune,
+    load_fine_tuned,
+    plan_fine_tuning,
+    print_estimate,
+    start_runtime,
+)
 from tasks.squad import SquadDataset, SquadTask
 from tasks.squad_answers import RESULT_FILES, decode, write_predictions
 from tasks.squad_file import read_squad

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL
+from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from tasks.glue_files import Examples, TextTask
 from tasks.text_sequences import SequenceDataset, encode
@@ -31,9 +31,7 @@ class ClassificationTask:
         self.regression, self.max_seq_length = regression, max_seq_length
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in micro_batch.items() if name not in LABELS}
-        # The longest possible length instead of the real one, which would have to be read from the device.
-        logits_NC = model(**inputs, max_seqlen=self.max_seq_length).logits
+        logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
         labels_N = micro_batch["labels"]
         if self.regression:
             error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
+from data_loading.packing import TokenStream
 from loss import span_sum
 from tasks.squad_file import Question, Squad, answer_characters
 from tasks.text_sequences import SequenceDataset, encode
@@ -25,9 +26,7 @@ class SquadTask:
         self.max_seq_length = max_seq_length
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in micro_batch.items() if name not in LABELS}
-        # The longest possible length instead of the real one, which would have to be read from the device.
-        output = model(**inputs, max_seqlen=self.max_seq_length)
+        output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
         labels = [micro_batch[name] for name in LABELS]
         return {"span_loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
 
