@@ -5,7 +5,6 @@ Legend: n samples.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, fil
 from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
 from device import Runtime
 from parallel.base import ParallelModel
+from run_config import PredictionConfig
 from tasks import Task
 from utils.errors import UserError
 from utils.progress import progress_bar
@@ -52,17 +52,6 @@ def evaluate(
 
 
 # --- prediction -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PredictionConfig:
-    """`batch_size`: sequences per GPU at a time. A benchmark measures `benchmark_steps` batches after the warmup."""
-
-    batch_size: int
-    seed: int = 42
-    benchmark: bool = False
-    benchmark_steps: int = 20
-    benchmark_warmup_steps: int = 20
 
 
 class PredictionDataset(Protocol):

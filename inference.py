@@ -21,10 +21,11 @@ from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
 from checkpoint.model_files import open_model_weights
 from device import Runtime, select_device, set_num_threads
-from evaluation import PredictionConfig, predict
+from evaluation import predict
 from model_choice import CUSTOM, choose_model
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from parallel.base import ParallelModel
+from run_config import PredictionConfig
 from run_setup import load_fine_tuned
 from tasks.glue import TextDataset
 from tasks.glue_files import Examples

@@ -3,12 +3,11 @@ updates."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
+from run_config import ScheduleConfig
 
 
 def poly(k: float, total: int, lr: float, warmup: int, start_lr: float = 0.0, power: float = 1.0) -> float:
@@ -62,23 +61,6 @@ def warmup_exp_decay_exp(
     warmup = warmup_proportion * total
     f = (k / warmup) ** 2 if k < warmup else rate ** ((k - warmup) / decay_steps)
     return lr * f + offset
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """`decay` is one of DECAYS; `power` is that of poly; `rate`, `decay_steps` and `offset` are those of
-    warmup_exp_decay_exp. The schedule begins at update `first_step` and ends at `total_steps`."""
-
-    total_steps: int
-    learning_rate: float
-    decay: str = "poly"
-    warmup_proportion: float = 0.0
-    warmup_start_lr: float = 0.0
-    power: float = 1.0
-    rate: float = 0.9
-    decay_steps: float = 250
-    offset: float = 0.0
-    first_step: int = 0
 
 
 class ScheduleTable:

@@ -7,16 +7,15 @@ changes nothing. The `lr` of a group may be a tensor, so that a schedule can liv
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from run_config import OPTIMIZERS, OptimizerConfig
 from utils.errors import UserError
 
-OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
 CHUNK = 2**19  # elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call
 
 
@@ -263,20 +262,6 @@ def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], weigh
         {"params": [p for name, p in named if is_decayed(name)], "weight_decay": weight_decay},
         {"params": [p for name, p in named if not is_decayed(name)], "weight_decay": 0.0},
     ]
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """`name` is one of OPTIMIZERS; the last three are those of Lamb. The optimizers do not clip: the trainer divides by
-    `grad_scale` (see `apply_step`)."""
-
-    name: str = "Lamb"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
-    trust_bounds: tuple[float, float] | None = None
-    adapt_undecayed: bool = False
 
 
 def check_shardable(name: str) -> None:

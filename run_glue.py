@@ -28,12 +28,13 @@ from arguments import (
     check_shared_arguments,
 )
 from device import Runtime
-from evaluation import PredictionConfig, combine_ranks, log_speed, predict
+from evaluation import combine_ranks, log_speed, predict
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from modeling import BertForSequenceClassification
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
+from run_config import PredictionConfig
 from run_setup import (
     TrainingPlan,
     find_fine_tuned,

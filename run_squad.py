@@ -27,11 +27,12 @@ from arguments import (
 )
 from device import Runtime
 from evaluate_squad import evaluate
-from evaluation import PredictionConfig, combine_ranks, log_speed, predict
+from evaluation import combine_ranks, log_speed, predict
 from model_choice import ModelChoice, choose_model
 from modeling import BertForQuestionAnswering
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
+from run_config import PredictionConfig
 from run_setup import (
     TrainingPlan,
     find_fine_tuned,

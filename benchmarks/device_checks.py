@@ -27,10 +27,12 @@ from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.optimizer_step import check_forms
 from bert_config import BertConfig
-from data_loading.loader import LoaderConfig, StepBatch, make_step_batch
+from data_loading.loader import StepBatch, make_step_batch
+from data_loading.packing import MicroBatchLimits
 from device import Runtime, select_device, set_num_threads
 from modeling import BertForPreTraining
 from precision import Precision
+from run_config import LoaderConfig
 from tasks.pretraining import PretrainingTask
 from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
@@ -96,7 +98,7 @@ def prepare_step(
         model.bert.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
     pin = device.type == "cuda"
-    return trainer, make_step_batch(dataset, np.arange(args.batch_size), loader.limits, pin_memory=pin)
+    return trainer, make_step_batch(dataset, np.arange(args.batch_size), MicroBatchLimits.of(loader), pin_memory=pin)
 
 
 def loss_and_gradients(args: Arguments, case: Case, device: torch.device) -> dict[str, Tensor]:

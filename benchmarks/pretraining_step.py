@@ -35,12 +35,13 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
-from data_loading.loader import LoaderConfig, StepBatch, make_step_batch, to_device
-from data_loading.packing import IGNORED_LABEL, stream_sizes
+from data_loading.loader import StepBatch, make_step_batch, to_device
+from data_loading.packing import IGNORED_LABEL, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
 from device import peak_flops, set_num_threads
 from modeling import BertForPreTraining
 from precision import Precision
+from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main
@@ -129,7 +130,9 @@ class ThisProject(Implementation):
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
         loader = dataclasses.replace(self.loader, num_sizes=stream_sizes(self.runtime.device, dtype, compiled))
-        return make_step_batch(dataset, indices, loader.limits, pin_memory=self.runtime.device.type == "cuda")
+        return make_step_batch(
+            dataset, indices, MicroBatchLimits.of(loader), pin_memory=self.runtime.device.type == "cuda"
+        )
 
     def step(self, batch: StepBatch) -> None:
         train_step(self.trainer, batch)
@@ -152,7 +155,7 @@ class Transformers(Implementation):
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
-        parts = [make_step_batch(dataset, some, self.loader.limits) for some in rows]
+        parts = [make_step_batch(dataset, some, MicroBatchLimits.of(self.loader)) for some in rows]
         pin = self.runtime.device.type == "cuda"
         return dataclasses.replace(
             parts[0],

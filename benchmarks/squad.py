@@ -39,12 +39,13 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
-from data_loading.loader import LoaderConfig, make_step_batch, to_device, to_tensors
-from data_loading.packing import TokenStream, stream_sizes
+from data_loading.loader import make_step_batch, to_device, to_tensors
+from data_loading.packing import MicroBatchLimits, TokenStream, stream_sizes
 from data_loading.sample_order import sample_order
 from device import select_device, set_num_threads
-from evaluation import PredictionConfig, prediction_batches, prediction_limits
+from evaluation import prediction_batches, prediction_limits
 from modeling import BertForQuestionAnswering
+from run_config import LoaderConfig, PredictionConfig
 from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
@@ -153,7 +154,7 @@ class ThisProject(Implementation):
         self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", "none")
 
     def train(self, features: np.ndarray) -> None:
-        train_step(self.trainer, make_step_batch(self.dataset, features, self.loader.limits))
+        train_step(self.trainer, make_step_batch(self.dataset, features, MicroBatchLimits.of(self.loader)))
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:

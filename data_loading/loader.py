@@ -16,6 +16,7 @@ import torch
 
 from data_loading.packing import MicroBatchLimits, filler_stream, pack, pad_stream
 from data_loading.sample_order import rank_positions, sample_order
+from run_config import LoaderConfig
 
 STEPS_AHEAD = 2  # per worker
 MicroBatch = dict[str, torch.Tensor]
@@ -39,25 +40,6 @@ class StreamDataset(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: np.ndarray) -> Samples: ...
-
-
-@dataclass(frozen=True)
-class LoaderConfig:
-    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
-    `num_sizes`: see packing.stream_sizes."""
-
-    batch_size: int
-    global_batch_size: int
-    max_seq_length: int
-    max_predictions_per_seq: int = 0
-    num_workers: int = 1
-    num_sizes: int | None = None
-
-    @property
-    def limits(self) -> MicroBatchLimits:
-        return MicroBatchLimits.for_batch(
-            self.batch_size, self.max_seq_length, self.max_predictions_per_seq, self.num_sizes
-        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +117,7 @@ class StepLoader:
         first = self.first_position + step * global_batch_size
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        return make_step_batch(self.dataset, indices, self.config.limits, first, self.pin_memory)
+        return make_step_batch(self.dataset, indices, MicroBatchLimits.of(self.config), first, self.pin_memory)
 
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from run_config import LoaderConfig
+
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 CPU_SIZES = 32  # see `stream_sizes`
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
@@ -35,6 +37,10 @@ class MicroBatchLimits:
     targets: int
     max_seqlen: int
     num_sizes: int | None = None
+
+    @classmethod
+    def of(cls, config: LoaderConfig) -> "MicroBatchLimits":
+        return cls.for_batch(config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes)
 
     @classmethod
     def for_batch(

@@ -21,8 +21,8 @@ from attention import COMPILED_ON_CPU, default_implementation
 from data_loading.packing import MicroBatchLimits, PassSizes
 from loss import FLOAT32_ROWS
 from modeling import BertPreTrainedModel
-from parallel.base import ParallelConfig
 from precision import Precision
+from run_config import ParallelConfig
 
 FLOAT32 = 4
 COMPONENTS = ("weights", "gradients", "optimizer state", "activations", "logits and loss", "weight copies")

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from checkpoint.identity import check_record
-from checkpoint.state import StartConfig, find_start
+from checkpoint.state import find_start
 from data_loading.loader import StepBatch, make_step_batch
+from data_loading.packing import MicroBatchLimits
 from device import Runtime
 from diagnostics.estimates import MemorySettings, RunSize, devices_line, format_time, time_line
 from diagnostics.machine import Findings, needed_and_free_memory
-from lr_scheduler import ScheduleConfig
 from metrics import RecordingSink, Reporter
-from optimizer import OptimizerConfig
 from report_records import has_records, read_runs
+from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
 from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
@@ -108,7 +108,7 @@ def train(
 
 def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
     loader = replace(plan.config.loader, batch_size=batch_size)
-    return make_step_batch(plan.dataset, sample_indices(plan, count), loader.limits)
+    return make_step_batch(plan.dataset, sample_indices(plan, count), MicroBatchLimits.of(loader))
 
 
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
@@ -141,7 +141,8 @@ def check_updates(
     loader, trainer, processes = plan.config.loader, plan.config.trainer, settings.world_size
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(plan, runtime, per_process)
-    alone = replace(settings, parallel=runtime.parallel, world_size=1, micro_batches=1, saves=False)
+    micro_batches = -(-measured // loader.batch_size)
+    alone = replace(settings, parallel=runtime.parallel, world_size=1, micro_batches=micro_batches, saves=False)
     needed, free = needed_and_free_memory(plan.make_model(), alone)
     if needed > free:
         findings.report("warning", "time: not measured, because the model does not fit one process here")

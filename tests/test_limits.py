@@ -26,7 +26,8 @@ from small_runs import run_here
 import run_pretraining
 import run_squad
 from bert_config import BertConfig
-from lr_scheduler import ScheduleConfig, ScheduleTable, make_schedule
+from lr_scheduler import ScheduleTable, make_schedule
+from run_config import ScheduleConfig
 from tasks.squad import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer

@@ -14,7 +14,8 @@ from transformers import BertForPreTraining as HFForPreTraining
 
 import optimizer as optimizers
 from data_loading.sample_order import sample_order
-from optimizer import Lamb, OptimizerConfig, apply_step, make_optimizer, parameter_groups, total_norm
+from optimizer import Lamb, apply_step, make_optimizer, parameter_groups, total_norm
+from run_config import OptimizerConfig
 from utils.errors import UserError
 
 SHAPES = {

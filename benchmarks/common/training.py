@@ -8,19 +8,26 @@ from torch import nn
 
 from benchmarks.common.results import ROOT
 from bert_config import BertConfig
-from checkpoint.state import CheckpointMetadata, StartConfig
-from data_loading.loader import LoaderConfig, StepBatch
+from data_loading.loader import StepBatch
 from device import Runtime, select_device
-from lr_scheduler import ScheduleConfig
 from metrics import GlobalBatchStats
 from modeling import BertPreTrainedModel
-from optimizer import OptimizerConfig, parameter_groups
-from parallel.base import ParallelConfig
+from optimizer import parameter_groups
 from precision import select_precision
-from run_setup import RunConfig, build_trainer
+from run_config import (
+    CheckpointMetadata,
+    LoaderConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainerConfig,
+)
+from run_setup import build_trainer
 from tasks import Task
 from tasks.pretraining import PretrainingDataset
-from trainer import Trainer, TrainerConfig
+from trainer import Trainer
 
 MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
 MAX_STEPS = 10**4
