@@ -90,8 +90,8 @@ def check_folder(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> N
 def train(
     plan: TrainingPlan, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
 ) -> tuple[list[float], dict[str, Any]]:
-    """Trains as --benchmark does, on a constant learning rate, and saves nothing. Returns the losses of `steps` updates,
-    and the metrics of all but the first."""
+    """Trains as --benchmark does, on a constant learning rate, and saves nothing. Returns the losses of `steps`
+    updates, and the metrics of all but the first."""
     recorder, config = RecordingSink(), plan.config
     settings = replace(
         config.trainer, benchmark=True, benchmark_warmup_steps=1, benchmark_steps=steps - 1, record=None, log_freq=1

@@ -12,7 +12,7 @@ import run_setup
 from benchmarks.common.training import RandomDataset, batch_stats
 from bert_config import BertConfig
 from data_loading.loader import make_step_batch
-from data_loading.packing import MicroBatchLimits
+from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
 from device import Runtime
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import make_optimizer
@@ -60,11 +60,11 @@ def meta_kernels(monkeypatch):
 class RandomQuestions(RandomDataset):
     """The same sequences, with positions of answers instead of masked tokens."""
 
-    stream_arrays = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", *LABELS)
+    stream_labels = tuple(Label(name, "sequence") for name in LABELS)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         stream = super().stream(indices)
-        inputs = {name: stream[name] for name in self.stream_arrays if name not in LABELS}
+        inputs = {name: stream[name] for name in STREAM_INPUTS}
         return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
 
 
