@@ -25,7 +25,7 @@ from optimizer import OptimizerConfig, make_optimizer
 from parallel.base import ParallelConfig, ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallelize import parallelize
-from precision import LossScale, select_precision
+from precision import LossScale, select_precision, slow_bfloat16
 from tasks import Task
 from tokenizer import BertTokenizer
 from trainer import Trainer, TrainerConfig
@@ -61,6 +61,8 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             print_line(
                 "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 needs none)"
             )
+        if (slow := slow_bfloat16(precision, device)) and distributed.is_main:
+            print_line(f"note: {slow}")
         reporter = make_reporter(args.report_file, args.tensorboard_dir, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)

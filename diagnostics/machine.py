@@ -19,6 +19,7 @@ from diagnostics.memory import MemorySettings, estimate_memory, num_parameters
 from diagnostics.run_time import LIBRARY_BYTES, memory_line
 from modeling import BertPreTrainedModel
 from optimizer import import_fused_lamb
+from precision import slow_bfloat16
 from tasks.glue import load_metrics
 from utils import requirements
 from utils.command_line import Arguments
@@ -96,8 +97,8 @@ def check_device(findings: Findings, args: Arguments, runtime: Runtime, processe
                 f"an NVIDIA driver is installed, but PyTorch {torch.__version__} finds no GPU: install a build of "
                 f"PyTorch for CUDA"
             )
-        if runtime.precision.dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
-            findings.warning("this CPU has no instructions for bfloat16, so it is slow: leave out --amp")
+        if slow := slow_bfloat16(runtime.precision, device):
+            findings.warning(slow)
         return
     name, driver = torch.cuda.get_device_name(device), driver_version()
     findings.ok(f"computes in {dtype} on {name}, driver {driver}, CUDA {torch.version.cuda}")
