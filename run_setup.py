@@ -285,7 +285,7 @@ def build_trainer(
     device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
     optimizer = make_optimizer(
-        config.optimizer, parallel.named_parameters().items(), learning_rate, parallel.shard_group
+        config.optimizer, parallel.model, learning_rate, parallel.named_parameters(), parallel.shard_group
     )
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)

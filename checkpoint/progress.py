@@ -29,9 +29,7 @@ PROGRESS_SCHEMA: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "optimizer": ("a text", lambda value: isinstance(value, str)),
     "optimizer_step": (
         "a list of whole numbers or nulls, one per parameter group",
-        lambda value: (
-            isinstance(value, list) and len(value) == 2 and all(step is None or _is_count(step) for step in value)
-        ),
+        lambda value: isinstance(value, list) and all(step is None or _is_count(step) for step in value),
     ),
     "loss_scale": (
         "an object with value above 0 and clean_steps from 0 up",

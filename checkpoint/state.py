@@ -32,7 +32,7 @@ from checkpoint.progress import check_progress
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
 from checkpoint.writer import Checkpoint
-from optimizer import state_names
+from optimizer import StateTensor, spec_of
 from parallel.base import ParallelModel
 from precision import LossScale
 from utils.distributed import DistributedContext
@@ -119,6 +119,14 @@ class TrainState:
             metadata.prefix,
         )
 
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint on this rank: weights and optimizer state, in float32."""
+        spec = spec_of(self.optimizer)
+        return 4 * sum(
+            p.numel() * (1 + sum(not state.is_count for state in spec.state(name, self.shapes[name]).values()))
+            for name, p in self.parallel.named_parameters().items()
+        )
+
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the
         vocabulary's padding. Rows are single elements where `tensor` is a part of a matrix as a vector."""
@@ -126,7 +134,7 @@ class TrainState:
             return TensorRows(name, (), tensor)
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
-        count = max(num_rows - start, 0) if self.parallel.saves_rows(self.distributed.is_main) else 0
+        count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
         return TensorRows(name, shape, tensor[:count], min(start, num_rows))
 
     def _progress(self) -> dict[str, Any]:
@@ -259,34 +267,34 @@ class TrainState:
         """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
         path = folder / optimizer_file(self.metadata.prefix)
         tensors = open_safetensors(path)
-        parameters = self.parallel.named_parameters()
+        spec, parameters = spec_of(self.optimizer), self.parallel.named_parameters()
         expected = {
-            f"{name}.{key}": () if key == "step" else self.shapes[name]
-            for name in parameters
-            for key in state_names(self.optimizer)
+            (name, key): state for name in parameters for key, state in spec.state(name, self.shapes[name]).items()
         }
-        check_tensors(path, tensors, expected)
-        check_steps(path, tensors, progress["step"])
-        for name, p in parameters.items():
-            for key in state_names(self.optimizer):
-                tensor = tensors[f"{name}.{key}"]
-                value = torch.empty(() if key == "step" else p.shape, dtype=torch.float32, device=p.device)
-                copy_rows(value, self.parallel.row_start(name), tensor)
-                check_state(f"{path}: {name}.{key}", key, value, progress["step"])
-                state = self.parallel.optimizer_state(self.optimizer, name)
-                if key in state:  # in memory that is not the optimizer's own
-                    state[key].copy_(value)
-                else:
-                    state[key] = value
-        counted = None if "step" in state_names(self.optimizer) else progress["step"]
-        for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
-            if step != counted:
-                raise UserError(
-                    f"{folder / progress_file(self.metadata.prefix)}: optimizer_step is {step}, expected {counted}: "
-                    f"use the checkpoint before it"
-                )
-            if step is not None:
-                group["step"] = step
+        shapes = {
+            f"{name}.{key}": () if state.is_count else self.shapes[name] for (name, key), state in expected.items()
+        }
+        check_tensors(path, tensors, shapes)
+        for (name, key), tensor in expected.items():
+            p = parameters[name]
+            value = torch.empty(() if tensor.is_count else p.shape, dtype=torch.float32, device=p.device)
+            copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
+            check_state(f"{path}: {name}.{key}", tensor, value, progress["step"])
+            state = self.parallel.optimizer_state(self.optimizer, name)
+            if key in state:  # in memory that is not the optimizer's own
+                state[key].copy_(value)
+            else:
+                state[key] = value
+        counted = progress["step"] if spec.counts_in_groups else None
+        groups = self.optimizer.param_groups
+        if progress["optimizer_step"] != [counted] * len(groups):
+            raise UserError(
+                f"{folder / progress_file(self.metadata.prefix)}: optimizer_step is {progress['optimizer_step']}, "
+                f"expected {[counted] * len(groups)}: use the checkpoint before it"
+            )
+        if spec.counts_in_groups:
+            for group in groups:
+                group["step"] = counted
 
 
 def load_weights(
@@ -323,20 +331,12 @@ def make_probe(folder: Path) -> str:
     return str(probe)
 
 
-def check_steps(path: Path, tensors: dict[str, LazyTensor], last: int) -> None:
-    """Raises UserError, naming a tensor, unless the optimizer's step counts are whole numbers up to `last`."""
-    for name, tensor in tensors.items():
-        if name.endswith(".step") and not ((step := float(tensor.read())).is_integer() and 0 <= step <= last):
-            raise UserError(
-                f"{path}: {name} is {step}, expected a whole number from 0 to {last}: use the checkpoint before it, or "
-                f"take only its weights with --from-pretrained-params"
-            )
-
-
-def check_state(where: str, key: str, value: Tensor, step: int) -> None:
-    """Raises UserError unless the moment `value` is finite, and not below 0 if it is one of squares."""
+def check_state(where: str, tensor: StateTensor, value: Tensor, step: int) -> None:
+    """Raises UserError unless the values of an optimizer's tensor are possible at update `step`."""
     lowest, highest = value.aminmax() if value.numel() else (value.new_zeros(()), value.new_zeros(()))
-    is_possible = math.isfinite(lowest) and math.isfinite(highest) and (key != "exp_avg_sq" or lowest >= 0)
+    is_possible = math.isfinite(lowest) and math.isfinite(highest) and (not tensor.is_square or lowest >= 0)
+    if tensor.is_count:
+        is_possible = is_possible and float(value).is_integer() and 0 <= value <= step
     if not is_possible:
         raise UserError(
             f"{where} holds values that are impossible at step {step}: use the checkpoint before it, or take only its "

@@ -22,6 +22,7 @@ from attention import COMPILED_ON_CPU, default_implementation
 from data_loading.packing import MicroBatchLimits
 from loss import FLOAT32_ROWS
 from modeling import BertPreTrainedModel
+from optimizer import OPTIMIZERS
 from parallel.base import ParallelConfig
 from precision import Precision
 
@@ -89,19 +90,20 @@ def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tup
     parallel, on_gpu = settings.parallel, settings.device.type != "cpu"
     sharded = parallel.shard_degree > 1
     parameters = num_parameters(model) / parallel.shard_degree
-    state = Counter({"weights": FLOAT32 * parameters, "optimizer state": 2 * FLOAT32 * parameters})
+    optimizer_state = FLOAT32 * OPTIMIZERS[settings.optimizer].state_elements(model) / parallel.shard_degree
+    state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
     if settings.precision.pure and not sharded:  # the optimizer's float32 weights, and the model's
         state["weights"] += settings.precision.dtype.itemsize * parameters
-    if settings.optimizer == "Lamb" and not sharded and not on_gpu:  # LAMB keeps a buffer for the largest update
-        state["optimizer state"] += FLOAT32 * max(p.numel() for p in model.parameters())
+    if not updates_all_tensors_at_once(settings):  # the optimizer keeps its buffer
+        state += update_buffers(model, settings)
     if settings.world_size > 1 and not sharded:  # DDP's buckets
         state["gradients"] += model_gradient_bytes(settings) * parameters
-    checkpoint = Counter({"checkpoint copy": 3 * FLOAT32 * parameters if settings.saves else 0})
+    checkpoint = Counter({"checkpoint copy": FLOAT32 * parameters + optimizer_state if settings.saves else 0})
     if not on_gpu:
         return state + checkpoint, Counter()
     if parallel.cpu_offload:
         offloaded = state + Counter({"gradients": FLOAT32 * parameters})
-        return Counter(), offloaded + lamb_updates(model, settings) + checkpoint
+        return Counter(), offloaded + update_buffers(model, settings) + checkpoint
     return state, checkpoint
 
 
@@ -114,11 +116,15 @@ def model_gradient_bytes(settings: MemorySettings) -> int:
     return settings.precision.dtype.itemsize if settings.precision.pure else FLOAT32
 
 
-def lamb_updates(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
-    """LAMB's updates of all tensors at once: on GPUs, and if parameters are sharded."""
-    if settings.optimizer != "Lamb" or (settings.device.type == "cpu" and settings.parallel.shard_degree == 1):
-        return Counter()
-    return Counter({"optimizer state": FLOAT32 * num_parameters(model) / settings.parallel.shard_degree})
+def update_buffers(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
+    """What a step of the optimizer needs besides gradients and state."""
+    sizes, at_once = [p.numel() for p in model.parameters()], updates_all_tensors_at_once(settings)
+    elements = OPTIMIZERS[settings.optimizer].update_elements(sizes, at_once) / settings.parallel.shard_degree
+    return Counter({"optimizer state": FLOAT32 * elements})
+
+
+def updates_all_tensors_at_once(settings: MemorySettings) -> bool:
+    return settings.device.type != "cpu" or settings.parallel.shard_degree > 1
 
 
 # --- one update -------------------------------------------------------------------------------------------------------
@@ -138,7 +144,8 @@ def moments(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tu
     yield "backward pass of the embeddings", sizes.embeddings_backward()
     if settings.precision.pure and parallel.shard_degree == 1:
         yield "conversion of the gradients to float32", sizes.master_gradients()
-    yield "optimizer step", sizes.optimizer_gradients() + lamb_updates(model, settings)
+    buffers = update_buffers(model, settings) if updates_all_tensors_at_once(settings) else Counter()
+    yield "optimizer step", sizes.optimizer_gradients() + buffers
 
 
 class Sizes:
