@@ -5,14 +5,20 @@ import math
 from pathlib import Path
 
 from checkpoint.folder import is_step
-from lr_scheduler import DECAYS, ScheduleConfig
-from optimizer import OPTIMIZERS, OptimizerConfig, check_shardable
-from parallel.activation_checkpointing import MODES
-from parallel.base import ParallelConfig
+from optimizer import check_shardable
 from parallel.deepspeed_config import engine_config
-from parallel.fsdp import RESHARD_AFTER_FORWARD
-from precision import DTYPES
-from trainer import TrainerConfig
+from run_config import (
+    ACTIVATION_CHECKPOINTS,
+    AMP_DTYPES,
+    COMPILE_MODES,
+    DECAYS,
+    OPTIMIZERS,
+    RESHARD_MODES,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    TrainerConfig,
+)
 from utils.command_line import (
     ArgumentParser,
     Arguments,
@@ -242,7 +248,7 @@ def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--fsdp-reshard-after-forward",
-        choices=tuple(RESHARD_AFTER_FORWARD),
+        choices=RESHARD_MODES,
         help="when sharded: free gathered parameters after the forward pass always, never, or by default those of "
         "the layers",
     )
@@ -253,14 +259,14 @@ def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--activation-checkpoint",
-        choices=MODES,
+        choices=ACTIVATION_CHECKPOINTS,
         default="none",
         help="compute activations again in the backward pass: those of each layer (full), or all but the outputs of "
         "linear layers (selective)",
     )
     group.add_argument(
         "--compile",
-        choices=("none", "layers", "model"),
+        choices=COMPILE_MODES,
         default="none",
         help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
     )
@@ -384,7 +390,7 @@ def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--amp-dtype",
-        choices=tuple(DTYPES),
+        choices=AMP_DTYPES,
         help="the 16-bit type; by default bfloat16, or float16 with a loss scaling flag",
     )
     group.add_argument(

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from metrics import Reporter
-from parallel.base import ParallelConfig
 from precision import Precision
+from run_config import ParallelConfig
 from utils.distributed import DistributedContext, read_environment
 from utils.errors import UserError
 

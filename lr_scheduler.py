@@ -3,15 +3,14 @@ updates."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from run_config import ScheduleConfig
 from utils.errors import UserError
 
-DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
 MAX_UPDATES = 10_000_000  # of one run: their rates take 40 MB, and seconds to compute
 
 
@@ -66,23 +65,6 @@ def warmup_exp_decay_exp(
     warmup = warmup_proportion * total
     f = (k / warmup) ** 2 if k < warmup else rate ** ((k - warmup) / decay_steps)
     return lr * f + offset
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """`decay` is one of DECAYS; `power` is that of poly; `rate`, `decay_steps` and `offset` are those of
-    warmup_exp_decay_exp. The schedule begins at update `first_step` and ends at `total_steps`."""
-
-    total_steps: int
-    learning_rate: float
-    decay: str = "poly"
-    warmup_proportion: float = 0.0
-    warmup_start_lr: float = 0.0
-    power: float = 1.0
-    rate: float = 0.9
-    decay_steps: float = 250
-    offset: float = 0.0
-    first_step: int = 0
 
 
 def rate_table(schedule: Callable[[int], float], first: int, last: int, device: torch.device) -> Tensor:

@@ -202,6 +202,11 @@ class SpanOutput(NamedTuple):
     start_logits: Tensor  # [T], or [B, S] of padded input
     end_logits: Tensor
 
+    @property
+    def logits(self) -> Tensor:
+        """Both in one, [T, 2] or [B, S, 2]."""
+        return torch.stack(self, dim=-1)
+
 
 class ClassificationOutput(NamedTuple):
     logits: Tensor  # [N, C], or [B, C] of padded input

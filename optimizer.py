@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from run_config import OptimizerConfig
 from utils.errors import UserError
 
 CHUNK = 2**19  # elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call
@@ -284,20 +285,6 @@ def parameter_groups(
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """`name` is a key of OPTIMIZERS; the last three are those of Lamb. The optimizers do not clip: the trainer divides
-    by `grad_scale` (see `apply_step`)."""
-
-    name: str = "Lamb"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
-    trust_bounds: tuple[float, float] | None = None
-    adapt_undecayed: bool = False
-
-
-@dataclass(frozen=True)
 class StateTensor:
     """A float32 tensor that an optimizer keeps for a parameter. is_count: it is the number of the parameter's updates,
     otherwise it has the parameter's shape. is_square: it is not negative."""
@@ -312,8 +299,8 @@ COUNTED_MOMENTS = {"step": StateTensor(is_count=True), **MOMENTS}
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What the rest of the program knows about an optimizer. To add one, write a function that makes it, and an entry
-    in OPTIMIZERS under the name of its class.
+    """What the rest of the program knows about an optimizer. To add one, write a function that makes it, an entry in
+    SPECS under the name of its class, and its name in run_config.py.
 
     make: the optimizer of a model, its parameters (see `parameter_groups`), a learning rate, and a `shard_group` (see
         Lamb). Its `step` reads `grad_scale` and `found_inf` (see the top of this file).
@@ -376,7 +363,7 @@ def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group
     )
 
 
-OPTIMIZERS = {
+SPECS = {
     "Lamb": OptimizerSpec(
         make_lamb, update_elements=lambda sizes, multi_tensor: sum(sizes) if multi_tensor else max(sizes)
     ),
@@ -388,12 +375,12 @@ OPTIMIZERS = {
 
 
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    return OPTIMIZERS[type(optimizer).__name__]
+    return SPECS[type(optimizer).__name__]
 
 
 def check_shardable(name: str) -> None:
     """Raises UserError if the optimizer `name` cannot update shards."""
-    if not OPTIMIZERS[name].updates_shards:
+    if not SPECS[name].updates_shards:
         raise UserError(
             f"--optimizer {name} takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
             "use --optimizer Lamb, or --data-parallel-shard-degree 1"
@@ -410,7 +397,7 @@ def make_optimizer(
     """The optimizer that `config` names. parameters: see `parameter_groups`; shard_group: see Lamb."""
     if shard_group is not None:
         check_shardable(config.name)
-    return OPTIMIZERS[config.name].make(config, model, parameters, lr, shard_group)
+    return SPECS[config.name].make(config, model, parameters, lr, shard_group)
 
 
 def import_fused_lamb() -> type[torch.optim.Optimizer]:

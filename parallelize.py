@@ -7,11 +7,12 @@ import torch
 from attention import COMPILED_ON_CPU
 from modeling import BertPreTrainedModel
 from parallel.activation_checkpointing import checkpoint_activations
-from parallel.base import ParallelConfig, ParallelModel
+from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedModel
 from parallel.deepspeed import make_deepspeed_model
 from parallel.fsdp import ShardedModel
 from precision import Precision
+from run_config import ParallelConfig
 from utils.distributed import DistributedContext
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from run_config import AMP_DTYPES
 from utils.errors import UserError
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
 
 
 @dataclass(frozen=True)

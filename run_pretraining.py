@@ -21,8 +21,6 @@ from arguments import (
     check_shared_arguments,
 )
 from bert_config import BertConfig
-from checkpoint.state import CheckpointMetadata
-from data_loading.loader import LoaderConfig
 from data_loading.packing import stream_sizes
 from device import Runtime
 from diagnostics.memory_report import print_estimate, settings_of
@@ -31,6 +29,7 @@ from metrics import RecordingSink
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from parallel.deepspeed_config import parse_with_deepspeed
+from run_config import CheckpointMetadata, LoaderConfig
 from run_setup import TrainingPlan, global_batch_size, make_run_config, start_runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import (

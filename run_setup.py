@@ -12,23 +12,31 @@ import torch
 from arguments import MAX_BATCH, amp_dtype, optimizer_config, parallel_config
 from bert_config import BertConfig
 from checkpoint.identity import make_record
-from checkpoint.state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
-from data_loading.loader import LoaderConfig, StepLoader, StreamDataset
-from data_loading.packing import stream_sizes
+from checkpoint.state import TrainState, find_start, load_weights
+from data_loading.loader import StepLoader, StreamDataset
+from data_loading.packing import MicroBatchLimits, stream_sizes
 from device import Runtime, keep_freed_memory, select_device, set_num_threads, total_memory
 from evaluation import evaluate
-from lr_scheduler import ScheduleConfig, make_schedule
+from lr_scheduler import make_schedule
 from metrics import make_reporter
 from model_choice import ModelChoice
 from modeling import BertPreTrainedModel
-from optimizer import OptimizerConfig, make_optimizer
-from parallel.base import ParallelConfig, ParallelModel
+from optimizer import make_optimizer
+from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallelize import parallelize
 from precision import LossScale, select_precision, slow_bfloat16
+from run_config import (
+    CheckpointMetadata,
+    LoaderConfig,
+    RunConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainerConfig,
+)
 from tasks import Task
 from tokenizer import BertTokenizer
-from trainer import Trainer, TrainerConfig
+from trainer import Trainer
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
 from utils.distributed import init_distributed, read_environment
@@ -134,21 +142,6 @@ def load_fine_tuned(
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """The settings of a training run, one part per module."""
-
-    trainer: TrainerConfig
-    loader: LoaderConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    parallel: ParallelConfig
-    start: StartConfig
-    metadata: CheckpointMetadata
-    loss_scale: float = 1.0
-    dynamic_loss_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,7 +307,7 @@ def build_trainer(
 def evaluate_with(
     parallel: ParallelModel, task: Task, dataset: StreamDataset, config: RunConfig, runtime: Runtime
 ) -> Callable[[], dict[str, float]]:
-    return partial(evaluate, parallel, task, dataset, config.loader.limits, runtime)
+    return partial(evaluate, parallel, task, dataset, MicroBatchLimits.of(config.loader), runtime)
 
 
 def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> StepLoader:

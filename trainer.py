@@ -9,14 +9,11 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoint.identity import RunRecord
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
@@ -32,31 +29,13 @@ from metrics import (
     training_flops,
 )
 from parallel.base import ParallelModel
+from run_config import TrainerConfig
 from tasks import Task
 from utils.distributed import translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch
 from utils.progress import progress_bar
 from utils.stop_signal import StopSignal
-
-
-@dataclass(frozen=True)
-class TrainerConfig:
-    """The length of a run, and what it does besides training. `eval_steps` 0: no evaluation. `record`: see
-    checkpoint/identity.py; None on ranks other than the main one, and for benchmarks."""
-
-    max_steps: int
-    checkpoint_folder: Path
-    record: RunRecord | None = None
-    steps_this_run: int | None = None
-    max_grad_norm: float = 1.0
-    max_skipped_steps: int = 25
-    log_freq: int = 10
-    steps_per_checkpoint: int = 100
-    eval_steps: int = 0
-    benchmark: bool = False
-    benchmark_steps: int = 20
-    benchmark_warmup_steps: int = 20
 
 
 class Trainer:

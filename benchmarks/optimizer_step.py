@@ -30,7 +30,8 @@ from benchmarks.common.training import LEARNING_RATE, MODELS, load_bert_config
 from benchmarks.common.worker import take_turns
 from device import select_device, set_num_threads
 from modeling import BertForPreTraining
-from optimizer import Lamb, OptimizerConfig, apply_step, parameter_groups
+from optimizer import Lamb, apply_step, parameter_groups
+from run_config import OptimizerConfig
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main
 from utils.measure import synchronize

@@ -7,12 +7,12 @@ change while a run is unfinished; each change is named. What changes no result i
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from checkpoint.folder import MANIFEST_FILE, checkpoint_steps, remove_checkpoint
 from checkpoint.model_files import WEIGHT_FILES
+from run_config import RunRecord
 from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import file_digest, read_json_object, write_json
@@ -29,14 +29,6 @@ HYPERPARAMETERS = (
     *("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed", "lr_rewarmup"),
     *("amp", "amp_dtype", "use_pure_fp16", "fp16", "tf32", "scale_loss", "use_dynamic_loss_scaling"),
 )
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """`identity` and `hyperparameters` by name, as JSON values. An identity of None is not known."""
-
-    identity: dict[str, Any]
-    hyperparameters: dict[str, Any]
 
 
 def make_record(

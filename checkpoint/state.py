@@ -10,7 +10,6 @@ import platform
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +25,7 @@ from checkpoint.folder import (
     prepare_folder,
     progress_file,
 )
-from checkpoint.identity import RunRecord, check_record, overwrite, write_record
+from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.model_files import open_model_weights
 from checkpoint.progress import check_progress
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
@@ -35,37 +34,11 @@ from checkpoint.writer import Checkpoint
 from optimizer import StateTensor, spec_of
 from parallel.base import ParallelModel
 from precision import LossScale
+from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import lock_folder
 from utils.progress import print_line
-
-
-@dataclass(frozen=True)
-class StartConfig:
-    """Where a run starts from, as the flags of the same names say. result_files: what `overwrite` removes besides
-    checkpoints."""
-
-    from_checkpoint: Path | None = None
-    last_step_of_checkpoint: str | None = None
-    from_phase1_final_params: Path | None = None
-    from_pretrained_params: Path | None = None
-    overwrite: bool = False
-    lr_rewarmup: bool = False
-    result_files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """What a checkpoint folder records besides the run's state."""
-
-    phase: str
-    arguments: dict[str, Any]
-    num_samples: int
-    seed: int
-    vocab_file: Path
-    do_lower_case: bool
-    prefix: str = "model"
 
 
 class TrainState:

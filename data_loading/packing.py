@@ -4,23 +4,35 @@ A token stream is a micro-batch of whole sequences laid end to end without paddi
 
     input_ids, token_type_ids, position_ids  [T]    all tokens
     cu_seqlens                               [N+1]  where each sequence starts, and where the last one ends
-    mlm_positions, mlm_labels                [M]    pre-training: masked tokens, as places in the stream
-    and one label per sequence               [N]    for example nsp_labels, or start_positions and end_positions
+    and the labels that the data set declares, each with its axis (see `Label`)
 
-Legend: T tokens in the stream, N sequences, M masked tokens, S padded length, n samples to pack, K costs of a sample.
+Legend: T tokens in the stream, N sequences, M targets (masked tokens), S padded length, n samples to pack, K costs of a
+sample.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from run_config import LoaderConfig
+
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 CPU_SIZES = 32  # see `stream_sizes`
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
-TARGET_ARRAYS = ("mlm_positions", "mlm_labels")
+STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
+
+
+class Label(NamedTuple):
+    """An array of a data set's streams besides STREAM_INPUTS: its name, its axis (token [T], sequence [N] or
+    target [M]), and its value for filler."""
+
+    name: str
+    axis: Literal["token", "sequence", "target"]
+    filler: int = IGNORED_LABEL
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,10 @@ class MicroBatchLimits:
     targets: int
     max_seqlen: int
     num_sizes: int | None = None
+
+    @classmethod
+    def of(cls, config: LoaderConfig) -> "MicroBatchLimits":
+        return cls.for_batch(config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes)
 
     @classmethod
     def for_batch(
@@ -80,37 +96,32 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
     return groups
 
 
-def pad_stream(stream: dict[str, np.ndarray], limits: MicroBatchLimits) -> dict[str, np.ndarray]:
-    """Fills `stream` up to sizes T, N and M that recur (see MicroBatchLimits).
+def pad_stream(
+    stream: dict[str, np.ndarray], labels: Sequence[Label], limits: MicroBatchLimits
+) -> dict[str, np.ndarray]:
+    """Fills `stream`, which has `labels`, up to sizes T, N and M that recur (see MicroBatchLimits).
 
-    Filler tokens are at the end and belong to no sequence. Filler sequences are empty, and filler labels are
-    `IGNORED_LABEL`. Raises ValueError if the stream holds too many sequences.
+    Filler tokens are at the end and belong to no sequence. Filler sequences are empty. Raises ValueError if the stream
+    holds too many sequences.
     """
     tokens = limits.padded_size(len(stream["input_ids"]), limits.tokens)
     sequences = limits.padded_size(len(stream["cu_seqlens"]) - 1, limits.sequences)
     if len(stream["cu_seqlens"]) - 1 > sequences:
         raise ValueError(f"{len(stream['cu_seqlens']) - 1} sequences do not fit the {sequences} of the limits")
-    filled = {}
-    for name, values in stream.items():
-        if name == "cu_seqlens":
-            filled[name] = np.pad(values, (0, sequences + 1 - len(values)), mode="edge")
-            continue
-        if name in TARGET_ARRAYS:
-            size = limits.padded_size(len(values), limits.targets)
-        else:
-            size = tokens if name in TOKEN_ARRAYS else sequences
-        filler = 0 if name in (*TOKEN_ARRAYS, "mlm_positions") else IGNORED_LABEL
+    cu_seqlens = stream["cu_seqlens"]
+    filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
+    for name, axis, filler in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
+        values = stream[name]
+        size = {"token": tokens, "sequence": sequences}.get(axis) or limits.padded_size(len(values), limits.targets)
         filled[name] = np.pad(values, (0, size - len(values)), constant_values=filler)
     return filled
 
 
-def filler_stream(stream_names: Sequence[str]) -> dict[str, np.ndarray]:
-    """A stream of one sequence of one token whose labels all are `IGNORED_LABEL`: a micro-batch without loss, for a
-    rank that has none left while others still have. `stream_names` are the arrays of a real stream."""
-    filler = {name: np.zeros(1, np.int64) for name in stream_names}
-    for name in filler.keys() - {*TOKEN_ARRAYS, "mlm_positions"}:
-        filler[name] = np.full(1, IGNORED_LABEL)
-    return filler | {"cu_seqlens": np.array([0, 1], np.int32)}
+def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
+    """A stream of one sequence of one token whose labels are filler: a micro-batch without loss, for a rank that has
+    none left while others still have. `labels` are those of a real stream."""
+    filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
+    return filler | {label.name: np.full(1, label.filler) for label in labels}
 
 
 # --- the padded view of a stream --------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from attention import COMPILED_ON_CPU, default_implementation
 from data_loading.packing import MicroBatchLimits
 from loss import FLOAT32_ROWS
 from modeling import BertPreTrainedModel
-from optimizer import OPTIMIZERS
-from parallel.base import ParallelConfig
+from optimizer import SPECS
 from precision import Precision
+from run_config import ParallelConfig
 
 FLOAT32 = 4
 COMPONENTS = (
@@ -90,7 +90,7 @@ def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tup
     parallel, on_gpu = settings.parallel, settings.device.type != "cpu"
     sharded = parallel.shard_degree > 1
     parameters = num_parameters(model) / parallel.shard_degree
-    optimizer_state = FLOAT32 * OPTIMIZERS[settings.optimizer].state_elements(model) / parallel.shard_degree
+    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model) / parallel.shard_degree
     state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
     if settings.precision.pure and not sharded:  # the optimizer's float32 weights, and the model's
         state["weights"] += settings.precision.dtype.itemsize * parameters
@@ -119,7 +119,7 @@ def model_gradient_bytes(settings: MemorySettings) -> int:
 def update_buffers(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
     """What a step of the optimizer needs besides gradients and state."""
     sizes, at_once = [p.numel() for p in model.parameters()], updates_all_tensors_at_once(settings)
-    elements = OPTIMIZERS[settings.optimizer].update_elements(sizes, at_once) / settings.parallel.shard_degree
+    elements = SPECS[settings.optimizer].update_elements(sizes, at_once) / settings.parallel.shard_degree
     return Counter({"optimizer state": FLOAT32 * elements})
 
 

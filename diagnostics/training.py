@@ -14,17 +14,17 @@ import numpy as np
 import torch
 
 from checkpoint.identity import check_record
-from checkpoint.state import StartConfig, find_start
+from checkpoint.state import find_start
 from data_loading.loader import StepBatch, make_step_batch
+from data_loading.packing import MicroBatchLimits
 from device import Runtime
 from diagnostics.machine import Findings, needed_and_free_memory
 from diagnostics.memory import MemorySettings
 from diagnostics.run_time import RunSize, devices_line, format_time, time_line
-from lr_scheduler import ScheduleConfig
 from metrics import RecordingSink, Reporter, Step, training_flops
 from model_choice import is_uncased
-from optimizer import OptimizerConfig
 from report_records import Stage, has_records, read_runs
+from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
 from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
@@ -128,7 +128,7 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
     loader = plan.config.loader
     count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // loader.max_seq_length))
     indices = np.linspace(0, len(plan.dataset) - 1, count).astype(np.int64)
-    batch = make_step_batch(plan.dataset, indices, replace(loader, batch_size=count).limits)
+    batch = make_step_batch(plan.dataset, indices, MicroBatchLimits.of(replace(loader, batch_size=count)))
     small = replace(plan.choice.config, **OVERFIT_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config = replace(
         plan.config,
@@ -162,7 +162,7 @@ def check_speed(
     loader_cut = replace(loader, global_batch_size=measured, batch_size=min(loader.batch_size, measured))
     cut_settings = replace(
         settings,
-        limits=loader_cut.limits,
+        limits=MicroBatchLimits.of(loader_cut),
         batch_size=loader_cut.batch_size,
         micro_batches=-(-measured // loader_cut.batch_size),
         parallel=runtime.parallel,

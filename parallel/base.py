@@ -5,8 +5,7 @@ that the optimizer updates.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,21 +18,6 @@ from precision import MasterWeights, Precision
 from utils.distributed import DistributedContext
 
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """compile: none, layers (each layer is a graph) or model (one graph). activation_checkpoint: none, selective or
-    full (see parallel/activation_checkpointing.py). shard_degree: ranks that share one copy of the model; 1 for DDP.
-    reshard_after_forward and cpu_offload: see sharding.shard_model. deepspeed: the configuration of DeepSpeed's
-    engine, where that is used."""
-
-    compile: str = "none"
-    activation_checkpoint: str = "none"
-    shard_degree: int = 1
-    reshard_after_forward: str = "default"
-    cpu_offload: bool = False
-    deepspeed: dict[str, Any] | None = None
 
 
 class ParallelModel:

@@ -19,11 +19,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from data_loading.loader import MicroBatch, StepBatch
 from modeling import BertPreTrainedModel
-from parallel.base import Batch, ParallelConfig, ParallelModel, equalize_over_ranks
+from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
+from run_config import RESHARD_MODES, ParallelConfig
 from utils.distributed import DistributedContext
 
-RESHARD_AFTER_FORWARD = {"default": None, "always": True, "never": False}
+RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
 
 
 def make_mesh(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards
 from data_loading.loader import MicroBatch
+from data_loading.packing import Label
 from loss import pretraining_sums
 from utils.errors import UserError
 
@@ -49,9 +50,10 @@ class PretrainingDataset:
     no sample, or if two shards are of different kinds.
     """
 
-    stream_arrays = (
-        *("input_ids", "token_type_ids", "position_ids", "cu_seqlens"),
-        *("mlm_positions", "mlm_labels", "nsp_labels"),
+    stream_labels = (
+        Label("mlm_positions", "target", filler=0),
+        Label("mlm_labels", "target"),
+        Label("nsp_labels", "sequence"),
     )
 
     # Attributes that must be equal in all shards of a folder.

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from bert_config import BertConfig
 from loss import pretraining_sums
 from modeling import BertForPreTraining
-from parallel.activation_checkpointing import MODES
-from parallel.base import ParallelConfig
 from parallelize import parallelize
 from precision import Precision
+from run_config import ACTIVATION_CHECKPOINTS, ParallelConfig
 from utils.distributed import DistributedContext
 
 CPU = torch.device("cpu")
 LENGTHS = [31, 7, 18, 18]
-CHECKPOINTING = [mode for mode in MODES if mode != "none"]
+CHECKPOINTING = [mode for mode in ACTIVATION_CHECKPOINTS if mode != "none"]
 
 
 @dataclass

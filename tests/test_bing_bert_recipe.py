@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, run_here, steps_folder, train, weights
 
 from arguments import optimizer_config
-from lr_scheduler import ScheduleConfig, make_schedule, warmup_exp_decay_exp
+from lr_scheduler import make_schedule, warmup_exp_decay_exp
+from run_config import ScheduleConfig
 
 
 @pytest.fixture(scope="module")

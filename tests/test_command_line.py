@@ -86,10 +86,10 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (["--max-step", "9"], "--max-step"),  # prefixes of flags are not accepted
         (["--frobnicate"], "--frobnicate"),
         (["stray"], "stray"),
-        (["--max-steps", "0"], "--max-steps: expected a whole number from 1 up, not 0"),
+        (["--max-steps", "0"], "--max-steps: expected a whole number >= 1, not 0"),
         (["--max-steps", "many"], "'many'"),
         (["--optimizer", "Adam"], "'Adam'"),
-        (["--learning-rate", "nan"], "--learning-rate: expected a number from 0 up, not nan"),
+        (["--learning-rate", "nan"], "--learning-rate: expected a number >= 0, not nan"),
         (["--epsilon", "inf"], "--epsilon"),
         (["--warmup-proportion", "1.5"], "--warmup-proportion: expected a number from 0 to 1, not 1.5"),
         (["--beta2", "1"], "--beta2"),

@@ -15,8 +15,9 @@ from small_runs import RunInputs
 from benchmarks import scaling_model
 from benchmarks.scaling_model import Collective, Layout, gradient_collectives, optimizer_collectives
 from bert_config import BertConfig
-from data_loading.loader import LoaderConfig, StepLoader
+from data_loading.loader import StepLoader
 from metrics import training_flops
+from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset
 from trainer import Trainer
 

@@ -245,7 +245,7 @@ def test_without_the_pinned_version_one_line_says_what_to_install(tmp_path, monk
 
 
 def test_the_pinned_version_is_that_of_the_requirements():
-    requirements = Path(deepspeed_config.__file__).with_name("requirements-deepspeed.txt").read_text()
+    requirements = (Path(deepspeed_config.__file__).parents[1] / "requirements-deepspeed.txt").read_text()
     assert f"deepspeed=={deepspeed_config.VERSION}" in requirements
 
 

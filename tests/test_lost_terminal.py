@@ -36,7 +36,7 @@ def test_a_reader_of_the_output_that_ends_does_not_end_the_run(command, tmp_path
     errors = process.stderr.read()
     assert process.wait(PATIENCE) == LOST_OUTPUT_CODE == 141
     assert "Traceback" not in errors
-    assert errors.count("standard output cannot be written (Broken pipe): the work goes on without it") == 1
+    assert errors.count("standard output cannot be written (Broken pipe): continuing without it") == 1
     assert_complete(tmp_path)
 
 

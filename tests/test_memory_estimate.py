@@ -80,7 +80,7 @@ def test_the_flag_prints_a_table_and_touches_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--estimate-memory", "0"), ["--estimate-memory", "from 1 up"]),
+        (("--estimate-memory", "0"), ["--estimate-memory", ">= 1"]),
         (("--estimate-memory", "6", "--data-parallel-shard-degree", "4"), ["do not multiply to the 6 processes"]),
         (("--estimate-memory", "2", "--data-parallel-shard-degree", "2", "--enable-cpu-offload"), ["for GPUs"]),
     ],

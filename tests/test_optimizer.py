@@ -17,15 +17,8 @@ import optimizer as optimizers
 from bert_config import BertConfig
 from data_loading.sample_order import sample_order
 from modeling import BertForPreTraining
-from optimizer import (
-    Lamb,
-    OptimizerConfig,
-    apply_step,
-    make_optimizer,
-    parameter_groups,
-    total_norm,
-    undecayed_parameters,
-)
+from optimizer import Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
+from run_config import OptimizerConfig
 from utils.errors import UserError
 
 SHAPES = {
@@ -359,6 +352,10 @@ def test_bert_groups_are_those_of_nvidia(pre_layer_norm):
         model = BertForPreTraining(BertConfig(**TINY, pre_layer_norm=pre_layer_norm))
     names = [name for name, _ in model.named_parameters()]
     assert undecayed_parameters(model) == {name for name in names if name.endswith("bias") or "LayerNorm" in name}
+
+
+def test_every_name_of_the_flag_has_an_optimizer():
+    assert tuple(SPECS) == OPTIMIZERS
 
 
 def test_fused_lamb_without_apex_is_an_error_that_names_apex(monkeypatch):

@@ -15,12 +15,13 @@ from torch._dynamo.utils import counters
 
 import parallel.ddp as ddp_module
 from bert_config import BertConfig
-from data_loading.loader import LoaderConfig, StepBatch, StepLoader
+from data_loading.loader import StepBatch, StepLoader
 from modeling import BertForPreTraining
-from parallel.base import ParallelConfig, ParallelModel
+from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedModel
 from parallelize import parallelize
 from precision import Precision
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from utils.distributed import DistributedContext, init_distributed
 

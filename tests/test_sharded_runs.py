@@ -12,8 +12,9 @@ from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, steps_folder, weights
 
-from data_loading.loader import LoaderConfig, StepLoader
+from data_loading.loader import StepLoader
 from parallel.fsdp import LocalShards
+from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset
 
 STEPS = 20

@@ -150,12 +150,12 @@ def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*[-+]?[0-9_]+\s*", text, re.ASCII):
             raise argparse.ArgumentTypeError(f"expected a whole number, not {shorten(text)!r}")
-        # int() refuses texts of thousands of digits.
+        # int() refuses strings of thousands of digits.
         value = int(text) if len(text) < 100 else maximum + 1
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {minimum} up, not {text}")
+            raise argparse.ArgumentTypeError(f"expected a whole number >= {minimum}, not {text}")
         if value > maximum:
-            raise argparse.ArgumentTypeError(f"expected a whole number up to {maximum}, not {shorten(text)}")
+            raise argparse.ArgumentTypeError(f"expected a whole number <= {maximum}, not {shorten(text)}")
         return value
 
     return parse
@@ -163,7 +163,7 @@ def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
 
 def bounded_float(minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], float]:
     """The type of numbers from `minimum` to `maximum`; `exclusive`: above `minimum`."""
-    lowest = f"above {minimum:g}" if exclusive else f"from {minimum:g} up"
+    lowest = f"> {minimum:g}" if exclusive else f">= {minimum:g}"
 
     def parse(text: str) -> float:
         try:
@@ -171,7 +171,7 @@ def bounded_float(minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool 
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"expected a number, not {shorten(text)}") from error
         if maximum < value:
-            raise argparse.ArgumentTypeError(f"expected a number up to {maximum:g}, not {shorten(text)}")
+            raise argparse.ArgumentTypeError(f"expected a number <= {maximum:g}, not {shorten(text)}")
         if not minimum <= value or (exclusive and value == minimum):
             raise argparse.ArgumentTypeError(f"expected a number {lowest}, not {shorten(text)}")
         return value
@@ -209,7 +209,7 @@ def fraction(text: str) -> float:
 def decay_factor(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 up and below 1, not {text}")
+        raise argparse.ArgumentTypeError(f"expected a number >= 0 and < 1, not {text}")
     return value
 
 

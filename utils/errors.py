@@ -21,8 +21,8 @@ class UserError(Exception):
 
 
 def reports_errors() -> bool:
-    """Whether this process prints errors that all processes of its machine find, such as those of the command line:
-    the first process does, and one whose place in the run is impossible."""
+    """Whether this process prints errors that every process of its machine finds, such as those of the command line:
+    the first process does, and any process with an invalid LOCAL_RANK or WORLD_SIZE."""
     place = [os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
     if not all(re.fullmatch("[0-9]{1,9}", value) for value in place):
         return True
@@ -80,16 +80,16 @@ def machine_error(error: OSError) -> str:
     return f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
 
 
-def reader_has_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads any more, as after `| head`."""
+def reader_is_closed() -> bool:
+    """Whether standard output is a pipe whose reader has closed it, as after `| head`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def run_main(main: Callable[[], int | None]) -> None:
-    """Runs a program's `main` and exits with its code; a `UserError`, or a failure of the machine that speaks for
-    itself, prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
+    """Runs a program's `main` and exits with its code. A `UserError`, or an error of the machine (see MACHINE_ERRORS),
+    prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
     (`| head`) ends the program as SIGPIPE would; training goes on, and exits with that code at its end (see
     terminal.may_lose_terminal). Anything else is a bug and keeps its traceback."""
     rank: int | str | None = os.environ.get("RANK", 0)
@@ -102,7 +102,7 @@ def run_main(main: Callable[[], int | None]) -> None:
     except UserError as error:
         message, rank = one_line(str(error)), error.rank
     except BrokenPipeError:
-        if not reader_has_gone():
+        if not reader_is_closed():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
         sys.exit(128 + signal.SIGPIPE)

@@ -1,4 +1,4 @@
-"""Ends a process when the program that started it has died, so that no worker goes on without it."""
+"""Stops a worker process when the launcher that started it has died."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What a person sees of long work: a progress bar on a terminal, and a line now and then where there is none."""
+"""Progress bars: redrawn on a terminal, a line every 30 seconds without one."""
 
 import sys
 

@@ -14,7 +14,7 @@ TORCH = "torch>=2.11"
 
 
 def problems(files: Iterable[Path]) -> list[str]:
-    """What is missing or too old of PyTorch and the packages in `files`."""
+    """PyTorch and the packages in `files` that are missing or too old, one string each."""
     found = []
     for line in [TORCH, *(line for file in files for line in Path(file).read_text().splitlines())]:
         match = re.match(r"([\w-]+)[>=]=([\d.]+)", line)

@@ -40,15 +40,15 @@ class TerminalFile(io.RawIOBase):
                 raise
             if not Terminal.is_lost:
                 Terminal.is_lost = True
-                note = f"note: {self.stream_name} cannot be written ({error.strerror}): the work goes on without it\n"
+                note = f"note: {self.stream_name} cannot be written ({error.strerror}): continuing without it\n"
                 with contextlib.suppress(OSError):
                     os.write(2, note.encode())
             return len(data)
 
 
 def open_terminal() -> None:
-    """Replaces standard output and error by files that may be lost. One that is closed becomes /dev/null, so that no
-    file that is opened later takes its descriptor and is printed into."""
+    """Replaces standard output and error with `TerminalFile`s. A closed one becomes /dev/null, so that no file opened
+    later gets its descriptor."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
