@@ -17,8 +17,8 @@ import optimizer as optimizers
 from bert_config import BertConfig
 from data_loading.sample_order import sample_order
 from modeling import BertForPreTraining
-from optimizer import Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
-from run_config import OptimizerConfig
+from optimizer import SPECS, Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
+from run_config import OPTIMIZERS, OptimizerConfig
 from utils.errors import UserError
 
 SHAPES = {
