@@ -97,7 +97,7 @@ def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tup
     if not updates_all_tensors_at_once(settings):  # the optimizer keeps its buffer
         state += update_buffers(model, settings)
     if settings.world_size > 1 and not sharded:  # DDP's buckets
-        state["gradients"] += model_gradient_bytes(settings) * parameters
+        state["gradients"] += FLOAT32 * parameters
     checkpoint = Counter({"checkpoint copy": FLOAT32 * parameters + optimizer_state if settings.saves else 0})
     if not on_gpu:
         return state + checkpoint, Counter()
@@ -275,11 +275,13 @@ class Sizes:
         return alive + Counter({"gradients": self.gradient * self.vocabulary, "activations": activations})
 
     def master_gradients(self) -> Counter:
+        if self._is_replicated():
+            return Counter()
         model_gradients = self.gradient * self.parameters if self.settings.micro_batches > 1 else 0
         return Counter({"gradients": FLOAT32 * self.parameters + model_gradients})
 
     def optimizer_gradients(self) -> Counter:
-        if self.parallel.cpu_offload or (self._is_replicated() and not self.settings.precision.pure):
+        if self.parallel.cpu_offload or self._is_replicated():
             return Counter()
         return Counter({"gradients": FLOAT32 * self.parameters / self.parallel.shard_degree})
 
@@ -294,7 +296,7 @@ class Sizes:
         """Gradients of the micro-batches before this one; DDP's are among what stays."""
         if self.settings.micro_batches == 1 or self.parallel.cpu_offload:
             return 0
-        if self._is_replicated() and not self.settings.precision.pure:
+        if self._is_replicated():
             return 0
         return FLOAT32 * self.parameters / self.parallel.shard_degree
 
