@@ -26,7 +26,7 @@ from optimizer import make_optimizer
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallelize import parallelize
-from precision import DTYPES, LossScale, Precision, select_precision
+from precision import DTYPES, LossScale, Precision, select_precision, slow_bfloat16
 from run_config import (
     CheckpointMetadata,
     LoaderConfig,
@@ -70,6 +70,8 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             print_line(
                 "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 needs none)"
             )
+        if (slow := slow_bfloat16(precision, device)) and distributed.is_main:
+            print_line(f"note: {slow}")
         reporter = make_reporter(args.report_file, args.tensorboard_dir, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
@@ -319,7 +321,7 @@ def build_trainer(
     device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
     optimizer = make_optimizer(
-        config.optimizer, parallel.named_parameters().items(), learning_rate, parallel.shard_group
+        config.optimizer, parallel.model, learning_rate, parallel.named_parameters(), parallel.shard_group
     )
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)

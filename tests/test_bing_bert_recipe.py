@@ -147,6 +147,15 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
     assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
 
 
+def test_the_squad_script_computes_in_float32_on_a_cpu(tmp_path):
+    checkout = Checkout(tmp_path)
+    (tmp_path / "model").mkdir()
+    result = checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out")
+    assert result.returncode == 0, result.stderr
+    run = squad_run(checkout)
+    assert (run.device, run.amp, run.fp16) == ("cpu", False, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
