@@ -20,14 +20,21 @@ from arguments import (
     check_shared_arguments,
 )
 from device import Runtime
-from diagnostics.memory_report import print_estimate
 from evaluation import log_speed, predict
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
 from run_config import PredictionConfig
-from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
+from run_setup import (
+    TrainingPlan,
+    find_fine_tuned,
+    fine_tune,
+    load_fine_tuned,
+    plan_fine_tuning,
+    print_estimate,
+    start_runtime,
+)
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer

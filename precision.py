@@ -73,7 +73,7 @@ def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
     """A line for the user where `precision` is slower than float32 on `device`."""
     if precision.dtype != torch.bfloat16 or has_bfloat16(device):
         return None
-    return "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit --amp and --use-pure-fp16"
+    return "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit --amp"
 
 
 class LossScale:
