@@ -70,9 +70,9 @@ class TrainingSet:
     dataset: SequenceDataset
 
     @classmethod
-    def open(cls, args: Arguments, task: FineTuningTask) -> "TrainingSet":
+    def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
         config = make_run_config(args)
-        choice = choose_model(config.model, config.start)
+        choice = choose_model(config.model, config.start, runtime.distributed.on_main)
         tokenizer = make_tokenizer(args, choice)
         task, dataset = task.training_set(tokenizer)
         return cls(task, with_labels(choice, task.labels), tokenizer, dataset)
@@ -106,7 +106,7 @@ def with_labels(choice: ModelChoice, labels: tuple[str, ...]) -> ModelChoice:
 
 
 def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    training_set = TrainingSet.open(args, task)
+    training_set = TrainingSet.open(args, task, runtime)
     task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.tokenizer)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
@@ -156,7 +156,7 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
     settings = make_run_config(args)
     runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
-    choice = choose_model(settings.model, settings.start)
+    choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)

@@ -20,7 +20,7 @@ import torch
 from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
 from checkpoint.model_choice import choose_model
-from checkpoint.model_files import open_model_weights
+from checkpoint.weights import open_model_weights
 from device import Runtime, select_device, set_num_threads
 from evaluation import predict
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification

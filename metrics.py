@@ -151,6 +151,8 @@ class DLLoggerSink:
         try:
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.is_fifo() or self.path.is_socket():  # opening it would wait for a reader
+                    raise UserError(f"{self.path} is not a regular file: choose another {self.flag}")
                 end_last_line(self.path)
                 self.file = self.path.open("a", encoding="utf-8")
             self.file.write(f"{self.line(datetime.datetime.now(), step, figures)}\n")

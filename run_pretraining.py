@@ -119,7 +119,7 @@ def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContex
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     config = make_run_config(args, runtime.distributed.world_size)
-    choice = choose_model(config.model, config.start)
+    choice = choose_model(config.model, config.start, runtime.distributed.on_main)
     bert_config, vocab_file = choice.config, choice.vocab_file
     dataset = open_dataset(args.input_dir, vocab_file, bert_config, config.loader)
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, config.loader) if args.eval_dir else None

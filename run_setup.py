@@ -141,7 +141,7 @@ def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
     """The model folder to predict with, which the flags name."""
     start = config.start
     start = replace(start, from_pretrained_params=start.from_pretrained_params or start.from_checkpoint)
-    folder = config.trainer.checkpoint_folder
+    folder = start.from_checkpoint or config.trainer.checkpoint_folder
     found = runtime.distributed.on_main(lambda: find_start(start, folder, saves=False))
     return Path(found["checkpoint"] or found["weights"])
 

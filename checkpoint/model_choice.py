@@ -8,11 +8,14 @@ import atexit
 import dataclasses
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bert_config import BertConfig
-from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
+from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import read_tokenizer_file, read_vocabulary
 from utils.errors import UserError
@@ -32,9 +35,14 @@ class ModelChoice:
     do_lower_case: bool
 
 
-def choose_model(selection: ModelSelection, start: StartConfig) -> ModelChoice:
-    """The model that the flags name. Raises UserError for files that are missing or do not fit together."""
-    folder = None if selection.config_file or selection.is_named else initial_folder(start)
+def choose_model(
+    selection: ModelSelection, start: StartConfig, on_main: Callable[[Callable], Any] = lambda function: function()
+) -> ModelChoice:
+    """The model that the flags name. Raises UserError for files that are missing or do not fit together.
+
+    on_main: calls a function on the main process only, which verifies the model folder that the flags name."""
+    folder = None if selection.config_file or selection.is_named else on_main(partial(initial_folder, start))
+    folder = folder and Path(folder)
     path, name, do_lower_case = selection.config_file, selection.name, selection.do_lower_case
     if path is not None and not selection.is_named:
         name = path.stem if path.resolve().parent == CONFIGS else CUSTOM
@@ -83,13 +91,14 @@ def extract_vocabulary(path: Path) -> tuple[Path, bool]:
     return vocab_file, do_lower_case
 
 
-def initial_folder(start: StartConfig) -> Path | None:
-    """The model folder, with a config, that the run starts from; the newest one of a folder of steps."""
-    for path in filter(None, (start.from_pretrained_params, start.from_phase1_final_params, start.from_checkpoint)):
-        for candidate in (path, *(path / str(step) for step in reversed(checkpoint_steps(path)))):
-            if (candidate / CONFIG_FILE).is_file():
-                return candidate
-    return None
+def initial_folder(start: StartConfig) -> str | None:
+    """The model folder that the run starts from, verified, if it has a config; see checkpoint.state.find_start."""
+    folder, weights = None, start.from_phase1_final_params or start.from_pretrained_params
+    if start.from_checkpoint is not None:
+        folder = find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint, log=lambda _: None)
+    if folder is None and weights is not None:
+        folder = find_model_folder(weights, log=lambda _: None)
+    return str(folder) if folder is not None and (folder / CONFIG_FILE).is_file() else None
 
 
 def read_config(path: Path) -> BertConfig:
