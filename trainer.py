@@ -121,7 +121,8 @@ class Trainer:
             if not benchmark:
                 self._finish(stop.received)
             elif stop.received is None:
-                benchmark.log(self.reporter)
+                state.read_clock()
+                benchmark.log(self.reporter, state.train_seconds, state.raw_train_seconds, self.final_loss)
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
 
     def training_step(
