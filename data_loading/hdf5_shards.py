@@ -32,6 +32,7 @@ KEYS = (
 SHARD_SUFFIXES = (".hdf5", ".h5")
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # read at a time
+SAMPLED_ROWS = 16
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises, depending on where the damage is
 
 
@@ -50,10 +51,11 @@ class Shard:
 
     def __init__(self, path: Path):
         self.path = path
-        if path.is_fifo():  # opening it would wait for a writer
-            raise UserError(f"shard {path} is a FIFO, not a file: remove it")
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+            raise UserError(f"shard {path} is not a regular file: remove it")
         try:
             with h5py.File(path, "r") as file:
+                self._refuse_links(file)
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
                 if missing:
                     raise UserError(f"shard {path} lacks the key {', '.join(missing)}: it must hold {', '.join(KEYS)}")
@@ -64,6 +66,13 @@ class Shard:
                 f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
             ) from error
         self._check()
+
+    def _refuse_links(self, file: h5py.File) -> None:
+        """HDF5 can refer to data in other files. What these are is not known, and opening a FIFO waits for a writer."""
+        for key in filter(lambda key: file.id.links.exists(key.encode()), KEYS):
+            is_link = file.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD
+            if is_link or (isinstance(file[key], h5py.Dataset) and (file[key].external or file[key].is_virtual)):
+                raise UserError(f"shard {self.path}: {key} is a link to other data: copy the data into the shard")
 
     def _check(self) -> None:
         n, length = self._shape("input_ids", 2)
@@ -111,13 +120,23 @@ class Shard:
         return all(layout.offset is not None for layout in self.layouts.values())
 
     @cached_property
+    def mapped(self) -> mmap.mmap:
+        with self.path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def check_size(self) -> None:
+        """Raises UserError if the file is shorter than when it was mapped. The kernel ends a process that reads mapped
+        pages behind the end of a file, so this comes before each read. Copying rows instead of mapping them would need
+        a system call per row, and the loader would be half as fast."""
+        if self.is_mapped and self.mapped.size() < len(self.mapped):
+            raise UserError(f"shard {self.path} was cut off while it was read: make or fetch it again")
+
+    @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The six data sets, memory-mapped where possible."""
         if self.is_mapped:
-            with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return {
-                key: np.frombuffer(mapped, layout.dtype, int(np.prod(layout.shape)), layout.offset).reshape(
+                key: np.frombuffer(self.mapped, layout.dtype, int(np.prod(layout.shape)), layout.offset).reshape(
                     layout.shape
                 )
                 for key, layout in self.layouts.items()
@@ -127,6 +146,27 @@ class Shard:
                 return {key: smallest_integers(file[key][:]) for key in KEYS}
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+
+    @cached_property
+    def sample(self) -> dict[str, np.ndarray]:
+        """Some rows, evenly spread, of each data set. Of a compressed shard, only the chunks that hold them are read."""
+        rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
+        if self.is_mapped:
+            self.check_size()
+            return {key: self.arrays[key][rows] for key in KEYS}
+        try:
+            with h5py.File(self.path, "r") as file:
+                return {key: file[key][rows] for key in KEYS}
+        except HDF5_ERRORS as error:
+            raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+
+    @property
+    def digest(self) -> int:
+        """CRC-32 of the number of samples and of `sample`. The same for each way to store the same shard."""
+        found = len(self)
+        for key in KEYS:
+            found = checksum(self.sample[key].astype(np.int64), found)
+        return found
 
     @property
     def has_checksums(self) -> bool:

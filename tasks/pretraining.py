@@ -89,12 +89,12 @@ class PretrainingDataset:
         return bool(self.attributes.get("next_sentence_prediction", True))
 
     def digest(self) -> str:
-        """A digest that identifies the data of a run: names, sizes and attributes of the shards, but for how they are
-        stored."""
+        """A digest that identifies the data of a run: names, sizes, sampled rows and attributes of the shards, but for
+        how they are stored. Their stored checksums do not count: these stay as they are where values are changed."""
         shards = []
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
-            shards.append([shard.path.name, len(shard), stored])
+            shards.append([shard.path.name, len(shard), shard.digest, stored])
         content = [self.sequence_length, self.predictions_per_sequence, shards]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -108,6 +108,8 @@ class PretrainingDataset:
         """The rows `indices` of the data set `key`, gathered from all shards."""
         which = np.searchsorted(self.ends, indices, side="right")
         parts = {number: self.shards[number].arrays[key] for number in np.unique(which)}
+        for number in parts:
+            self.shards[number].check_size()
         shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
         out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts.values()} or {np.int64})))
         for number, part in parts.items():
