@@ -37,7 +37,7 @@ from precision import LossScale
 from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
-from utils.files import lock_folder
+from utils.files import lock_folder, read_json_object
 from utils.progress import print_line
 
 
@@ -330,7 +330,21 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
         refuse_newer_checkpoints(checkpoint_folder, checkpoint)
     weights = config.from_phase1_final_params or config.from_pretrained_params
     folder = find_model_folder(weights) if checkpoint is None and weights is not None else None
+    if folder is not None and config.from_phase1_final_params is not None:
+        refuse_unfinished(folder)
     return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raises UserError if the checkpoint `folder` is not the last one of its run. Folders of other programs pass."""
+    for path in folder.glob("*_progress.json"):
+        progress = read_json_object(path, "the progress of a run")
+        step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")
+        if isinstance(step, int) and isinstance(last, int) and step < last:
+            raise UserError(
+                f"phase 1 is unfinished: {folder} is step {step} of {last}: rerun phase 1 to its end, or start from it "
+                f"as it is with --from-pretrained-params"
+            )
 
 
 def refuse_newer_checkpoints(folder: Path, found: Path | None) -> None:

@@ -10,6 +10,7 @@ Each data set of a shard made by this project has the attribute `crc32`: zlib's 
 Legend: n samples, S sequence length, P predictions per sequence.
 """
 
+import hashlib
 import mmap
 import zlib
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ class Shard:
 
     @cached_property
     def sample(self) -> dict[str, np.ndarray]:
-        """Some rows, evenly spread, of each data set. Of a compressed shard, only the chunks that hold them are read."""
+        """Some rows, evenly spread, of each data set. Of a compressed shard, only the chunks with these are read."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
         if self.is_mapped:
             self.check_size()
@@ -161,12 +162,12 @@ class Shard:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
     @property
-    def digest(self) -> int:
-        """CRC-32 of the number of samples and of `sample`. The same for each way to store the same shard."""
-        found = len(self)
+    def digest(self) -> str:
+        """SHA-256 of the number of samples and of `sample`. The same for each way to store the same shard."""
+        found = hashlib.sha256(str(len(self)).encode())
         for key in KEYS:
-            found = checksum(self.sample[key].astype(np.int64), found)
-        return found
+            found.update(self.sample[key].astype("<i8").tobytes())
+        return found.hexdigest()
 
     @property
     def has_checksums(self) -> bool:

@@ -98,6 +98,17 @@ class PretrainingDataset:
         content = [self.sequence_length, self.predictions_per_sequence, shards]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
+    def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
+        """Raises UserError if a shard is there twice, also among those that are `held_out`, or if the sampled rows of a
+        shard have no masked token."""
+        seen: dict[str, Path] = {}
+        for what, dataset in (("shard", self), ("held-out shard", held_out)):
+            for shard in dataset.shards if dataset is not None else ():
+                if not shard.sample["masked_lm_positions"].any():
+                    raise UserError(f"{what} {shard.path} has samples without a masked token: make it again")
+                if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
+                    raise UserError(f"{what} {shard.path} holds the same samples as {other}: remove one of them")
+
     @property
     def bytes_in_memory(self) -> int:
         """An estimate of the memory that shards which cannot be mapped take when all have been read."""
