@@ -52,8 +52,6 @@ def check_packages(findings: Findings) -> None:
     if not problems:
         versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
         findings.report("ok", f"{versions}, packages of requirements.txt")
-    if requirements.installed_version("matplotlib") is None:
-        findings.report("warning", "matplotlib is not installed, so there is no report page: pip install matplotlib")
 
 
 def check_compiler() -> None:

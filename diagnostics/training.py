@@ -21,7 +21,7 @@ from device import Runtime
 from diagnostics.estimates import MemorySettings, RunSize, devices_line, format_time, time_line
 from diagnostics.machine import Findings, needed_and_free_memory
 from metrics import RecordingSink, Reporter
-from report_records import has_records, read_runs
+from reporting.records import has_records, read_runs
 from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
 from tasks.pretraining import PretrainingDataset
@@ -242,7 +242,7 @@ def logged_losses(plan: TrainingPlan, output_dir: Path, report_file: Path | None
     for path in filter(None, (output_dir, report_file)):
         for stage in (stage for run in read_runs([path]) for stage in run.stages) if has_records(path) else ():
             is_same_folder = Path(stage.settings.get("output_dir", "")).resolve() == output_dir.resolve()
-            if is_same_folder and stage.name.split(" seed ")[0] == plan.config.metadata.phase:
+            if is_same_folder and stage.name == plan.config.metadata.phase:
                 return [(point.step, point.metrics["loss"]) for point in stage.points]
     return []
 
