@@ -189,7 +189,8 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, loader) if args.eval_dir else None
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{args.eval_dir} holds fewer samples than there are processes: make a larger held-out set")
-    dataset.check_shards(eval_dataset)
+    on_main = runtime.distributed.on_main
+    on_main(lambda: dataset.check_shards(eval_dataset))
     if args.verify_data:
         for checked in filter(None, (dataset, eval_dataset)):
             verify_checksums(checked, runtime.distributed)
@@ -203,7 +204,9 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
         prefix=args.model_prefix,
     )
     eval_steps = (args.eval_steps or args.max_steps) if eval_dataset else 0
-    config = make_run_config(args, loader, runtime, choice, metadata, dataset.digest(), args.max_steps, eval_steps)
+    config = make_run_config(
+        args, loader, runtime, choice, metadata, on_main(dataset.digest), args.max_steps, eval_steps
+    )
     task = PretrainingTask(dataset.has_next_sentence, args.max_seq_length)
     initial_loss = math.log(bert_config.vocab_size) + (math.log(2) if dataset.has_next_sentence else 0)
     return TrainingPlan(choice, BertForPreTraining, task, dataset, config, initial_loss, eval_dataset)

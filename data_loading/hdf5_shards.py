@@ -148,7 +148,6 @@ class Shard:
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
-    @cached_property
     def sample(self) -> dict[str, np.ndarray]:
         """Some rows, evenly spread, of each data set. Of a compressed shard, only the chunks with these are read."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
@@ -161,12 +160,15 @@ class Shard:
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """SHA-256 of the number of samples and of `sample`. The same for each way to store the same shard."""
-        found = hashlib.sha256(str(len(self)).encode())
+        """SHA-256 of the number of samples and of `sample`. The same for each way to store the same shard. Raises
+        UserError if the sample has no masked token."""
+        found, sample = hashlib.sha256(str(len(self)).encode()), self.sample()
+        if not sample["masked_lm_positions"].any():
+            raise UserError(f"shard {self.path} has samples without a masked token: make it again")
         for key in KEYS:
-            found.update(self.sample[key].astype("<i8").tobytes())
+            found.update(sample[key].astype("<i8").tobytes())
         return found.hexdigest()
 
     @property

@@ -104,8 +104,6 @@ class PretrainingDataset:
         seen: dict[str, Path] = {}
         for what, dataset in (("shard", self), ("held-out shard", held_out)):
             for shard in dataset.shards if dataset is not None else ():
-                if not shard.sample["masked_lm_positions"].any():
-                    raise UserError(f"{what} {shard.path} has samples without a masked token: make it again")
                 if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
                     raise UserError(f"{what} {shard.path} holds the same samples as {other}: remove one of them")
 
