@@ -11,6 +11,7 @@ Legend: n samples, S sequence length, P predictions per sequence.
 """
 
 import hashlib
+import math
 import mmap
 import zlib
 from dataclasses import dataclass
@@ -116,20 +117,28 @@ class Shard:
     def predictions_per_sequence(self) -> int:
         return self.layouts["masked_lm_positions"].shape[1]
 
-    @property
+    @cached_property
     def is_mapped(self) -> bool:
         return all(layout.offset is not None for layout in self.layouts.values())
 
     @cached_property
     def mapped(self) -> mmap.mmap:
-        with self.path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with self.path.open("rb") as file:
+                return mmap.mmap(file.fileno(), self.mapped_bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise UserError(f"shard {self.path} cannot be mapped ({error}): make or fetch it again") from error
+
+    @cached_property
+    def mapped_bytes(self) -> int:
+        """The size of the file up to the end of its last data set."""
+        layouts = self.layouts.values()
+        return max(layout.offset + layout.dtype.itemsize * math.prod(layout.shape) for layout in layouts)
 
     def check_size(self) -> None:
-        """Raises UserError if the file is shorter than when it was mapped. The kernel ends a process that reads mapped
-        pages behind the end of a file, so this comes before each read. Copying rows instead of mapping them would need
-        a system call per row, and the loader would be half as fast."""
-        if self.is_mapped and self.mapped.size() < len(self.mapped):
+        """Raises UserError if a mapped file has become too short: reading behind the end of a file would end the
+        process with SIGBUS. (Copying rows with pread takes a system call for each, which halves the loader's speed.)"""
+        if self.is_mapped and self.mapped.size() < self.mapped_bytes:
             raise UserError(f"shard {self.path} was cut off while it was read: make or fetch it again")
 
     @cached_property

@@ -116,9 +116,10 @@ class PretrainingDataset:
     def rows(self, key: str, indices: np.ndarray) -> np.ndarray:
         """The rows `indices` of the data set `key`, gathered from all shards."""
         which = np.searchsorted(self.ends, indices, side="right")
-        parts = {number: self.shards[number].arrays[key] for number in np.unique(which)}
-        for number in parts:
+        numbers = np.unique(which)
+        for number in numbers:
             self.shards[number].check_size()
+        parts = {number: self.shards[number].arrays[key] for number in numbers}
         shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
         out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts.values()} or {np.int64})))
         for number, part in parts.items():

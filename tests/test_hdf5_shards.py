@@ -171,13 +171,15 @@ def test_key_of_floating_point_numbers_is_named(tmp_path, rows, key):
 # --- files that change, and links -------------------------------------------------------------------------------------
 
 
-def test_a_shard_that_is_cut_off_after_it_was_mapped_is_an_error_that_names_it(tmp_path, rows):
+@pytest.mark.parametrize(("is_read", "words"), [(True, "was cut off while it was read"), (False, "cannot be mapped")])
+def test_a_shard_that_is_cut_off_after_it_was_opened_is_an_error_that_names_it(tmp_path, rows, is_read, words):
     path = write_shard(tmp_path / "s.hdf5", pretraining_types(rows))
     dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
-    dataset.read(np.arange(4)).stream(np.arange(4))
+    if is_read:
+        dataset.read(np.arange(4)).stream(np.arange(4))
     with path.open("r+b") as file:
         file.truncate(10)
-    with pytest.raises(UserError, match=r"s\.hdf5 was cut off while it was read"):
+    with pytest.raises(UserError, match=rf"s\.hdf5 {words}"):
         dataset.read(np.arange(4))
 
 
