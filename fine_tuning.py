@@ -4,49 +4,22 @@ one seed or several."""
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from arguments import (
-    MAX_BATCH,
-    MAX_LENGTH,
-    TRAINING_FLAGS,
-    add_global_arguments,
-    add_parallel_arguments,
-    add_precision_arguments,
-    add_training_arguments,
-    check_shared_arguments,
-)
+from arguments import add_fine_tuning_flags, make_run_config, parse_run_arguments
+from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from device import Runtime
 from evaluation import log_speed, predict
 from metrics import make_reporter
-from model_choice import ModelChoice, choose_model, read_config
 from parallel.base import ParallelModel
-from parallel.deepspeed_config import parse_with_deepspeed
-from run_config import PredictionConfig
-from run_setup import (
-    TrainingPlan,
-    find_fine_tuned,
-    fine_tune,
-    load_fine_tuned,
-    plan_fine_tuning,
-    print_estimate,
-    start_runtime,
-)
+from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_run, print_estimate, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    BooleanFlag,
-    bounded_float,
-    bounded_int,
-    optional_path,
-    positive_int,
-)
+from utils.command_line import ArgumentParser, Arguments, Flag
 from utils.errors import UserError
 from utils.files import write_json
 
@@ -56,65 +29,19 @@ SCORES_FILE = "scores.json"
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def make_parser(
-    description: str, learning_rate: float, max_seq_length: int, predict_batch_size: int
-) -> tuple[ArgumentParser, Callable]:
-    """A parser with the flags that all tasks share, and its group of flags for data."""
-    parser = ArgumentParser(description=description)
-    data = parser.add_argument_group("data and tasks")
-    data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on the training file")
-    data.add_argument("--do-eval", action=BooleanFlag, help="predict the development file and score the predictions")
-    data.add_argument("--do-predict", action=BooleanFlag, help="write predictions")
-    data.add_argument("--train-file", type=optional_path, help="file to train on")
-    data.add_argument("--predict-file", type=optional_path, help="file to predict")
-    data.add_argument("--num-seeds", type=positive_int, default=1, help="number of runs, with the seeds from --seed up")
-    data.add_argument(
-        "--do-lower-case",
-        action=BooleanFlag,
-        default=None,
-        help="lower-case and strip accents; by default if the vocabulary has no capital letters",
-    )
-    add_global_arguments(parser, steps_required=False)
-    group = add_training_arguments(parser, "AdamW", learning_rate, 0.1)
-    group.add_argument(
-        "--epochs",
-        "--num-train-epochs",
-        type=bounded_float(0, 1e6, exclusive=True),
-        default=3,
-        help="passes over the training data",
-    )
-    batch_size = bounded_int(1, MAX_BATCH)
-    group.add_argument("--train-batch-size", type=batch_size, default=32, help="sequences per GPU and micro-batch")
-    group.add_argument(
-        "--predict-batch-size",
-        "--eval-batch-size",
-        type=batch_size,
-        default=predict_batch_size,
-        help="sequences per GPU and forward pass",
-    )
-    group.add_argument(
-        "--max-seq-length", type=bounded_int(1, MAX_LENGTH), default=max_seq_length, help="maximum tokens of a sequence"
-    )
-    add_parallel_arguments(parser)
-    add_precision_arguments(parser)
-    return parser, data
-
-
-def parse_fine_tuning(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    """Parses `argv`, and checks the flags that all tasks share."""
-    args = parse_with_deepspeed(parser, argv)
+def parse_fine_tuning(
+    parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
+) -> Arguments:
+    """Parses `argv` with the flags that all tasks share, and a task's own ones in `groups`. `defaults` replace those of
+    the shared flags."""
+    add_fine_tuning_flags(parser, **defaults)
+    for title, flags in groups.items():
+        parser.add_flags(title, flags)
+    args = parse_run_arguments(parser, argv)
     if not (args.do_train or args.do_eval or args.do_predict):
         parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
-    effects = [
-        (TRAINING_FLAGS, args.do_train, "--do-train"),
-        (("predict_batch_size",), args.do_eval or args.do_predict, "--do-eval or --do-predict"),
-    ]
-    parser.refuse_without_effect(args, effects)
-    check_shared_arguments(args, parser)
-    if args.num_seeds > 1 and (args.benchmark or not args.do_train):
-        parser.error("--num-seeds is for training: add --do-train, and leave out --benchmark")
     if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
         parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
     return args
@@ -122,10 +49,11 @@ def parse_fine_tuning(parser: ArgumentParser, argv: Sequence[str] | None) -> Arg
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
     """Does what the flags ask for; returns the exit code."""
+    config = make_run_config(args)
     if args.estimate_memory is not None:
-        print_estimate(task.model_class, choose_model(args).config, args, args.train_batch_size)
+        print_estimate(task.model_class, config)
         return 0
-    with start_runtime(args, title) as runtime:
+    with start_runtime(config, title) as runtime:
         return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
 
 
@@ -143,24 +71,24 @@ class TrainingSet:
 
     @classmethod
     def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
-        choice = choose_model(args, runtime.distributed.on_main)
+        config = make_run_config(args)
+        choice = choose_model(config.model, config.start, runtime.distributed.on_main)
         tokenizer = make_tokenizer(args, choice)
         task, dataset = task.training_set(tokenizer)
         return cls(task, with_labels(choice, task.labels), tokenizer, dataset)
 
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: the subfolder of one of several seeds."""
-        return plan_fine_tuning(
-            args,
+        return plan_run(
+            make_run_config(args),
             self.choice,
             self.task.model_class,
             self.task,
             self.dataset,
-            self.tokenizer,
             str(Path(self.task.name, name)),
             runtime,
-            (*self.task.result_files, SCORES_FILE),
-            self.task.initial_loss,
+            result_files=(*self.task.result_files, SCORES_FILE),
+            initial_loss=self.task.initial_loss,
         )
 
 
@@ -170,8 +98,7 @@ def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
             f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
             f"{choice.config.max_position_embeddings}: lower it or use another config"
         )
-    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
-    return BertTokenizer(choice.vocab_file, do_lower_case)
+    return BertTokenizer(choice.vocab_file, choice.do_lower_case)
 
 
 def with_labels(choice: ModelChoice, labels: tuple[str, ...]) -> ModelChoice:
@@ -190,7 +117,7 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
         seed_args = arguments_of_seed(args, seed, name) if name else args
         with runtime_of_seed(args, runtime, name) as seed_runtime:
             plan = training_set.plan(seed_args, seed_runtime, name)
-            parallel, exit_code, is_complete = fine_tune(seed_args, plan, seed_runtime)
+            parallel, exit_code, is_complete = fine_tune(plan, seed_runtime)
             if not is_complete:
                 return exit_code
             if sets:
@@ -212,9 +139,14 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
     if not name:
         yield runtime
         return
-    report_file = args.report_file and args.report_file.with_stem(f"{args.report_file.stem}-{name}")
-    tensorboard_dir = args.tensorboard_dir and args.tensorboard_dir / name
-    with contextlib.closing(make_reporter(report_file, tensorboard_dir, runtime.distributed.is_main)) as reporter:
+    config = make_run_config(args).runtime
+    logs = {
+        "report_file": config.report_file and config.report_file.with_stem(f"{config.report_file.stem}-{name}"),
+        "log_file": config.log_file and config.log_file.with_stem(f"{config.log_file.stem}-{name}"),
+        "tensorboard_dir": config.tensorboard_dir and config.tensorboard_dir / name,
+    }
+    config = dataclasses.replace(config, **logs)
+    with contextlib.closing(make_reporter(config, runtime.distributed.is_main)) as reporter:
         yield dataclasses.replace(runtime, reporter=reporter)
 
 
@@ -222,9 +154,11 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    choice = choose_model(args, runtime.distributed.on_main)
+    settings = make_run_config(args)
+    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
+    choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
-    model_folder = find_fine_tuned(args, runtime)
+    model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
     config = with_labels(choice, task.labels).config
@@ -246,9 +180,7 @@ def predict_all(
     writes = runtime.distributed.is_main and not args.benchmark
     if writes:  # before the work, so that a path that cannot be made is known early
         folder.mkdir(parents=True, exist_ok=True)
-    config = PredictionConfig(
-        args.predict_batch_size, args.seed, args.benchmark, args.benchmark_steps, args.benchmark_warmup_steps
-    )
+    config = make_run_config(args).prediction
     parallel.prepare_for_inference(runtime.precision.dtype)
     scores: dict[str, float] = {}
     for prediction_set in sets:

@@ -11,35 +11,35 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 """
 
 from device import Runtime
-from fine_tuning import TrainingSet, fine_tuning_main, make_parser, parse_fine_tuning
+from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
 from run_setup import TrainingPlan
 from tasks.glue import ClassificationTask
 from tasks.glue_files import TASKS, custom_task
-from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path
+from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
 
 CUSTOM = "custom"
-FILE_FLAGS = ("train_file", "eval_file", "predict_file", "text_column", "pair_column", "label_column", "regression")
+
+# fmt: off
+TASK_FLAGS = (
+    Flag("--task-name", (*TASKS, CUSTOM), CUSTOM, "custom: your own files", options={"type": str.lower}),
+    Flag("--data-dir", optional_path, None, "folder of the task's files, as distributed"),
+)
+FILE_FLAGS = (
+    Flag("--eval-file", optional_path, None, "file to score the model on"),
+    Flag("--text-column", str, None, "column of the text"),
+    Flag("--pair-column", str, None, "column of the second text, if the samples are pairs"),
+    Flag("--label-column", str, None, "column of the class, or of the number for --regression"),
+    Flag("--regression", bool, False, "labels are numbers to predict, not classes"),
+)
+# fmt: on
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser, data = make_parser(
-        __doc__.splitlines()[0],
-        learning_rate=2.4e-5,
-        max_seq_length=ClassificationTask.max_seq_length,
-        predict_batch_size=32,
-    )
-    data.add_argument(
-        "--task-name", type=str.lower, choices=(*TASKS, CUSTOM), default=CUSTOM, help="custom: your own files"
-    )
-    data.add_argument("--data-dir", type=optional_path, help="folder of the task's files, as distributed")
-    files = parser.add_argument_group("your own files (--task-name custom): .tsv, .csv or .jsonl")
-    files.add_argument("--eval-file", type=optional_path, help="file to score the model on")
-    files.add_argument("--text-column", help="column of the text")
-    files.add_argument("--pair-column", help="column of the second text, if the samples are pairs")
-    files.add_argument("--label-column", help="column of the class, or of the number for --regression")
-    files.add_argument("--regression", action=BooleanFlag, help="labels are numbers to predict, not classes")
-    args = parse_fine_tuning(parser, argv)
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    groups = {"task": TASK_FLAGS, "your own files (--task-name custom): .tsv, .csv or .jsonl": FILE_FLAGS}
+    defaults = {"max_seq_length": ClassificationTask.max_seq_length, "predict_batch_size": 32}
+    args = parse_fine_tuning(parser, argv, groups, learning_rate=2.4e-5, **defaults)
     check_files(args, parser)
     return args
 
@@ -48,7 +48,8 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name != CUSTOM:
-        given = [name for name in FILE_FLAGS if getattr(args, name)]
+        names = ("train_file", "predict_file", *(flag.name for flag in FILE_FLAGS))
+        given = [name for name in names if args.get(name)]
         if given:
             parser.error(
                 f"--{given[0].replace('_', '-')} is for --task-name custom: leave it out, or leave out the task"
@@ -61,7 +62,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.text_column is None:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
-        if getattr(args, flag) != (getattr(args, file) is not None):
+        if args.get(flag) != (args.get(file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
     if (args.do_train or args.do_eval) != (args.label_column is not None):
         parser.error("--label-column goes together with --do-train and --do-eval")
