@@ -172,6 +172,13 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
     assert steps_in(tmp_path, "phase2") == ["1", "2", "4"]
 
 
+def test_phase_2_from_an_unfinished_phase_1_is_refused(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 4, "--steps-this-run", 2))
+    phase_2 = ("--max-steps", 4, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
+    assert_refused(run_here(inputs.command(tmp_path, *phase_2)), "phase 1 is unfinished", "step 2 of 4")
+    assert steps_in(tmp_path, "phase2") == []
+
+
 def test_checkpoint_of_another_optimizer_is_an_error(inputs, tmp_path):
     train(inputs.command(tmp_path, "--max-steps", 2))
     result = run_here(inputs.command(tmp_path, "--max-steps", 4, *resuming(tmp_path), "--optimizer", "AdamW"))
