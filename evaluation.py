@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
 from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
-from device import Runtime
 from parallel.base import ParallelModel
+from parallel.runtime import Runtime
 from run_config import PredictionConfig
 from tasks import Task
 from tasks.text_sequences import SequenceDataset

@@ -11,11 +11,12 @@ import numpy as np
 
 from arguments import add_fine_tuning_flags, make_run_config, parse_run_arguments
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
-from device import Runtime
+from diagnostics.estimates import print_estimate
 from evaluation import log_speed, predict
 from metrics import make_reporter
 from parallel.base import ParallelModel
-from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_run, print_estimate, start_runtime
+from parallel.runtime import Runtime
+from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_run, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer

@@ -21,10 +21,10 @@ from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
 from checkpoint.model_choice import choose_model
 from checkpoint.weights import open_model_weights
-from device import Runtime, select_device, set_num_threads
 from evaluation import predict
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from parallel.base import ParallelModel
+from parallel.runtime import Runtime
 from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
 from run_setup import load_fine_tuned
 from tasks.glue import TextDataset
@@ -34,6 +34,7 @@ from tasks.squad_file import Question, Squad
 from tasks.text_sequences import SequenceDataset
 from tokenizer import MASK, BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import UserError, one_line, run_main
 from utils.progress import print_line
 

@@ -10,8 +10,8 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
-from device import Runtime
 from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
+from parallel.runtime import Runtime
 from run_setup import TrainingPlan
 from tasks.glue import ClassificationTask
 from tasks.glue_files import TASKS, custom_task

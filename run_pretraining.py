@@ -15,12 +15,12 @@ from pathlib import Path
 from arguments import add_run_flags, batch_size, make_run_config, parse_run_arguments, sequence_length
 from bert_config import BertConfig
 from checkpoint.model_choice import choose_model
-from device import Runtime
-from diagnostics.estimates import RunSize, devices_line, memory_line, time_line
+from diagnostics.estimates import RunSize, devices_line, memory_line, memory_settings, print_estimate, time_line
 from metrics import RecordingSink
 from modeling import BertForPreTraining
+from parallel.runtime import Runtime
 from run_config import LoaderConfig
-from run_setup import TrainingPlan, memory_settings, plan_run, print_estimate, start_runtime
+from run_setup import TrainingPlan, plan_run, start_runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path
 from utils.distributed import DistributedContext

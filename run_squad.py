@@ -10,8 +10,8 @@ GPUs.
 """
 
 from arguments import sequence_length
-from device import Runtime
 from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
+from parallel.runtime import Runtime
 from run_setup import TrainingPlan
 from tasks.squad import SquadTask
 from utils.command_line import ArgumentParser, Arguments, Flag, positive_int

@@ -17,7 +17,6 @@ from torch import Tensor
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
-from device import Runtime, peak_flops
 from lr_scheduler import rate_table
 from metrics import (
     Benchmark,
@@ -28,8 +27,10 @@ from metrics import (
     format_metrics,
 )
 from parallel.base import ParallelModel
+from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
+from utils.device import peak_flops
 from utils.distributed import translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch

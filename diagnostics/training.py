@@ -17,10 +17,10 @@ from checkpoint.identity import check_record
 from checkpoint.state import find_start
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from device import Runtime
 from diagnostics.estimates import MemorySettings, RunSize, devices_line, format_time, time_line
 from diagnostics.machine import Findings, needed_and_free_memory
 from metrics import RecordingSink, Reporter
+from parallel.runtime import Runtime
 from reporting.records import has_records, read_runs
 from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan

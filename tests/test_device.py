@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from device import default_num_threads, peak_flops, select_device, set_num_threads
+from utils.device import default_num_threads, peak_flops, select_device, set_num_threads
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

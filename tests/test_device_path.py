@@ -13,9 +13,9 @@ from benchmarks.common.training import RandomDataset, batch_stats
 from bert_config import BertConfig
 from data_loading.loader import make_step_batch
 from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
-from device import Runtime
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import make_optimizer
+from parallel.runtime import Runtime
 from precision import Precision
 from run_config import (
     CheckpointMetadata,

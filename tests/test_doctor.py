@@ -18,8 +18,8 @@ from small_runs import RunInputs, steps_folder, train
 
 import doctor
 import run_pretraining
-from device import Runtime
 from diagnostics import machine, training
+from parallel.runtime import Runtime
 from utils.errors import UserError, run_main
 
 

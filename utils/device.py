@@ -1,16 +1,11 @@
-"""The device of a process: its threads, memory, peak rates; and `Runtime`, everything that a run computes with."""
+"""The device of a process: its threads, memory and peak rates."""
 
 import ctypes
 import os
-from dataclasses import dataclass, field
 
 import torch
 
-from metrics import Reporter
-from precision import Precision
-from run_config import ParallelConfig
 from utils import measure
-from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.launcher import read_environment
 
@@ -88,14 +83,3 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
                 return half * 1e12
             return (tf32 if torch.backends.cuda.matmul.allow_tf32 else full) * 1e12
     return None
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Device, precision, processes, log and parallel strategy of a run."""
-
-    device: torch.device
-    precision: Precision = field(default_factory=Precision)
-    distributed: DistributedContext = field(default_factory=DistributedContext)
-    reporter: Reporter = field(default_factory=Reporter)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
