@@ -107,9 +107,13 @@ def predict(
                 bar.update()
     if distributed.world_size > 1:
         dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero where another rank computes
-    if not np.isfinite(logits).all():
-        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
+    check_finite(torch.from_numpy(logits))
     return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
+
+
+def check_finite(logits: torch.Tensor) -> None:
+    if not logits.isfinite().all():
+        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
 
 
 def log_speed(speed: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:

@@ -168,7 +168,7 @@ def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
 
 
 def with_labels(choice: ModelChoice, labels: tuple[str, ...]) -> ModelChoice:
-    return dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels))
+    return dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels, multi_label=False))
 
 
 def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:

@@ -21,13 +21,13 @@ from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
 from checkpoint.model_files import open_model_weights
 from device import Runtime, select_device, set_num_threads
-from evaluation import predict
+from evaluation import check_finite, predict
 from model_choice import CUSTOM, choose_model
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from parallel.base import ParallelModel
 from run_config import PredictionConfig
 from run_setup import load_fine_tuned
-from tasks.glue import TextDataset
+from tasks.glue import ClassificationTask, TextDataset
 from tasks.glue_files import Examples
 from tasks.squad import SquadTask
 from tasks.squad_file import Question, Squad
@@ -37,7 +37,7 @@ from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_
 from utils.errors import UserError, one_line, run_main
 from utils.progress import print_line
 
-MAX_SEQ_LENGTH = 384  # unless the model has fewer positions
+MAX_WINDOW = 384  # question and window of the passage, unless the model has fewer positions
 EXCERPT = 500  # characters of the passage that are shown before and after the answer
 
 
@@ -61,7 +61,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser.add_argument(
         "--max-seq-length",
         type=positive_int,
-        help=f"maximum tokens of question and window together, or of a text; by default {MAX_SEQ_LENGTH}",
+        help=f"maximum tokens of question and window together, by default {MAX_WINDOW}; or of a text, by default as "
+        "many as the model has positions",
     )
     questions = parser.add_argument_group("a question about a passage (a model of run_squad.py)")
     questions.add_argument("--question", help="the question")
@@ -108,14 +109,15 @@ def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
         args.replace(from_pretrained_params=folder, bert_model=CUSTOM, pre_layer_norm=False, dropout=None)
     )
     config = choice.config
-    max_seq_length = args.max_seq_length or min(MAX_SEQ_LENGTH, config.max_position_embeddings)
+    longest = MAX_WINDOW if head.model_class is BertForQuestionAnswering else config.max_position_embeddings
+    max_seq_length = args.max_seq_length or min(longest, config.max_position_embeddings)
     if max_seq_length > config.max_position_embeddings:
         raise UserError(
             f"--max-seq-length {max_seq_length} is above the config's max_position_embeddings "
             f"{config.max_position_embeddings}: lower it"
         )
     runtime = Runtime(select_device(args.device))
-    parallel = load_fine_tuned(head.model_class, config, folder, (head.prefix,), runtime, log=lambda _text: None)
+    parallel = load_fine_tuned(head.model_class, config, folder, head.required, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
     do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
     return LoadedModel(parallel, BertTokenizer(choice.vocab_file, do_lower_case), config, max_seq_length, runtime)
@@ -128,9 +130,10 @@ def answer_question(model: LoadedModel, question: str, context: str, args: Argum
     for what, text in (("question", question), ("passage", context)):
         if not model.tokenizer.encode(text):
             raise UserError(f"the {what} has no words: give a text")
-    squad = Squad(Path("passage"), [context], [Question("question", question, 0, ())], args.version_2_with_negative)
     # A model of few positions may leave no room for the usual 64 tokens of the question.
     max_query_length = min(64, max(1, model.max_seq_length // 2 - 4))
+    check_length("question", len(model.tokenizer.encode(question)), max_query_length)
+    squad = Squad(Path("passage"), [context], [Question("question", question, 0, ())], args.version_2_with_negative)
     task = SquadTask(
         model.max_seq_length,
         args.doc_stride or SquadTask.doc_stride,
@@ -150,7 +153,7 @@ def answer_question(model: LoadedModel, question: str, context: str, args: Argum
         print_line(f"  {candidate['probability']:.3f}  {one_line(candidate['text']) or no_answer(args)}")
     if text:
         print_line("passage")
-        print_line(f"  {one_line(marked(context, *predictions.characters['question']))}")
+        print_line(f"  {marked(context, *predictions.characters['question'])}")
 
 
 def no_answer(args: Arguments) -> str:
@@ -160,10 +163,10 @@ def no_answer(args: Arguments) -> str:
 def marked(context: str, start: int, stop: int) -> str:
     """The surroundings of the answer, with the answer in bold on a terminal and between ** elsewhere."""
     on, off = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
-    before, after = context[max(0, start - EXCERPT) : start], context[stop : stop + EXCERPT]
-    before = f"... {before}" if start > EXCERPT else before
-    after = f"{after} ..." if len(context) > stop + EXCERPT else after
-    return f"{before}{on}{context[start:stop]}{off}{after}"
+    before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
+    after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
+    left, middle, right = (one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after))
+    return f"{left.lstrip()}{on}{middle}{off}{right.rstrip()}"
 
 
 def ask_questions(model: LoadedModel, args: Arguments) -> None:
@@ -192,7 +195,14 @@ def read_context(args: Arguments) -> str | None:
 # --- a text to classify -----------------------------------------------------------------------------------------------
 
 
+def check_length(what: str, tokens: int, maximum: int) -> None:
+    if tokens > maximum:
+        raise UserError(f"the {what} has {tokens} tokens, and at most {maximum} are possible: shorten it")
+
+
 def classify(model: LoadedModel, text: str, pair: str | None, args: Arguments) -> None:
+    tokens = [len(model.tokenizer.encode(part)) + 1 for part in (text, pair) if part is not None]
+    check_length("text", sum(tokens) + 1, model.max_seq_length)
     examples = Examples(Path("text"), [text], None if pair is None else [pair], None, ["0"], [1])
     dataset = TextDataset(examples, model.tokenizer, model.max_seq_length)
     (logits_C,) = torch.from_numpy(model.logits(dataset, "sequence"))
@@ -200,7 +210,8 @@ def classify(model: LoadedModel, text: str, pair: str | None, args: Arguments) -
         print_line(f"score        {float(logits_C):.4f}")
         return
     labels = model.config.labels or [f"LABEL_{index}" for index in range(len(logits_C))]
-    probabilities, indices = logits_C.softmax(0).sort(descending=True)
+    scores_C = logits_C.sigmoid() if model.config.multi_label else logits_C.softmax(0)
+    probabilities, indices = scores_C.sort(descending=True)
     print_line(f"label        {labels[indices[0]]}")
     print_line(f"probability  {float(probabilities[0]):.3f}")
     print_line("n best")
@@ -212,9 +223,12 @@ def classify_texts(model: LoadedModel, args: Arguments) -> None:
     if args.text is not None:
         classify(model, args.text, args.text_pair, args)
     else:
-        ask(
-            "text", lambda text: classify(model, text, read_line("second text, if the model is of pairs") or None, args)
-        )
+        ask("text (a tab before the second text of a pair)", lambda line: classify(model, *split_pair(line), args))
+
+
+def split_pair(line: str) -> tuple[str, str | None]:
+    text, tab, pair = line.partition("\t")
+    return text, pair if tab else None
 
 
 # --- masked words -----------------------------------------------------------------------------------------------------
@@ -232,13 +246,13 @@ def fill_mask(model: LoadedModel, text: str, args: Arguments) -> None:
         positions.append(len(ids) - 1)
     ids[-1] = tokenizer.sep_token_id  # a mask stands between two parts, so there is none after the last
     positions.pop()
-    if len(ids) > model.max_seq_length:
-        raise UserError(f"the text has {len(ids)} tokens, and at most {model.max_seq_length} are possible: shorten it")
+    check_length("text", len(ids), model.max_seq_length)
     device = model.runtime.device
     model.parallel.model.eval()
     logits_MV = model.parallel.model(
         torch.tensor([ids], device=device), mlm_positions=torch.tensor(positions, device=device)
     ).prediction_logits[:, : tokenizer.vocab_size]
+    check_finite(logits_MV)
     probabilities_MK, ids_MK = logits_MV.float().softmax(1).topk(min(args.n_best_size, tokenizer.vocab_size))
     filled = parts[0]
     for part, ids_K in zip(parts[1:], ids_MK.tolist(), strict=True):
@@ -262,9 +276,10 @@ def fill_masks(model: LoadedModel, args: Arguments) -> None:
 
 @dataclass(frozen=True)
 class Head:
-    """What a model with tensors named `prefix...` can do; `flags` are for such models only."""
+    """What a model can do that has tensors named `prefix...`, and needs all of `required`; `flags` are for it only."""
 
     prefix: str
+    required: tuple[str, ...]
     model_class: type
     use: Callable[[LoadedModel, Arguments], None]
     flags: tuple[str, ...]
@@ -274,13 +289,28 @@ class Head:
 HEADS = (
     Head(
         "qa_outputs.",
+        ("qa_outputs.",),
         BertForQuestionAnswering,
         ask_questions,
         ("question", "context", "context_file", "doc_stride", "max_answer_length", "version_2_with_negative"),
         "run_squad.py",
     ),
-    Head("classifier.", BertForSequenceClassification, classify_texts, ("text", "text_pair"), "run_glue.py"),
-    Head("cls.predictions.", BertForPreTraining, fill_masks, ("fill_mask",), "run_pretraining.py"),
+    Head(
+        "classifier.",
+        ClassificationTask.heads,
+        BertForSequenceClassification,
+        classify_texts,
+        ("text", "text_pair"),
+        "run_glue.py",
+    ),
+    Head(
+        "cls.predictions.",
+        ("cls.predictions.",),
+        BertForPreTraining,
+        fill_masks,
+        ("fill_mask",),
+        "run_pretraining.py",
+    ),
 )
 
 
@@ -302,11 +332,15 @@ def choose_head(args: Arguments, folder: Path) -> Head:
 
 
 def read_line(prompt: str) -> str:
-    """A line from the terminal; empty at the end of the input."""
+    """A line from the terminal or a pipe; empty at the end of the input."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed: give the text on the command line")
     try:
         return input(f"{prompt}: ").strip()
     except EOFError:
         return ""
+    except UnicodeDecodeError as error:
+        raise UserError("standard input is not UTF-8: convert it first") from error
 
 
 def ask(prompt: str, answer: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bert_config import BertConfig
 from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
-from tokenizer import BertTokenizer, read_tokenizer_file
+from tokenizer import BertTokenizer, check_tokenizer_folder, read_tokenizer_file
 from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import read_json_object
@@ -69,6 +69,8 @@ def choose_model(args: Arguments) -> ModelChoice:
     check_vocabulary(vocab_file, config)
     if not isinstance(do_lower_case, bool):
         do_lower_case = is_uncased(vocab_file)
+    if folder is not None and args.vocab_file is None:
+        check_tokenizer_folder(folder, do_lower_case)
     return ModelChoice(name, config, vocab_file, do_lower_case)
 
 

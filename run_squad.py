@@ -14,7 +14,7 @@ from device import Runtime
 from fine_tuning import TrainingSet, fine_tuning_main, make_parser, parse_fine_tuning
 from run_setup import TrainingPlan
 from tasks.squad import SquadTask
-from utils.command_line import Arguments, BooleanFlag, bounded_int, positive_int
+from utils.command_line import Arguments, BooleanFlag, bounded_int, finite_float, positive_int
 from utils.errors import run_main
 
 PREDICTION_FLAGS = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
@@ -41,7 +41,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     group.add_argument("--version-2-with-negative", action=BooleanFlag, help="SQuAD v2.0: questions may have no answer")
     group.add_argument(
         "--null-score-diff-threshold",
-        type=float,
+        type=finite_float,
         default=task.null_score_diff_threshold,
         help="v2.0: predict no answer if its score exceeds the best answer's by more than this",
     )

@@ -5,6 +5,7 @@ Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a fi
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +46,7 @@ class ClassificationTask:
     stored_labels: tuple[str, ...] = ()
 
     model_class = BertForSequenceClassification
-    heads = ("classifier.",)
+    heads = ("classifier.", "bert.pooler.")
     logits_axis = "sequence"
 
     @property
@@ -86,6 +87,8 @@ class ClassificationTask:
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: BertConfig, folder: Path) -> "ClassificationTask":
+        if config.multi_label:
+            raise UserError(f"{folder} gives a text several labels, and {self.spec.name} has one: use another model")
         stored, labels = config.labels, self.spec.labels
         if self.spec.regression:
             return self
@@ -143,6 +146,13 @@ def find_labels(examples: Examples) -> tuple[str, ...]:
         fractions = [label for label in labels if float(label) != int(float(label))]
         if fractions:
             raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
+        names: dict[float, str] = {}
+        for line, label in zip(examples.lines, examples.labels, strict=True):
+            if names.setdefault(float(label), label) != label:
+                raise UserError(
+                    f"{examples.path}, line {line}: labels {names[float(label)]!r} and {label!r} are the same number: "
+                    "write it in one way"
+                )
     return sort_labels(labels)
 
 
@@ -154,10 +164,9 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    """Whether `text` is a finite decimal number. float() takes more, such as `1_000` and ` 1`."""
+    is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+    return is_decimal is not None and math.isfinite(float(text))
 
 
 def label_values(examples: Examples, task: TextTask) -> np.ndarray:

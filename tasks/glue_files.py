@@ -127,7 +127,7 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
     wanted = [task.text, *([task.pair] if task.pair is not None else []), *([task.label] if labelled else [])]
     skips = task.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
-    indices, lines, skipped = [], [], 0
+    indices, seen, lines, skipped = [], set(), [], 0
     for line, row in read_rows(path, None if is_test else task.header, wanted, task.exact_columns):
         missing = [name for name in wanted if name not in row]
         if missing and skips:
@@ -137,7 +137,13 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
             raise UserError(f"{path}, line {line} has no {missing[0]!r}: correct the line, or check the column's name")
         for name in wanted:
             columns[name].append(to_text(row[name], name == task.label, f"{path}, line {line}: {name!r}"))
-        indices.append(str(row.get(task.index, len(lines))))
+        index = row.get(task.index, len(lines))
+        if type(index) is not int or index in seen:
+            raise UserError(
+                f"{path}, line {line}: {task.index!r} is {index!r}, expected a whole number of its own: correct it"
+            )
+        seen.add(index)
+        indices.append(str(index))
         lines.append(line)
     if skipped:
         print_line(f"note: {path}: {skipped} incomplete lines are skipped")
@@ -149,11 +155,12 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
 
 def to_text(value: Any, is_label: bool, where: str) -> str:
     """A value as text. Labels in JSON may be truth values and numbers."""
-    if isinstance(value, str) and (value or not is_label):
+    if isinstance(value, str) and (not is_label or (value and value == value.strip())):
         return value
     if is_label and isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise UserError(f"{where} is {value!r}, expected {'a label' if is_label else 'a text'}: correct the line")
+    expected = "a label without space around it" if is_label else "a string"
+    raise UserError(f"{where} is {value!r}, expected {expected}: correct the line")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -163,7 +170,7 @@ def read_rows(
     path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row's line number and values by column. A short row lacks the last columns, unless `exact`: then it is an
-    error. header: the columns of a file without a header."""
+    error, as a long one always is. header: the columns of a file without a header."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
     if path.suffix not in EXTENSIONS:
@@ -188,7 +195,7 @@ def read_rows(
         if repeated:
             raise UserError(f"{path} has the column {repeated[0]!r} twice: rename one")
     for line, values in rows:
-        if exact and len(values) != len(header):
+        if len(values) > len(header) or (exact and len(values) < len(header)):
             raise UserError(
                 f"{path}, line {line} has {len(values)} columns, and the header has {len(header)}: correct it"
             )

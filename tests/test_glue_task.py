@@ -116,6 +116,15 @@ def test_a_classifier_of_another_task_is_left_out_for_training_and_refused_for_p
         select_weights(model, tensors, tmp_path, notes.append, required=("classifier.",))
 
 
+def test_models_of_several_labels_per_text_are_refused(tmp_path):
+    values = {**TINY, "model_type": "bert", "problem_type": "multi_label_classification"}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"id2label": {"0": "0", "1": "1"}}))
+    config = BertConfig.from_json_file(tmp_path / "config.json")
+    assert config.to_dict()["problem_type"] == "multi_label_classification"
+    with pytest.raises(UserError, match="gives a text several labels"):
+        ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
+
+
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +196,12 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path)
     path = tmp_path / "own.csv"
     assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"])) == ("1", "9", "10")
     assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"])) == ("bad", "good", "ok")
-    for labels, says in ((["1", "0.35"], "such as 0.35: add --regression"), (["x", "x"], "all labels are 'x'")):
+    for labels, says in (
+        (["1", "0.35"], "such as 0.35: add --regression"),
+        (["x", "x"], "all labels are 'x'"),
+        (["1", "1.0"], "line 3: labels '1' and '1.0' are the same number"),
+        (["2", "02"], "line 3: labels '2' and '02' are the same number"),
+    ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels))
 
@@ -196,7 +210,7 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path):
     path = tmp_path / "dev.tsv"
     with pytest.raises(UserError, match=r"dev.tsv, line 3: label '2', expected one of 0, 1"):
         label_values(examples_of(path, "ab", labels=["1", "2"]), TASKS["sst-2"])
-    for label in ("high", "nan", "inf"):
+    for label in ("high", "nan", "inf", "1_000", " 1", "1e999"):
         with pytest.raises(UserError, match=f"line 2: label '{label}', expected a number"):
             label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
     assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [1, 0]
