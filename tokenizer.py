@@ -388,7 +388,7 @@ def check_tokenizer_folder(folder: Path, do_lower_case: bool) -> None:
     added = {*files["added_tokens.json"], *(entry.get("content") for entry in entries)} - {*SPECIAL_TOKENS.values()}
     if added:
         raise UserError(
-            f"{folder} adds tokens such as {min(added)!r} to its vocabulary, which this tokenizer does not support: use "
+            f"{folder} adds tokens such as {min(added)!r} to its vocabulary, and this tokenizer ignores them: use "
             "another model"
         )
 
