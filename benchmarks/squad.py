@@ -45,7 +45,7 @@ from data_loading.sample_order import sample_order
 from device import select_device, set_num_threads
 from evaluation import prediction_batches, prediction_limits
 from modeling import BertForQuestionAnswering
-from run_config import LoaderConfig, PredictionConfig
+from run_config import LoaderConfig, ParallelConfig, PredictionConfig
 from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
@@ -151,7 +151,7 @@ class ThisProject(Implementation):
         batch_size = args.train_batch_size
         self.loader = LoaderConfig(batch_size, batch_size, args.max_seq_length, num_sizes=num_sizes)
         task = SquadTask(args.max_seq_length)
-        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", "none")
+        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", ParallelConfig())
 
     def train(self, features: np.ndarray) -> None:
         train_step(self.trainer, make_step_batch(self.dataset, features, MicroBatchLimits.of(self.loader)))

@@ -47,7 +47,12 @@ def make_runtime(device_name: str, amp: bool, pure: bool = False, tf32: bool = F
 
 
 def make_trainer(
-    model: BertPreTrainedModel, task: Task, loader: LoaderConfig, runtime: Runtime, optimizer: str, compile: str
+    model: BertPreTrainedModel,
+    task: Task,
+    loader: LoaderConfig,
+    runtime: Runtime,
+    optimizer: str,
+    parallel: ParallelConfig,
 ) -> Trainer:
     """A trainer as run_setup.build_trainer builds it, which saves nothing."""
     config = RunConfig(
@@ -55,7 +60,7 @@ def make_trainer(
         loader,
         OptimizerConfig(optimizer),
         ScheduleConfig(MAX_STEPS, LEARNING_RATE, "constant"),
-        ParallelConfig(compile),
+        parallel,
         StartConfig(),
         CheckpointMetadata("benchmark", {}, num_samples=0, seed=0, vocab_file=Path("unused"), do_lower_case=True),
     )
