@@ -209,7 +209,7 @@ class SpanOutput(NamedTuple):
 
 
 class ClassificationOutput(NamedTuple):
-    logits: Tensor  # [N, C], or [B, C] of padded input
+    logits: Tensor  # [N, C], or [B, C] of padded input; of tokens [T, C] or [B, S, C]
 
 
 class BertPreTrainedModel(nn.Module):
@@ -464,3 +464,26 @@ class BertForSequenceClassification(BertPreTrainedModel):
         encoded = self.bert(input_ids, attention_mask, token_type_ids, output_positions=nothing, **stream)
         pooled_NE = encoded.pooler_output
         return ClassificationOutput(self.classifier(self.dropout(pooled_NE)))
+
+
+class BertForTokenClassification(BertPreTrainedModel):
+    """BERT with a classifier on each token: a logit per label of the config."""
+
+    optional_heads = ("classifier.",)
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
+        self.init_weights("classifier.")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **stream,
+    ) -> ClassificationOutput:
+        hidden = self.bert(input_ids, attention_mask, token_type_ids, **stream).last_hidden_state
+        return ClassificationOutput(self.classifier(self.dropout(hidden)))

@@ -13,13 +13,16 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 from device import Runtime
 from fine_tuning import TrainingSet, fine_tuning_main, make_parser, parse_fine_tuning
 from run_setup import TrainingPlan
+from tasks import FineTuningTask
 from tasks.glue import ClassificationTask
 from tasks.glue_files import TASKS, custom_task
+from tasks.ner import TokenClassificationTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path
 from utils.errors import run_main
 
-CUSTOM = "custom"
-FILE_FLAGS = ("train_file", "eval_file", "predict_file", "text_column", "pair_column", "label_column", "regression")
+CUSTOM, NER = "custom", "ner"
+COLUMN_FLAGS = ("text_column", "pair_column", "label_column", "regression")
+FILE_FLAGS = ("train_file", "eval_file", "predict_file", *COLUMN_FLAGS)
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -30,7 +33,11 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         predict_batch_size=32,
     )
     data.add_argument(
-        "--task-name", type=str.lower, choices=(*TASKS, CUSTOM), default=CUSTOM, help="custom: your own files"
+        "--task-name",
+        type=str.lower,
+        choices=(*TASKS, CUSTOM, NER),
+        default=CUSTOM,
+        help="custom: your own files; ner: your own files with a tag for each word",
     )
     data.add_argument("--data-dir", type=optional_path, help="folder of the task's files, as distributed")
     files = parser.add_argument_group("your own files (--task-name custom): .tsv, .csv or .jsonl")
@@ -47,7 +54,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
-    if args.task_name != CUSTOM:
+    if args.task_name not in (CUSTOM, NER):
         given = [name for name in FILE_FLAGS if getattr(args, name)]
         if given:
             parser.error(
@@ -58,16 +65,22 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         return
     if args.data_dir is not None:
         parser.error("--data-dir is for a task of GLUE or SuperGLUE: add --task-name, or give files")
-    if args.text_column is None:
+    if args.text_column is None and args.task_name == CUSTOM:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
         if getattr(args, flag) != (getattr(args, file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
-    if (args.do_train or args.do_eval) != (args.label_column is not None):
+    if args.task_name == NER:
+        given = [name for name in COLUMN_FLAGS if getattr(args, name)]
+        if given:
+            parser.error(f"--{given[0].replace('_', '-')} has no effect with --task-name ner: leave it out")
+    elif (args.do_train or args.do_eval) != (args.label_column is not None):
         parser.error("--label-column goes together with --do-train and --do-eval")
 
 
-def make_task(args: Arguments) -> ClassificationTask:
+def make_task(args: Arguments) -> FineTuningTask:
+    if args.task_name == NER:
+        return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
     if args.task_name == CUSTOM:
         spec = custom_task(args.text_column, args.pair_column, args.label_column or "", args.regression)
         name = "regression" if args.regression else "classification"

@@ -338,6 +338,7 @@ def plan_fine_tuning(
         args.train_batch_size,
         global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
         args.max_seq_length,
+        int(dataset.num_targets.max(initial=0)),
         num_workers=args.num_workers,
         num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
     )

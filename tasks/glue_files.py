@@ -171,16 +171,9 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row's line number and values by column. A short row lacks the last columns, unless `exact`: then it is an
     error, as a long one always is. header: the columns of a file without a header."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: check the path")
-    if path.suffix not in EXTENSIONS:
+    if path.is_file() and path.suffix not in EXTENSIONS:
         raise UserError(f"{path}: unknown file extension {path.suffix}: give a file of {', '.join(EXTENSIONS)}")
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
+    text = read_text(path)
     if path.suffix == ".jsonl":
         yield from read_json_lines(path, text)
         return
@@ -200,6 +193,17 @@ def read_rows(
                 f"{path}, line {line} has {len(values)} columns, and the header has {len(header)}: correct it"
             )
         yield line, dict(zip(header, values, strict=False))
+
+
+def read_text(path: Path) -> str:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: check the path")
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
 
 
 def read_tsv(text: str) -> Iterator[tuple[int, list[str]]]:

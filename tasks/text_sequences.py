@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from data_loading.loader import MicroBatch
-from data_loading.packing import STREAM_INPUTS, Label
+from data_loading.packing import IGNORED_LABEL, STREAM_INPUTS, Label
 from utils.progress import progress_bar
 
 TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
@@ -36,6 +36,10 @@ class SequenceDataset:
         self.input_ids, self.lengths, self.second_starts, self.labels = input_ids, lengths, second_starts, labels
         self.token_bounds = np.concatenate([[0], np.cumsum(lengths)])
         self.stream_labels = tuple(Label(name, label_axis) for name in labels)
+        self.num_targets = np.zeros(len(lengths), np.int64)  # labelled tokens of each sequence
+        if label_axis == "token":
+            for values in labels.values():
+                self.num_targets += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,7 +81,7 @@ class SequenceSamples:
     def __init__(self, dataset: SequenceDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
         self.lengths = dataset.lengths[indices]
-        self.num_targets = np.zeros(len(indices), np.int64)
+        self.num_targets = dataset.num_targets[indices]
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.stream(self.indices[rows])
