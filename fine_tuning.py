@@ -139,7 +139,7 @@ class TrainingSet:
         choice = choose_model(args)
         tokenizer = make_tokenizer(args, choice)
         task, dataset = task.training_set(tokenizer)
-        return cls(task, with_labels(choice, task.labels), tokenizer, dataset)
+        return cls(task, with_labels(choice, task), tokenizer, dataset)
 
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: the subfolder of one of several seeds."""
@@ -167,8 +167,9 @@ def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
     return BertTokenizer(choice.vocab_file, do_lower_case)
 
 
-def with_labels(choice: ModelChoice, labels: tuple[str, ...]) -> ModelChoice:
-    return dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels, multi_label=False))
+def with_labels(choice: ModelChoice, task: FineTuningTask) -> ModelChoice:
+    config = dataclasses.replace(choice.config, labels=task.labels, multi_label=task.multi_label)
+    return dataclasses.replace(choice, config=config)
 
 
 def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
@@ -220,7 +221,7 @@ def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int
     model_folder = find_fine_tuned(args, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
-    config = with_labels(choice, task.labels).config
+    config = with_labels(choice, task).config
     parallel = load_fine_tuned(task.model_class, config, model_folder, task.heads, runtime)
     predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)
     return 0

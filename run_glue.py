@@ -16,11 +16,12 @@ from run_setup import TrainingPlan
 from tasks import FineTuningTask
 from tasks.glue import ClassificationTask
 from tasks.glue_files import TASKS, custom_task
+from tasks.multi_label import MultiLabelTask, multi_label_task
 from tasks.ner import TokenClassificationTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path
 from utils.errors import run_main
 
-CUSTOM, NER = "custom", "ner"
+CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
 COLUMN_FLAGS = ("text_column", "pair_column", "label_column", "regression")
 FILE_FLAGS = ("train_file", "eval_file", "predict_file", *COLUMN_FLAGS)
 
@@ -35,9 +36,10 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     data.add_argument(
         "--task-name",
         type=str.lower,
-        choices=(*TASKS, CUSTOM, NER),
+        choices=(*TASKS, CUSTOM, MULTI_LABEL, NER),
         default=CUSTOM,
-        help="custom: your own files; ner: your own files with a tag for each word",
+        help="custom: your own files; multi-label: your own files with any number of labels per text; ner: your own "
+        "files with a tag for each word",
     )
     data.add_argument("--data-dir", type=optional_path, help="folder of the task's files, as distributed")
     files = parser.add_argument_group("your own files (--task-name custom): .tsv, .csv or .jsonl")
@@ -54,7 +56,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
-    if args.task_name not in (CUSTOM, NER):
+    if args.task_name in TASKS:
         given = [name for name in FILE_FLAGS if getattr(args, name)]
         if given:
             parser.error(
@@ -65,11 +67,13 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         return
     if args.data_dir is not None:
         parser.error("--data-dir is for a task of GLUE or SuperGLUE: add --task-name, or give files")
-    if args.text_column is None and args.task_name == CUSTOM:
+    if args.text_column is None and args.task_name != NER:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
         if getattr(args, flag) != (getattr(args, file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
+    if args.task_name == MULTI_LABEL and args.regression:
+        parser.error("--regression has no effect with --task-name multi-label: leave it out")
     if args.task_name == NER:
         given = [name for name in COLUMN_FLAGS if getattr(args, name)]
         if given:
@@ -81,15 +85,19 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
 def make_task(args: Arguments) -> FineTuningTask:
     if args.task_name == NER:
         return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
-    if args.task_name == CUSTOM:
+    task = ClassificationTask
+    if args.task_name not in TASKS:
         spec = custom_task(args.text_column, args.pair_column, args.label_column or "", args.regression)
         name = "regression" if args.regression else "classification"
+        if args.task_name == MULTI_LABEL:
+            task, name = MultiLabelTask, MULTI_LABEL
+            spec = multi_label_task(args.text_column, args.pair_column, args.label_column or "")
         train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
     else:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
         predict_files = spec.test_files(folder)
-    return ClassificationTask(
+    return task(
         spec,
         args.max_seq_length,
         name,

@@ -43,14 +43,16 @@ class FineTuningTask(Task, Protocol):
     """A task with its files, as fine_tuning.py trains, scores and predicts it.
 
     name: of the folder for results. heads: prefixes of the tensors that a fine-tuned model has. labels: the classes of
-    the model's outputs; empty if they have no names. logits_axis: `token` or `sequence`. result_files: the names of
-    all files that it may write. initial_loss: the expected loss of random weights, if it is known.
+    the model's outputs; empty if they have no names. multi_label: each label is a yes or no of its own. logits_axis:
+    `token` or `sequence`. result_files: the names of all files that it may write. initial_loss: the expected loss of
+    random weights, if it is known.
     """
 
     name: str
     model_class: type[Any]
     heads: tuple[str, ...]
     labels: tuple[str, ...]
+    multi_label: bool
     logits_axis: str
     result_files: tuple[str, ...]
     initial_loss: float | None

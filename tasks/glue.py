@@ -48,6 +48,7 @@ class ClassificationTask:
     model_class = BertForSequenceClassification
     heads = ("classifier.", "bert.pooler.")
     logits_axis = "sequence"
+    multi_label = False
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -82,13 +83,13 @@ class ClassificationTask:
         examples = read_examples(self.train_file, self.spec, labelled=True)
         task = self
         if not self.spec.regression and not self.spec.labels:
-            task = replace(self, spec=replace(self.spec, labels=find_labels(examples)))
-        values = label_values(examples, task.spec)
-        return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
+            task = replace(self, spec=replace(self.spec, labels=self.find_labels(examples)))
+        return task, TextDataset(examples, tokenizer, self.max_seq_length, task.values(examples))
 
     def for_model(self, config: BertConfig, folder: Path) -> "ClassificationTask":
-        if config.multi_label:
-            raise UserError(f"{folder} gives a text several labels, and {self.spec.name} has one: use another model")
+        if config.multi_label != self.multi_label:
+            kind = "a model of one label per text" if self.multi_label else "a model of several labels per text"
+            raise UserError(f"{folder} is {kind}, which {self.spec.name} is not: use another model")
         stored, labels = config.labels, self.spec.labels
         if self.spec.regression:
             return self
@@ -111,7 +112,7 @@ class ClassificationTask:
         sets = []
         for set_name, path in self.eval_files.items():
             examples = read_examples(path, self.spec, labelled=True)
-            finish = partial(self.score, label_values(examples, self.spec), set_name)
+            finish = partial(self.score, self.values(examples), set_name)
             sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
         for set_name, path in self.predict_files.items():
             examples = read_examples(path, self.spec, labelled=False, is_test=True)
@@ -119,11 +120,21 @@ class ClassificationTask:
             sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
         return sets
 
+    def find_labels(self, examples: Examples) -> tuple[str, ...]:
+        return find_labels(examples)
+
+    def values(self, examples: Examples) -> np.ndarray:
+        return label_values(examples, self.spec)
+
+    def words(self, logits_nC: np.ndarray) -> list[str]:
+        """The predictions as they are written."""
+        return predicted_words(logits_nC, self.spec)
+
     def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
         return score(self.in_order(logits_nC), values, self.spec, set_name)
 
     def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
-        path = write_submission(folder, examples, self.in_order(logits_nC), self.spec, set_name)
+        path = write_submission(folder, examples, self.words(self.in_order(logits_nC)), self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
 
@@ -187,7 +198,8 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
 
 class TextDataset(SequenceDataset):
     """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, of at most `max_seq_length` tokens:
-    the longer text of a pair is cut first. `values` [n]: label ids or scores for training; None for prediction."""
+    the longer text of a pair is cut first. `values`: label ids [n] or [n, C], or scores [n], for training; None for
+    prediction."""
 
     def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
@@ -268,14 +280,17 @@ def submission_name(task: TextTask, set_name: str) -> str:
     return f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
 
 
-def write_submission(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:
-    """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
+def predicted_words(logits_nC: np.ndarray, task: TextTask) -> list[str]:
+    """The predictions as they are written: classes, or numbers within the task's range."""
     found = predictions_of(logits_nC, task)
-    if task.regression:
-        found = found if task.score_range is None else found.clip(*task.score_range)
-        words = [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
-    else:
-        words = [task.labels[index] for index in found]
+    if not task.regression:
+        return [task.labels[index] for index in found]
+    found = found if task.score_range is None else found.clip(*task.score_range)
+    return [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
+
+
+def write_submission(folder: Path, examples: Examples, words: Iterable[str], task: TextTask, set_name: str) -> Path:
+    """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
     pairs = zip(examples.indices, words, strict=True)
     path = folder / submission_name(task, set_name)
     if task.extension == ".jsonl":

@@ -14,6 +14,7 @@ from typing import Any
 from utils.errors import UserError
 from utils.progress import print_line
 
+LABEL_SEPARATOR = "|"
 EXTENSIONS = (".tsv", ".csv", ".jsonl")
 SETS = {"": "{split}"}  # one file per split
 MATCHED_SETS = {"matched": "{split}_matched", "mismatched": "{split}_mismatched"}
@@ -27,7 +28,8 @@ class TextTask:
     ids; empty for regression, and for your own file until its labels are known. header: the columns of training
     and development files that have no header. index: the column that names a sample in a submission; by default its
     number. sets: the evaluation sets by name, and their files. exact_columns: a line must have as many columns as the
-    header. skips_incomplete_lines: training and development files have lines that were cut in two.
+    header. skips_incomplete_lines: training and development files have lines that were cut in two. multi_label: a
+    sample has any number of labels, separated by LABEL_SEPARATOR.
     """
 
     name: str
@@ -45,6 +47,7 @@ class TextTask:
     sets: dict[str, str] = field(default_factory=lambda: SETS)
     exact_columns: bool = False
     skips_incomplete_lines: bool = False
+    multi_label: bool = False
 
     def train_file(self, folder: Path) -> Path:
         return folder / (self.splits[0] + self.extension)
@@ -136,7 +139,16 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
         if missing:
             raise UserError(f"{path}, line {line} has no {missing[0]!r}: correct the line, or check the column's name")
         for name in wanted:
-            columns[name].append(to_text(row[name], name == task.label, f"{path}, line {line}: {name!r}"))
+            value, where = row[name], f"{path}, line {line}: {name!r}"
+            if name != task.label or not task.multi_label:
+                columns[name].append(to_text(value, name == task.label, where))
+                continue
+            labels = value.split(LABEL_SEPARATOR) if isinstance(value, str) and value else value or []
+            if not isinstance(labels, list):
+                raise UserError(
+                    f"{where} is {value!r}, expected labels with {LABEL_SEPARATOR!r} between them, or a list"
+                )
+            columns[name].append(LABEL_SEPARATOR.join(to_text(label, True, where) for label in labels))
         index = row.get(task.index, len(lines))
         if type(index) is not int or index in seen:
             raise UserError(

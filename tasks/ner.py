@@ -59,6 +59,7 @@ class TokenClassificationTask:
     model_class = BertForTokenClassification
     heads = ("classifier.",)
     logits_axis = "token"
+    multi_label = False
     result_files = ("predictions.tsv", "predictions.jsonl")
 
     @property

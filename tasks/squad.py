@@ -48,6 +48,7 @@ class SquadTask:
     heads = ("qa_outputs.",)
     labels = ()
     logits_axis = "token"
+    multi_label = False
     result_files = PREDICTION_FILES
     initial_loss = None
 

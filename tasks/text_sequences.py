@@ -22,7 +22,7 @@ class SequenceDataset:
 
     input_ids: the tokens of all sequences end to end; `lengths` [n] tokens of each; `second_starts` [n] the position of
     the second text's first token, or the sequence's length if there is none; `labels` by name, empty for prediction:
-    one per sequence [n], or one per token as `input_ids` if `label_axis` is `token`.
+    one per sequence [n, ...], or one per token as `input_ids` if `label_axis` is `token`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class SequenceDataset:
     ):
         self.input_ids, self.lengths, self.second_starts, self.labels = input_ids, lengths, second_starts, labels
         self.token_bounds = np.concatenate([[0], np.cumsum(lengths)])
-        self.stream_labels = tuple(Label(name, label_axis) for name in labels)
+        self.stream_labels = tuple(Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items())
         self.num_targets = np.zeros(len(lengths), np.int64)  # labelled tokens of each sequence
         if label_axis == "token":
             for values in labels.values():
@@ -64,7 +64,7 @@ class SequenceDataset:
             "token_type_ids": (position_T >= np.repeat(self.second_starts[indices], length_N)).astype(np.int64),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
-        } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, _ in self.stream_labels}
+        } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, *_ in self.stream_labels}
 
     def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
         """For each sequence of `stream(indices)` [N], or for each token [T]: its place in arrays of all."""

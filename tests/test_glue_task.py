@@ -27,6 +27,7 @@ from tasks.glue import (
     find_labels,
     label_values,
     load_metrics,
+    predicted_words,
     score,
     truncated_lengths,
     write_submission,
@@ -121,7 +122,7 @@ def test_models_of_several_labels_per_text_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(values | {"id2label": {"0": "0", "1": "1"}}))
     config = BertConfig.from_json_file(tmp_path / "config.json")
     assert config.to_dict()["problem_type"] == "multi_label_classification"
-    with pytest.raises(UserError, match="gives a text several labels"):
+    with pytest.raises(UserError, match="a model of several labels per text"):
         ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
 
 
@@ -287,24 +288,28 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
 # --- submission files -------------------------------------------------------------------------------------------------
 
 
+def submit(folder, examples, logits, task, set_name):
+    return write_submission(folder, examples, predicted_words(logits, task), task, set_name)
+
+
 def test_submission_files_have_glues_names_and_columns(tmp_path):
     examples = examples_of(tmp_path / "test.tsv", "abc")
-    rte = write_submission(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
+    rte = submit(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
     assert rte.name == "RTE.tsv"
     assert rte.read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
     mnli = [
-        write_submission(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
+        submit(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
         for name in ("matched", "mismatched")
     ]
     assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
     scores = np.array([[5.4], [2.71828], [-0.1]], np.float32)
-    sts_b = write_submission(tmp_path, examples, scores, TASKS["sts-b"], "")
+    sts_b = submit(tmp_path, examples, scores, TASKS["sts-b"], "")
     assert sts_b.read_text() == "index\tprediction\n0\t5.000\n1\t2.718\n2\t0.000\n"
 
 
 def test_superglues_submissions_are_json_lines(tmp_path):
     examples = dataclasses.replace(examples_of(tmp_path / "test.jsonl", "ab"), indices=["7", "9"])
-    path = write_submission(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
+    path = submit(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
     assert path.name == "BoolQ.jsonl"
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"idx": 7, "label": "true"},
