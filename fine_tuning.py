@@ -1,11 +1,16 @@
 """The program behind run_squad.py and run_glue.py: flags that all tasks share, training, scores and predictions, over
 one seed or several."""
 
+import argparse
 import contextlib
 import dataclasses
+import re
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +24,7 @@ from arguments import (
     add_training_arguments,
     check_shared_arguments,
 )
+from checkpoint.state import load_weights
 from device import Runtime
 from diagnostics.memory_report import print_estimate
 from evaluation import log_speed, predict
@@ -27,23 +33,27 @@ from model_choice import ModelChoice, choose_model, read_config
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
 from run_config import PredictionConfig
-from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_fine_tuning, start_runtime
+from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, plan_fine_tuning, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
+from trainer import Trainer
 from utils.command_line import (
     ArgumentParser,
     Arguments,
     BooleanFlag,
     bounded_float,
     bounded_int,
+    non_negative_int,
     optional_path,
     positive_int,
 )
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import read_json, write_json
+from utils.progress import print_line
 
-SCORES_FILE = "scores.json"
+SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
+MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer_config)\.json|vocab\.txt")
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -51,7 +61,7 @@ SCORES_FILE = "scores.json"
 
 def make_parser(
     description: str, learning_rate: float, max_seq_length: int, predict_batch_size: int
-) -> tuple[ArgumentParser, Callable]:
+) -> tuple[ArgumentParser, argparse._ArgumentGroup]:
     """A parser with the flags that all tasks share, and its group of flags for data."""
     parser = ArgumentParser(description=description)
     data = parser.add_argument_group("data and tasks")
@@ -88,6 +98,15 @@ def make_parser(
     group.add_argument(
         "--max-seq-length", type=bounded_int(1, MAX_LENGTH), default=max_seq_length, help="maximum tokens of a sequence"
     )
+    group.add_argument(
+        "--eval-steps",
+        type=non_negative_int,
+        default=0,
+        help="score the development file every so many updates, and keep the best checkpoint; 0: only at the end",
+    )
+    group.add_argument(
+        "--early-stopping", type=positive_int, metavar="N", help="stop after N evaluations without a better score"
+    )
     add_parallel_arguments(parser)
     add_precision_arguments(parser)
     return parser, data
@@ -102,6 +121,8 @@ def parse_fine_tuning(parser: ArgumentParser, argv: Sequence[str] | None) -> Arg
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
     effects = [
         (TRAINING_FLAGS, args.do_train, "--do-train"),
+        (("eval_steps",), args.do_train and args.do_eval and not args.benchmark, "--do-train and --do-eval"),
+        (("early_stopping",), args.eval_steps, "--eval-steps"),
         (("predict_batch_size",), args.do_eval or args.do_predict, "--do-eval or --do-predict"),
     ]
     parser.refuse_without_effect(args, effects)
@@ -152,7 +173,7 @@ class TrainingSet:
             self.tokenizer,
             str(Path(self.task.name, name)),
             runtime,
-            (*self.task.result_files, SCORES_FILE),
+            (*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
             self.task.initial_loss,
         )
 
@@ -184,8 +205,8 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
         seed_args = arguments_of_seed(args, seed, name) if name else args
         with runtime_of_seed(args, runtime, name) as seed_runtime:
             plan = training_set.plan(seed_args, seed_runtime, name)
-            parallel, exit_code, is_complete = fine_tune(seed_args, plan, seed_runtime)
-            if not is_complete:
+            parallel, exit_code = train(seed_args, plan, task, sets, seed_runtime)
+            if parallel is None:
                 return exit_code
             if sets:
                 scores.append(predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime))
@@ -193,6 +214,94 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
         title = f"{task.name}, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
         report_scores(mean_and_deviation(scores), folder, title, runtime)
     return 0
+
+
+def train(
+    args: Arguments, plan: TrainingPlan, task: FineTuningTask, sets: list[PredictionSet], runtime: Runtime
+) -> tuple[ParallelModel | None, int]:
+    """Trains; returns the model, which is None if the training is not complete, and the exit code."""
+    steps = plan.config.trainer.max_steps
+    parameters = {"training_features": len(plan.dataset), "train_batch_size": args.train_batch_size, "steps": steps}
+    runtime.reporter.log("PARAMETER", parameters)
+    trainer = plan.build_trainer(runtime)
+    evaluation = None
+    if args.eval_steps:
+        evaluation = trainer.evaluate = Evaluation(args, trainer, task, sets)
+        trainer.is_finished = evaluation.is_exhausted
+    elif args.overwrite and runtime.distributed.is_main:
+        shutil.rmtree(trainer.config.checkpoint_folder / BEST_FOLDER, ignore_errors=True)  # another run's
+    exit_code = trainer.train(plan.make_loader(trainer))
+    trainer.evaluate = None  # it refers to the trainer, whose lock on the folder ends with its last reference
+    if trainer.state.step < steps and not trainer.is_finished and not args.benchmark:
+        return None, exit_code
+    if evaluation is not None:
+        evaluation.load_best()
+    return trainer.parallel, exit_code
+
+
+class Evaluation:
+    """Scores the files with labels during training, keeps the weights with the best score in BEST_FOLDER, and ends the
+    training after --early-stopping evaluations without a better score."""
+
+    def __init__(self, args: Arguments, trainer: Trainer, task: FineTuningTask, sets: list[PredictionSet]):
+        self.trainer, self.task, self.patience = trainer, task, args.early_stopping
+        self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
+        self.config = PredictionConfig(args.predict_batch_size, args.seed)
+        self.folder = trainer.config.checkpoint_folder
+        path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
+        # Those of a resumed run, up to its checkpoint.
+        found = trainer.distributed.on_main(lambda: read_json(path, "evaluations") if step and path.exists() else [])
+        self.history: list[dict[str, float]] = [entry for entry in found if entry["step"] <= step]
+
+    def best(self) -> dict[str, float]:
+        return max(self.history, key=lambda entry: entry[self.task.metric])  # the first of equal ones
+
+    @property
+    def is_exhausted(self) -> bool:
+        if not self.history or self.patience is None:
+            return False
+        return len(self.history) - 1 - self.history.index(self.best()) >= self.patience
+
+    def __call__(self) -> dict[str, float]:
+        trainer = self.trainer
+        scores: dict[str, float] = {}
+        for each in self.sets:
+            logits, _ = predict(trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime)
+            scores |= trainer.distributed.on_main(partial(self.numbers, each, logits))
+        step = trainer.state.step
+        if step % trainer.config.eval_steps and step < trainer.config.max_steps:
+            return scores  # where --steps-this-run ends: the whole run has no evaluation there
+        self.history.append({"step": step, **scores})
+        trainer.is_finished = self.is_exhausted
+        if trainer.is_finished or self.best() is self.history[-1]:
+            trainer.save()
+            trainer.writer.wait()
+        trainer.distributed.on_main(self.write)
+        return scores
+
+    def numbers(self, prediction_set: PredictionSet, logits: np.ndarray) -> dict[str, float]:
+        return only_numbers(prediction_set.finish(logits, None))
+
+    def write(self) -> None:
+        if self.best() is self.history[-1]:
+            source, best = self.folder / str(self.trainer.state.step), self.folder / BEST_FOLDER
+            new = best.with_suffix(".tmp")
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            for file in source.iterdir():
+                if MODEL_FILES.fullmatch(file.name):
+                    shutil.copy2(file, new / file.name)
+            shutil.rmtree(best, ignore_errors=True)
+            new.rename(best)
+        write_json(self.folder / EVALUATIONS_FILE, self.history)
+
+    def load_best(self) -> None:
+        if self.best()["step"] != self.trainer.state.step:
+            load_weights(self.trainer.parallel, self.folder / BEST_FOLDER, lambda _text: None)
+        if self.trainer.distributed.is_main:
+            print_line(
+                f"best: {self.task.metric} {self.best()[self.task.metric]:.6g} at step {self.best()['step']:.0f}"
+            )
 
 
 def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
@@ -258,17 +367,23 @@ def predict_all(
     return scores
 
 
-def report_scores(scores: dict[str, float], folder: Path, title: str, runtime: Runtime) -> None:
-    text = "  ".join(f"{name} {value:.6g}" for name, value in scores.items())
+def only_numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """`scores` without tables."""
+    return {name: value for name, value in scores.items() if isinstance(value, int | float)}
+
+
+def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Runtime) -> None:
+    numbers = only_numbers(scores)
+    text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-    runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
+    runtime.reporter.log((), numbers | nvidias, f"{title}: {text}")
     write_json(folder / SCORES_FILE, scores)
 
 
 def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     """Over the runs of several seeds: each metric's mean, and its standard deviation with n - 1 in the denominator."""
     result = {}
-    for name in runs[0]:
+    for name in only_numbers(runs[0]):
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
     return result

@@ -42,6 +42,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "files with a tag for each word",
     )
     data.add_argument("--data-dir", type=optional_path, help="folder of the task's files, as distributed")
+    data.add_argument(
+        "--class-weights",
+        choices=("none", "balanced"),
+        default="none",
+        help="balanced: rare classes count more in the loss, as in scikit-learn",
+    )
     files = parser.add_argument_group("your own files (--task-name custom): .tsv, .csv or .jsonl")
     files.add_argument("--eval-file", type=optional_path, help="file to score the model on")
     files.add_argument("--text-column", help="column of the text")
@@ -54,6 +60,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
+    if args.class_weights == "balanced":
+        has_classes = args.task_name not in (MULTI_LABEL, NER, "sts-b") and not args.regression
+        parser.refuse_without_effect(args, [(("class_weights",), args.do_train and has_classes, "training on classes")])
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name in TASKS:
@@ -104,6 +113,7 @@ def make_task(args: Arguments) -> FineTuningTask:
         train_file,
         eval_files if args.do_eval else {},
         predict_files if args.do_predict else {},
+        balanced=args.class_weights == "balanced",
     )
 
 

@@ -353,18 +353,6 @@ def plan_fine_tuning(
         prefix=args.model_prefix,
     )
     config = make_run_config(
-        args, loader, runtime, choice, metadata, dataset.digest(), max_steps, result_files=result_files
+        args, loader, runtime, choice, metadata, dataset.digest(), max_steps, args.eval_steps, result_files
     )
     return TrainingPlan(choice, model_class, task, dataset, config, initial_loss)
-
-
-def fine_tune(args: Arguments, plan: TrainingPlan, runtime: Runtime) -> tuple[ParallelModel, int, bool]:
-    """Trains a fine-tuning task; returns the model, the exit code, and whether training is complete."""
-    max_steps = plan.config.trainer.max_steps
-    runtime.reporter.log(
-        "PARAMETER",
-        {"training_features": len(plan.dataset), "train_batch_size": args.train_batch_size, "steps": max_steps},
-    )
-    trainer = plan.build_trainer(runtime)
-    exit_code = trainer.train(plan.make_loader(trainer))
-    return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark

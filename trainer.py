@@ -65,6 +65,7 @@ class Trainer:
         )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
+        self.is_finished = False  # set by an evaluation after which there is nothing to gain
         self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
@@ -85,7 +86,7 @@ class Trainer:
             self._progress_bar(last_step) as bar,
             self._save_on_error(),
         ):
-            while state.step < last_step:
+            while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
                 batch = next(batches)
                 waited = time.perf_counter() - started

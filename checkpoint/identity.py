@@ -28,6 +28,7 @@ HYPERPARAMETERS = (
     *("lr_decay_rate", "lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
     *("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed", "lr_rewarmup"),
     *("amp", "amp_dtype", "use_pure_fp16", "fp16", "tf32", "scale_loss", "use_dynamic_loss_scaling"),
+    "class_weights",
 )
 
 

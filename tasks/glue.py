@@ -6,12 +6,15 @@ Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a fi
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_config import BertConfig
@@ -35,6 +38,7 @@ class ClassificationTask:
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set;
     predict_files: files to predict. stored_labels: those of a fine-tuned model in the order of its outputs.
+    balanced: the loss of a sample counts n / (C * samples of its class), as in scikit-learn; `class_weights` [C].
     """
 
     spec: TextTask
@@ -44,6 +48,8 @@ class ClassificationTask:
     eval_files: Mapping[str, Path] = field(default_factory=dict)
     predict_files: Mapping[str, Path] = field(default_factory=dict)
     stored_labels: tuple[str, ...] = ()
+    balanced: bool = False
+    class_weights: tuple[float, ...] = ()
 
     model_class = BertForSequenceClassification
     heads = ("classifier.", "bert.pooler.")
@@ -53,6 +59,10 @@ class ClassificationTask:
     @property
     def labels(self) -> tuple[str, ...]:
         return REGRESSION_LABELS if self.spec.regression else self.stored_labels or self.spec.labels
+
+    @property
+    def metric(self) -> str:
+        return set_prefix(next(iter(self.spec.sets))) + self.spec.metrics[0]
 
     @property
     def initial_loss(self) -> float | None:
@@ -68,6 +78,10 @@ class ClassificationTask:
             error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
             return {"loss": error_N.square().sum()}
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
+        if self.class_weights:
+            weight_C = torch.tensor(self.class_weights, device=logits_NC.device)
+            logits_NC = logits_NC.float()
+            loss = F.cross_entropy(logits_NC, labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
@@ -84,7 +98,16 @@ class ClassificationTask:
         task = self
         if not self.spec.regression and not self.spec.labels:
             task = replace(self, spec=replace(self.spec, labels=self.find_labels(examples)))
-        return task, TextDataset(examples, tokenizer, self.max_seq_length, task.values(examples))
+        values = task.values(examples)
+        if self.balanced:
+            counts_C = np.bincount(values, minlength=len(task.labels))
+            if not counts_C.all():
+                label = task.labels[int(counts_C.argmin())]
+                raise UserError(
+                    f"{self.train_file} has no sample of class {label!r}: leave out --class-weights balanced"
+                )
+            task = replace(task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist()))
+        return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: BertConfig, folder: Path) -> "ClassificationTask":
         if config.multi_label != self.multi_label:
@@ -113,11 +136,11 @@ class ClassificationTask:
         for set_name, path in self.eval_files.items():
             examples = read_examples(path, self.spec, labelled=True)
             finish = partial(self.score, self.values(examples), set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
+            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, True))
         for set_name, path in self.predict_files.items():
             examples = read_examples(path, self.spec, labelled=False, is_test=True)
             finish = partial(self.write, examples, set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
+            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, False))
         return sets
 
     def find_labels(self, examples: Examples) -> tuple[str, ...]:
@@ -130,7 +153,7 @@ class ClassificationTask:
         """The predictions as they are written."""
         return predicted_words(logits_nC, self.spec)
 
-    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
+    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
         return score(self.in_order(logits_nC), values, self.spec, set_name)
 
     def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
@@ -264,11 +287,31 @@ def predictions_of(logits_nC: np.ndarray, task: TextTask) -> np.ndarray:
     return logits_nC[:, 0].astype(np.float64) if task.regression else logits_nC.argmax(axis=1)
 
 
-def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, float]:
-    """The task's metrics, as fractions of 1; with several evaluation sets their names come first."""
+def set_prefix(set_name: str) -> str:
+    return f"{set_name}_" if set_name else ""
+
+
+def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, Any]:
+    """The task's metrics, as fractions of 1, and for classes a table of each class and the confusion matrix, whose rows
+    are the true classes. With several evaluation sets their names come first."""
     metrics, found = load_metrics(), predictions_of(logits_nC, task)
-    prefix = f"{set_name}_" if set_name else ""
-    return {prefix + name: float(metrics[name](values, found)) for name in task.metrics}
+    scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in task.metrics}
+    if not task.regression:
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        classes = range(len(task.labels))
+        columns = precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
+        scores["per_class"] = class_table(task.labels, [column.tolist() for column in columns])
+        scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
+    return {set_prefix(set_name) + name: value for name, value in scores.items()}
+
+
+def class_table(labels: Sequence[str], columns: Sequence[list]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and number of samples by class."""
+    names = ("precision", "recall", "f1", "support")
+    return {
+        label: dict(zip(names, row, strict=True)) for label, row in zip(labels, zip(*columns, strict=True), strict=True)
+    }
 
 
 # --- submission files -------------------------------------------------------------------------------------------------

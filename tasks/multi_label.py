@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL
-from tasks.glue import ClassificationTask, sort_labels
+from tasks.glue import ClassificationTask, class_table, sort_labels
 from tasks.glue_files import LABEL_SEPARATOR, Examples, TextTask
 from tasks.text_sequences import forward
 from utils.errors import UserError
@@ -35,6 +36,7 @@ class MultiLabelTask(ClassificationTask):
     """Binary cross-entropy of each label; the interface is tasks.FineTuningTask."""
 
     multi_label = True
+    metric = "f1_micro"
     initial_loss = math.log(2)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
@@ -62,17 +64,21 @@ class MultiLabelTask(ClassificationTask):
                 values_nC[row, ids[label]] = 1
         return values_nC
 
-    def score(self, values_nC: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
+    def score(self, values_nC: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
         """F1 over all labels of all texts, mean F1 of the labels, and the share of texts with all labels right."""
         found_nC = self.in_order(logits_nC) > 0
         right_C, wrong_C = (values_nC * found_nC).sum(axis=0), (values_nC != found_nC).sum(axis=0)
         f1_C = 2 * right_C / np.maximum(2 * right_C + wrong_C, 1)
+        precision_C, recall_C = (right_C / np.maximum(side_nC.sum(axis=0), 1) for side_nC in (found_nC, values_nC))
         scores = (
             2 * right_C.sum() / max(2 * right_C.sum() + wrong_C.sum(), 1),
             f1_C.mean(),
             (values_nC == found_nC).all(axis=1).mean(),
         )
-        return dict(zip(self.spec.metrics, map(float, scores), strict=True))
+        columns = [precision_C.tolist(), recall_C.tolist(), f1_C.tolist(), values_nC.sum(axis=0).tolist()]
+        return dict(zip(self.spec.metrics, map(float, scores), strict=True)) | {
+            "per_class": class_table(self.spec.labels, columns)
+        }
 
     def words(self, logits_nC: np.ndarray) -> Iterable[str]:
         labels = np.array(self.spec.labels)

@@ -60,6 +60,7 @@ class TokenClassificationTask:
     heads = ("classifier.",)
     logits_axis = "token"
     multi_label = False
+    metric = "f1"
     result_files = ("predictions.tsv", "predictions.jsonl")
 
     @property
@@ -99,7 +100,7 @@ class TokenClassificationTask:
         for path, tagged, finish in ((self.eval_file, True, self.score), (self.predict_file, False, self.write)):
             if path is not None:
                 dataset = TaggedDataset(read_sentences(path, tagged), tokenizer, self.max_seq_length)
-                sets.append(PredictionSet(dataset, partial(finish, dataset)))
+                sets.append(PredictionSet(dataset, partial(finish, dataset), tagged))
         return sets
 
     def predicted_tags(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[str]]:
@@ -107,7 +108,7 @@ class TokenClassificationTask:
         tags = iter([self.labels[index] for index in logits_TC[dataset.first_tokens].argmax(axis=1)])
         return [[next(tags) for _ in sentence.words] for sentence in dataset.sentences]
 
-    def score(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path) -> dict[str, float]:
+    def score(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path | None) -> dict[str, Any]:
         expected = [sentence.tags for sentence in dataset.sentences]
         return entity_scores(expected, self.predicted_tags(dataset, logits_TC))
 
@@ -252,17 +253,26 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     return found
 
 
-def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of entities over all sentences, and the accuracy of tags."""
-    pairs = [(entities(left), entities(right)) for left, right in zip(expected, predicted, strict=True)]
-    correct = sum(len(left & right) for left, right in pairs)
-    num_expected, num_predicted = (sum(map(len, side)) for side in zip(*pairs, strict=True))
+def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
+    """Precision, recall and F1 of entities over all sentences and by type, and the accuracy of tags."""
+    sides = [
+        {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)} for side in (expected, predicted)
+    ]
+
+    def scores_of(wanted: set, found: set) -> dict[str, float]:
+        correct = len(wanted & found)
+        return {
+            "precision": correct / max(len(found), 1),
+            "recall": correct / max(len(wanted), 1),
+            "f1": 2 * correct / max(len(wanted) + len(found), 1),
+        }
+
+    by_type = {}
+    for kind in sorted({entity[1] for side in sides for entity in side}):
+        wanted, found = ({entity for entity in side if entity[1] == kind} for side in sides)
+        by_type[kind] = scores_of(wanted, found) | {"support": len(wanted)}
     right_tags = sum(
         a == b for left, right in zip(expected, predicted, strict=True) for a, b in zip(left, right, strict=True)
     )
-    return {
-        "precision": correct / max(num_predicted, 1),
-        "recall": correct / max(num_expected, 1),
-        "f1": 2 * correct / max(num_expected + num_predicted, 1),
-        "accuracy": right_tags / sum(map(len, expected)),
-    }
+    accuracy = right_tags / sum(map(len, expected))
+    return scores_of(*sides) | {"accuracy": accuracy, "per_class": by_type}

@@ -10,6 +10,7 @@ import torch
 from conftest import TINY, VOCAB_FILE
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoConfig, BertTokenizerFast
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
@@ -33,6 +34,7 @@ from tasks.glue import (
     write_submission,
 )
 from tasks.glue_files import TASKS, Examples, custom_task
+from tasks.text_sequences import forward
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -185,6 +187,22 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
         torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name)
 
 
+def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate("aaabbc")))
+    spec = custom_task("text", None, "label", regression=False)
+    task, dataset = ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(TOKENIZER)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=np.array([0, 0, 0, 1, 1, 2]))
+    assert task.class_weights == pytest.approx(expected)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(dataclasses.replace(CONFIG, labels=task.labels)).eval()
+    (micro_batch,) = make_step_batch(dataset, np.arange(6), MicroBatchLimits.for_batch(8, 16, 0, 1)).micro_batches
+    logits = forward(model, micro_batch, 16).logits
+    loss = torch.nn.CrossEntropyLoss(torch.tensor(expected, dtype=torch.float32))(logits, micro_batch["labels"])
+    # torch divides by the sum of the weights, which is the number of samples over the whole file.
+    assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
 def test_the_logged_accuracy_counts_right_predictions():
     task = ClassificationTask(TASKS["rte"])
     assert task.metrics({"loss": 6.0, "correct": 3.0}, 4, 0) == {"loss": 1.5, "accuracy": 0.75}
@@ -220,6 +238,10 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path):
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
+def numbers(scores: dict) -> dict[str, float]:
+    return {name: value for name, value in scores.items() if isinstance(value, float)}
+
+
 def logits_for(predictions: np.ndarray, num_labels: int = 2) -> np.ndarray:
     return np.eye(num_labels, dtype=np.float32)[predictions]
 
@@ -229,17 +251,25 @@ def test_scores_are_their_formulas():
     labels, found = random.integers(0, 2, 50), random.integers(0, 2, 50)
     tp, tn = np.sum(labels & found), np.sum((1 - labels) & (1 - found))
     fp, fn = np.sum((1 - labels) & found), np.sum(labels & (1 - found))
-    assert score(logits_for(found), labels, TASKS["mrpc"]) == pytest.approx(
+    assert numbers(score(logits_for(found), labels, TASKS["mrpc"])) == pytest.approx(
         {"accuracy": (tp + tn) / 50, "f1": 2 * tp / (2 * tp + fp + fn)}
     )
     denominator = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert score(logits_for(found), labels, TASKS["cola"]) == pytest.approx(
+    assert numbers(score(logits_for(found), labels, TASKS["cola"])) == pytest.approx(
         {"matthews_correlation": (tp * tn - fp * fn) / denominator}
     )
     f1_of_each = [2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)]
-    own = score(logits_for(found), labels, custom_task("text", None, "label", regression=False))
+    spec = dataclasses.replace(custom_task("text", None, "label", regression=False), labels=("a", "b"))
+    own = numbers(score(logits_for(found), labels, spec))
     assert own == pytest.approx({"accuracy": (tp + tn) / 50, "f1_macro": np.mean(f1_of_each)})
-    assert score(logits_for(found), labels, TASKS["mnli"], "matched") == {"matched_accuracy": (tp + tn) / 50}
+    mnli = score(logits_for(found, 3), labels, TASKS["mnli"], "matched")
+    assert numbers(mnli) == {"matched_accuracy": (tp + tn) / 50}
+    assert mnli["matched_confusion_matrix"] == [[tn, fp, 0], [fn, tp, 0], [0, 0, 0]]
+    table = mnli["matched_per_class"]
+    assert table["neutral"] == pytest.approx(
+        {"precision": tp / (tp + fp), "recall": tp / (tp + fn), "f1": f1_of_each[0], "support": tp + fn}
+    )
+    assert table["contradiction"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
 
 
 def test_correlations_are_their_formulas():
@@ -280,7 +310,7 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
     assert task.labels == config.labels
     evaluation, prediction = task.prediction_sets(TOKENIZER)
     logits = logits_for(np.array([1, 1, 1, 0]))[:, order]  # as words: 1 1 1 0
-    assert evaluation.finish(logits, tmp_path) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
+    assert numbers(evaluation.finish(logits, tmp_path)) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
     prediction.finish(logits, tmp_path)
     assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list("1110")
 

@@ -1,6 +1,7 @@
 """Texts with several labels: loss against transformers, scores against scikit-learn, and the program on a rule."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertTokenizerFast, pipeline
@@ -65,7 +66,12 @@ def test_scores_are_those_of_scikit_learn():
     values, logits = random.integers(0, 2, (40, 5)), random.normal(size=(40, 5))
     values[:, 4] = 0
     found = logits > 0
-    scores = MultiLabelTask(SPEC).score(values, "", logits, Path())
+    labels = tuple("abcde")
+    scores = MultiLabelTask(dataclasses.replace(SPEC, labels=labels)).score(values, "", logits, None)
+    columns = precision_recall_fscore_support(values, found, zero_division=0)
+    table = scores.pop("per_class")
+    for label, row in zip(labels, zip(*columns, strict=True), strict=True):
+        assert list(table[label].values()) == pytest.approx(list(row))
     assert scores == pytest.approx(
         {
             "f1_micro": f1_score(values, found, average="micro"),
@@ -87,7 +93,8 @@ def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
     ]
     assert run_glue.main([str(word) for word in command]) == 0
     folder = tmp_path / "custom" / "multi-label"
-    assert json.loads((folder / "scores.json").read_text()) == dict.fromkeys(SPEC.metrics, 1.0)
+    scores = json.loads((folder / "scores.json").read_text())
+    assert {name: scores[name] for name in SPEC.metrics} == dict.fromkeys(SPEC.metrics, 1.0)
     rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()[1:]]
     assert [set(labels.split("|")) for _, labels in rows] == [set(labels.split("|")) for labels in TEXTS.values()]
     classify = pipeline("text-classification", model=str(folder / "60"), device="cpu", top_k=None)

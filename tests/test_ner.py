@@ -113,7 +113,10 @@ def test_entities_are_those_of_seqeval():
     for tags, expected in cases.items():
         assert entities(tags.split()) == expected, tags
     scores = entity_scores([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "O", "O"], ["B-LOC"]])
+    types = scores.pop("per_class")
     assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.75}
+    assert types["LOC"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1}
+    assert types["PER"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -126,7 +129,11 @@ def test_scores_are_those_of_seqeval_on_random_tags():
         found = [[tag if rng.random() < 0.6 else rng.choice(tags) for tag in row] for row in expected]
         names = ("precision", "recall", "f1", "accuracy")
         reference = {name: getattr(metrics, f"{name}_score")(expected, found) for name in names}
-        assert entity_scores(expected, found) == pytest.approx(reference)
+        scores = entity_scores(expected, found)
+        assert {name: scores[name] for name in names} == pytest.approx(reference)
+        report = metrics.classification_report(expected, found, output_dict=True, zero_division=0)
+        for kind, row in scores["per_class"].items():
+            assert [*row.values()] == pytest.approx([*report[kind].values()])
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -149,9 +156,7 @@ def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same
     train, dev = (write_conll(tmp_path / f"{name}.conll", sentences(24, seed)) for seed, name in enumerate("ab"))
     files = ("--train-file", train, "--eval-file", dev, "--predict-file", dev)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
-    assert json.loads((folder / "scores.json").read_text()) == dict.fromkeys(
-        ("precision", "recall", "f1", "accuracy"), 1
-    )
+    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
     expected = ["\n".join(f"{word}\t{tag}" for word, tag in zip(*row, strict=True)) for row in sentences(24, 1)]
     assert (folder / "predictions.tsv").read_text() == "\n\n".join(expected) + "\n\n"
 
