@@ -64,8 +64,6 @@ def check_packages(findings: Findings, args: Arguments) -> None:
         findings.wrong(f"{problem}: run bash scripts/setup_environment.sh")
     if not problems:
         findings.ok(f"Python {platform.python_version()}, PyTorch {torch.__version__}, packages of requirements.txt")
-    if requirements.installed_version("matplotlib") is None:
-        findings.warning("matplotlib is not installed, so there will be no report page: pip install matplotlib")
     if args.tensorboard_dir is not None and requirements.installed_version("tensorboard") is None:
         findings.wrong("--tensorboard-dir needs a package that is not installed: pip install tensorboard")
     if "num_seeds" in args.as_dict() and args.do_eval:

@@ -23,7 +23,7 @@ from diagnostics.memory import MemorySettings
 from diagnostics.run_time import RunSize, devices_line, format_time, time_line
 from metrics import RecordingSink, Reporter, Step, training_flops
 from model_choice import is_uncased
-from report_records import Stage, has_records, read_runs
+from reporting.records import Stage, has_records, read_runs
 from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
 from tasks.pretraining import PretrainingDataset
@@ -281,7 +281,7 @@ def find_stage(plan: TrainingPlan, args: Arguments) -> Stage | None:
         for run in read_runs([path])
         for stage in run.stages
         if Path(stage.settings.get("output_dir", "")).resolve() == args.output_dir.resolve()
-        and stage.name.split(" seed ")[0] == plan.config.metadata.phase
+        and stage.name == plan.config.metadata.phase
     ]
     return stages[0] if stages else None
 
