@@ -17,7 +17,7 @@ from torch import Tensor
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
-from device import Runtime, peak_flops
+from device import FreedMemory, Runtime, peak_flops
 from lr_scheduler import ScheduleTable
 from metrics import (
     Benchmark,
@@ -65,6 +65,7 @@ class Trainer:
         )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
+        self.freed_memory = FreedMemory()
         self.is_finished = False  # set by an evaluation after which there is nothing to gain
         self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
@@ -256,6 +257,8 @@ class Trainer:
         metrics = self.task.metrics(summed, stats.sequences, stats.targets)
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
+        if self.device.type == "cpu":
+            self.freed_memory.bound()
         if self.runtime.precision.needs_loss_scale:
             metrics["loss_scale"] = float(self.loss_scale.value)
         metrics.update(window.figures())
