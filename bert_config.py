@@ -8,6 +8,7 @@ from pathlib import Path
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
+HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the erf form; the other two are the same tanh form
 
 # More than any model has, and few enough to be counted before memory is asked for.
 MAX_SIZES = {
@@ -49,8 +50,8 @@ class BertConfig:
     multi_label: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.hidden_act != "gelu":
-            raise ValueError(f"hidden_act is {self.hidden_act!r}: only 'gelu' (the erf form) is BERT's")
+        if self.hidden_act not in HIDDEN_ACTS:
+            raise ValueError(f"hidden_act is {self.hidden_act!r}: it must be one of {', '.join(HIDDEN_ACTS)}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
-from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
+from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
 from device import Runtime
 from parallel.base import ParallelModel
 from run_config import PredictionConfig
 from tasks import Task
-from tasks.text_sequences import SequenceDataset, forward
+from tasks.text_sequences import SequenceDataset
 from utils.errors import UserError
 from utils.progress import progress_bar
 
@@ -99,7 +99,8 @@ def predict(
             micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
             max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
-                output = forward(parallel.model, to_device(micro_batch, device), max_seqlen).logits
+                stream = TokenStream.from_batch(to_device(micro_batch, device), max_seqlen)
+                output = parallel.model(stream).logits
             if len(indices):
                 rows = dataset.rows(indices, logits_axis)
                 logits[rows] = output[: len(rows)].float().cpu().numpy()  # what follows belongs to filler

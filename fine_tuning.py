@@ -26,14 +26,20 @@ from arguments import (
 )
 from checkpoint.state import load_weights
 from device import Runtime
-from diagnostics.memory_report import print_estimate
 from evaluation import log_speed, predict
 from metrics import make_reporter
 from model_choice import ModelChoice, choose_model, read_config
 from parallel.base import ParallelModel
 from parallel.deepspeed_config import parse_with_deepspeed
 from run_config import PredictionConfig
-from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, plan_fine_tuning, start_runtime
+from run_setup import (
+    TrainingPlan,
+    find_fine_tuned,
+    load_fine_tuned,
+    plan_fine_tuning,
+    print_estimate,
+    start_runtime,
+)
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer

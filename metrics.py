@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import torch
 
-from bert_config import BertConfig
 from utils.errors import UserError
 from utils.measure import Stopwatch, peak_memory_bytes, synchronize
 from utils.progress import print_line
@@ -27,18 +26,6 @@ try:
     import dllogger
 except ImportError:
     dllogger = None
-
-
-def training_flops(config: BertConfig, lengths, num_masked: int) -> float:
-    """Model FLOPs of a forward and backward pass over sequences of real `lengths` [N] with `num_masked` masked tokens.
-
-    3 * [layers * sum(2*s*(4h^2 + 2hf) + 4*s^2*h) + masked * (2h^2 + 2hV) + sequences * (2h^2 + 4h)]: matrix products
-    only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
-    h, f, vocab = config.hidden_size, config.intermediate_size, config.padded_vocab_size
-    lengths = torch.as_tensor(lengths, dtype=torch.float64)
-    tokens, squares = float(lengths.sum()), float(lengths.square().sum())
-    layers = config.num_hidden_layers * (tokens * (8 * h * h + 4 * h * f) + 4 * squares * h)
-    return 3 * (layers + num_masked * (2 * h * h + 2 * h * vocab) + len(lengths) * (2 * h * h + 4 * h))
 
 
 # --- the measuring window ---------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def parallelize(
     its initial weights here, from torch's random state."""
     if config.shard_degree == 1:
         materialize(model, device)
-    checkpoint_activations(model.bert.encoder.layer, config.activation_checkpoint)
+    checkpoint_activations(model.layers, config.activation_checkpoint)
     if config.deepspeed is not None:
         return make_deepspeed_model(model, config.deepspeed, precision, device, distributed)
     compile_model(model, config.compile, device)
@@ -50,8 +50,8 @@ def materialize(model: BertPreTrainedModel, device: torch.device) -> None:
 
 def compile_model(model: BertPreTrainedModel, what: str, device: torch.device) -> None:
     """Compiles `model` in place, for micro-batches of fixed sizes (see packing.stream_sizes)."""
-    modules = {"none": [], "layers": model.bert.encoder.layer, "model": [model]}[what]
+    modules = {"none": [], "layers": model.layers, "model": [model]}[what]
     if what != "none" and device.type == "cpu":
-        model.bert.attention_implementation = COMPILED_ON_CPU
+        model.base_model.attention_implementation = COMPILED_ON_CPU
     for module in modules:
         module.compile(fullgraph=True, dynamic=False)

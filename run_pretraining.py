@@ -23,14 +23,20 @@ from arguments import (
 from bert_config import BertConfig
 from data_loading.packing import stream_sizes
 from device import Runtime
-from diagnostics.memory_report import print_estimate, settings_of
-from diagnostics.run_time import RunSize, devices_line, memory_line, time_line
+from diagnostics.estimates import RunSize, devices_line, memory_line, time_line
 from metrics import RecordingSink
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from parallel.deepspeed_config import parse_with_deepspeed
 from run_config import CheckpointMetadata, LoaderConfig
-from run_setup import TrainingPlan, global_batch_size, make_run_config, start_runtime
+from run_setup import (
+    TrainingPlan,
+    global_batch_size,
+    make_run_config,
+    memory_settings,
+    print_estimate,
+    start_runtime,
+)
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import (
     ArgumentParser,
@@ -225,7 +231,7 @@ def print_run_estimate(args: Arguments, plan: TrainingPlan, figures: dict[str, f
         runtime.device.type,
         world_size,
     )
-    settings = settings_of(args, args.batch_size, args.max_predictions_per_seq)
+    settings = memory_settings(args, args.batch_size, args.max_predictions_per_seq)
     for line in (time_line(size), devices_line(size), memory_line(plan.make_model(), settings)):
         print_line(f"estimate: {line}")
 

@@ -16,6 +16,7 @@ from checkpoint.state import TrainState, find_start, load_weights
 from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from device import Runtime, keep_freed_memory, select_device, set_num_threads, total_memory
+from diagnostics.estimates import MemorySettings, format_estimate
 from evaluation import evaluate
 from lr_scheduler import make_schedule
 from metrics import make_reporter
@@ -25,7 +26,7 @@ from optimizer import make_optimizer
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallelize import parallelize
-from precision import LossScale, select_precision
+from precision import DTYPES, LossScale, Precision, select_precision
 from run_config import (
     CheckpointMetadata,
     LoaderConfig,
@@ -40,7 +41,7 @@ from trainer import Trainer
 from utils.affinity import set_cpu_affinity
 from utils.command_line import Arguments, format_arguments
 from utils.distributed import init_distributed, read_environment
-from utils.errors import UserError, is_out_of_memory
+from utils.errors import UserError, is_out_of_memory, reports_errors
 from utils.launcher import stop_with_launcher
 from utils.progress import print_line
 from utils.terminal import may_lose_terminal
@@ -106,6 +107,48 @@ def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_param
             f", and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with "
             f"--data-parallel-shard-degree"
         )
+
+
+# --- estimates --------------------------------------------------------------------------------------------------------
+
+
+def memory_settings(args: Arguments, batch_size: int, targets_per_sequence: int) -> MemorySettings:
+    """What the flags say about memory. --estimate-memory gives the number of processes, and --device cuda needs no
+    GPU."""
+    world_size = args.estimate_memory or read_environment().world_size
+    on_gpu = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
+    parallel = parallel_config(args, world_size, on_gpu)
+    micro_batches = args.gradient_merge_steps
+    if args.global_batch_size:
+        micro_batches = -(-args.global_batch_size // (world_size * batch_size))
+    num_sizes = 1 if parallel.compile != "none" else None
+    sixteen_bits = args.amp or args.fp16 or args.use_pure_fp16
+    return MemorySettings(
+        MicroBatchLimits.for_batch(batch_size, args.max_seq_length, targets_per_sequence, num_sizes),
+        batch_size,
+        micro_batches,
+        args.optimizer,
+        Precision(DTYPES[amp_dtype(args)], args.use_pure_fp16) if sixteen_bits else Precision(),
+        parallel,
+        world_size,
+        torch.device("cuda" if on_gpu else "cpu"),
+        saves=not args.benchmark,
+    )
+
+
+def print_estimate(
+    model_class: type[BertPreTrainedModel],
+    config: BertConfig,
+    args: Arguments,
+    batch_size: int,
+    targets_per_sequence: int = 0,
+) -> None:
+    """Carries out --estimate-memory: prints the table on the first process, and allocates nothing."""
+    with torch.device("meta"):
+        model = model_class(config)
+    text = format_estimate(model, memory_settings(args, batch_size, targets_per_sequence))
+    if reports_errors():
+        print_line(text)
 
 
 # --- fine-tuned models ------------------------------------------------------------------------------------------------

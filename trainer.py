@@ -26,7 +26,6 @@ from metrics import (
     dllogger_figures,
     format_duration,
     format_metrics,
-    training_flops,
 )
 from parallel.base import ParallelModel
 from run_config import TrainerConfig
@@ -218,7 +217,7 @@ class Trainer:
 
     def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
         """The counts of the global batch, the most micro-batches of any rank, and whether any rank wants to stop."""
-        flops = training_flops(self.parallel.model.config, batch.lengths, batch.num_targets.sum())
+        flops = self.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
         counts = [len(batch.lengths), batch.lengths.sum(), batch.num_targets.sum(), flops]
         micro_batches = [0] * self.distributed.world_size
         micro_batches[self.distributed.rank] = len(batch.micro_batches)

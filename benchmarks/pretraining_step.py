@@ -39,7 +39,6 @@ from data_loading.loader import StepBatch, make_step_batch, to_device
 from data_loading.packing import IGNORED_LABEL, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
 from device import peak_flops, set_num_threads
-from metrics import training_flops
 from modeling import BertForPreTraining
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
@@ -104,6 +103,8 @@ class Implementation(ABC):
         """The steps of one turn: their time, in all and by part, and their amount of work. On a GPU, a step that is not
         timed comes first, and the memory of activations is given back at the end: both models' would not fit."""
         batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
+        with torch.device("meta"):
+            flops = BertForPreTraining(self.config).training_flops
         is_cuda = self.runtime.device.type == "cuda"
         if is_cuda:
             self.step(batches[0])
@@ -122,7 +123,7 @@ class Implementation(ABC):
             "parts": parts,
             "tokens": sum(int(batch.lengths.sum()) for batch in batches),
             "sequences": sum(len(batch.lengths) for batch in batches),
-            "flops": sum(training_flops(self.config, b.lengths, b.num_targets.sum()) for b in batches),
+            "flops": sum(flops(b.lengths, b.num_targets.sum()) for b in batches),
         }
 
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bert_config import BertConfig
-from metrics import training_flops
 from modeling import BertForPreTraining
 from optimizer import is_decayed
 from utils.command_line import ArgumentParser
@@ -253,8 +252,10 @@ def main(argv: list[str] | None = None) -> int:
     print_line("\n".join(collectives_table(config, 64, 1)))
     print_line("\nScaling of BERT-large's pre-training (computed, not measured):")
     print_line("\n".join(scaling_table(config)))
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
     for phase in PHASES:
-        flops = training_flops(config, [phase.length], phase.targets)
+        flops = model.training_flops([phase.length], phase.targets)
         share = phase.published * flops / CLUSTERS["A100"].peak
         print_line(f"Utilization in {phase.name} (length {phase.length}): {share:.0%} of the peak, as on an A100.")
     return 0

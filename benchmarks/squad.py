@@ -40,7 +40,7 @@ from benchmarks.common.training import (
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
 from data_loading.loader import make_step_batch, to_device, to_tensors
-from data_loading.packing import MicroBatchLimits, stream_sizes
+from data_loading.packing import MicroBatchLimits, TokenStream, stream_sizes
 from data_loading.sample_order import sample_order
 from device import select_device, set_num_threads
 from evaluation import prediction_batches, prediction_limits
@@ -162,7 +162,7 @@ class ThisProject(Implementation):
         inputs = to_tensors(stream, (), prediction_limits(self.dataset, len(features), self.runtime), pin_memory=False)
         max_seqlen = int(self.dataset.lengths[features].max())
         with self.runtime.precision.context(self.runtime.device):
-            output = self.inference_model(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
+            output = self.inference_model(TokenStream.from_batch(to_device(inputs, self.runtime.device), max_seqlen))
         tokens = int(self.dataset.lengths[features].sum())
         return torch.stack(output)[:, :tokens].float().cpu().numpy()
 

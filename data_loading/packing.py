@@ -1,4 +1,4 @@
-"""Packing: which sequences share a micro-batch, filler up to recurring sizes, and the padded view of a token stream.
+"""Packing: which sequences share a micro-batch, filler up to recurring sizes, token streams and their padded view.
 
 A token stream is a micro-batch of whole sequences laid end to end without padding, as a dict of arrays:
 
@@ -10,12 +10,13 @@ Legend: T tokens in the stream, N sequences, M targets (masked tokens), S padded
 sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from run_config import LoaderConfig
@@ -62,6 +63,37 @@ class MicroBatchLimits:
         """The smallest of the `num_sizes` sizes up to `limit` that is not below `size`."""
         step = max(limit // self.num_sizes, 1)
         return min(-(-max(size, 1) // step) * step, limit)
+
+
+@dataclass(frozen=True)
+class PassSizes:
+    """What the memory of a micro-batch's forward and backward pass depends on, besides the model.
+
+    tokens, sequences, targets: the largest numbers T, N and M; 0 targets without masked tokens. product, residual,
+    mask: bytes of an element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention:
+    a key of attention.IMPLEMENTATIONS."""
+
+    tokens: int
+    sequences: int
+    targets: int
+    max_seqlen: int
+    product: int
+    residual: int
+    mask: int
+    attention: str
+    autocast: bool
+    device_type: str
+
+    def pairs(self, num_heads: int) -> int:
+        """Pairs of tokens, in all heads and sequences."""
+        return self.sequences * num_heads * self.max_seqlen**2
+
+
+class AttentionMemory(NamedTuple):
+    """Bytes that attention keeps for its backward pass, and that this takes besides its input's gradient."""
+
+    kept: int
+    backward: int = 0
 
 
 def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
@@ -124,6 +156,49 @@ def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
     none left while others still have. `labels` are those of a real stream."""
     filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
     return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}
+
+
+# --- the model's input ------------------------------------------------------------------------------------------------
+
+
+class TokenStream(NamedTuple):
+    """A token stream as the model reads it. Tokens behind `cu_seqlens[-1]` are filler."""
+
+    input_ids: Tensor  # [T]
+    token_type_ids: Tensor  # [T]
+    position_ids: Tensor  # [T]
+    cu_seqlens: Tensor  # [N+1], int32
+    max_seqlen: int  # no sequence is longer
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @classmethod
+    def from_batch(cls, micro_batch: Mapping[str, Tensor], max_seqlen: int) -> "TokenStream":
+        """The stream of a micro-batch, without its labels. The longest possible length serves as `max_seqlen`: the real
+        one would have to be read from the device."""
+        return cls(*(micro_batch[name] for name in STREAM_INPUTS), max_seqlen)
+
+    @classmethod
+    def from_padded(
+        cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> "tuple[TokenStream, Tensor]":
+        """The real tokens of padded input [B, S], whose mask is 1 on real tokens, and the places [T] of these in the
+        flattened input. Raises ValueError if the input has other dimensions or is padded on the left."""
+        if input_ids.dim() != 2:
+            raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
+        real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        # The pooler reads the first token of each sequence.
+        if not bool(real_BS[:, 0].all()):
+            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        position_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        flat_T = real_BS.flatten().nonzero().squeeze(1)
+        tokens = (values.flatten()[flat_T] for values in (input_ids, token_type_ids, position_BS))
+        cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
+        return cls(*tokens, cu_seqlens, input_ids.shape[1]), flat_T
 
 
 # --- the padded view of a stream --------------------------------------------------------------------------------------

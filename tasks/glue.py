@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from bert_config import BertConfig
 from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL
+from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from modeling import BertForSequenceClassification
 from tasks import PredictionSet
 from tasks.glue_files import Examples, TextTask, read_examples
-from tasks.text_sequences import SequenceDataset, encode, forward
+from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line
@@ -73,7 +73,8 @@ class ClassificationTask:
         return tuple(submission_name(self.spec, set_name) for set_name in self.spec.sets)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        logits_NC, labels_N = forward(model, micro_batch, self.max_seq_length).logits, micro_batch["labels"]
+        logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
+        labels_N = micro_batch["labels"]
         if self.spec.regression:
             error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
             return {"loss": error_N.square().sum()}

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL
+from data_loading.packing import IGNORED_LABEL, TokenStream
 from tasks.glue import ClassificationTask, class_table, sort_labels
 from tasks.glue_files import LABEL_SEPARATOR, Examples, TextTask
-from tasks.text_sequences import forward
 from utils.errors import UserError
 
 
@@ -40,7 +39,7 @@ class MultiLabelTask(ClassificationTask):
     initial_loss = math.log(2)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        logits_NC = forward(model, micro_batch, self.max_seq_length).logits.float()
+        logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits.float()
         labels_NC = micro_batch["labels"]
         is_real_N = labels_NC[:, 0] != IGNORED_LABEL
         losses_NC = F.binary_cross_entropy_with_logits(logits_NC, labels_NC.clamp(min=0).float(), reduction="none")

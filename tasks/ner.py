@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from bert_config import BertConfig
 from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL
+from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from modeling import BertForTokenClassification
 from tasks import PredictionSet
 from tasks.glue_files import read_json_lines, read_text
-from tasks.text_sequences import SequenceDataset, encode, forward
+from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line
@@ -68,7 +68,7 @@ class TokenClassificationTask:
         return math.log(len(self.labels))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        logits_TC = forward(model, micro_batch, self.max_seq_length).logits
+        logits_TC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
         loss, correct = summed_cross_entropy(logits_TC, micro_batch["tags"])
         return {"loss": loss, "correct": correct}
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from bert_config import BertConfig
 from data_loading.loader import MicroBatch
+from data_loading.packing import TokenStream
 from loss import span_sum
 from modeling import BertForQuestionAnswering
 from tasks import PredictionSet
 from tasks.squad_answers import PREDICTION_FILES, Predictions, decode, write_predictions
 from tasks.squad_file import Question, Squad, answer_characters, read_squad
 from tasks.squad_scores import evaluate
-from tasks.text_sequences import SequenceDataset, encode, forward
+from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.progress import print_line
 
@@ -54,7 +55,7 @@ class SquadTask:
     initial_loss = None
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        output = forward(model, micro_batch, self.max_seq_length)
+        output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
         labels = [micro_batch[name] for name in LABELS]
         return {"span_loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
 

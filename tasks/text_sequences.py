@@ -5,13 +5,10 @@ Legend: n sequences of the data set, N sequences of a stream, T tokens of a stre
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from torch import nn
 
-from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL, STREAM_INPUTS, Label
+from data_loading.packing import IGNORED_LABEL, Label
 from utils.progress import progress_bar
 
 TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
@@ -85,12 +82,6 @@ class SequenceSamples:
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.stream(self.indices[rows])
-
-
-def forward(model: nn.Module, micro_batch: MicroBatch, max_seqlen: int) -> Any:
-    """The model's output, without reading the labels. `max_seqlen` is the longest possible length, not the real one,
-    which would have to be read from the device."""
-    return model(**{name: micro_batch[name] for name in STREAM_INPUTS}, max_seqlen=max_seqlen)
 
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -13,6 +13,7 @@ from small_runs import RunInputs, losses, resuming, train, weights
 from torch import Tensor, nn
 
 from bert_config import BertConfig
+from data_loading.packing import TokenStream
 from loss import pretraining_sums
 from modeling import BertForPreTraining
 from parallelize import parallelize
@@ -56,7 +57,9 @@ def forward_and_backward(mode: str, dtype: torch.dtype, compile: str = "none", d
     model.train()
     torch.manual_seed(1)
     with precision.context(CPU):
-        output = parallel.module(**micro_batch(200), max_seqlen=max(LENGTHS))
+        batch = micro_batch(200)
+        stream = TokenStream.from_batch(batch, max(LENGTHS))
+        output = parallel.module(stream, mlm_positions=batch["mlm_positions"])
         sums = pretraining_sums(*output, torch.tensor([7, 8, 9, 10, 11]), torch.tensor([0, 1, 1, 0]))
     loss = sums.mlm_loss + sums.nsp_loss
     loss.backward()

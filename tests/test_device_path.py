@@ -14,7 +14,6 @@ from bert_config import BertConfig
 from data_loading.loader import make_step_batch
 from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
 from device import Runtime
-from metrics import training_flops
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import make_optimizer
 from precision import Precision
@@ -142,5 +141,5 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     attention = counts.pop("aten._flash_attention_forward") / 2
     # The backward pass computes the scores again, which the formula, made of what is needed, does not count.
     assert counts.pop("aten._flash_attention_backward") / 2 == 2.5 * attention
-    formula = training_flops(bert_config, batch.lengths, batch.num_targets.sum())
+    formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)

@@ -19,7 +19,7 @@ from bert_config import BertConfig
 from checkpoint.rows import open_safetensors
 from checkpoint.weights import select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
-from data_loading.packing import MicroBatchLimits
+from data_loading.packing import MicroBatchLimits, TokenStream
 from fine_tuning import mean_and_deviation
 from modeling import BertForSequenceClassification
 from tasks.glue import (
@@ -34,7 +34,6 @@ from tasks.glue import (
     write_submission,
 )
 from tasks.glue_files import TASKS, Examples, custom_task
-from tasks.text_sequences import forward
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -197,7 +196,7 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     torch.manual_seed(0)
     model = BertForSequenceClassification(dataclasses.replace(CONFIG, labels=task.labels)).eval()
     (micro_batch,) = make_step_batch(dataset, np.arange(6), MicroBatchLimits.for_batch(8, 16, 0, 1)).micro_batches
-    logits = forward(model, micro_batch, 16).logits
+    logits = model(TokenStream.from_batch(micro_batch, 16)).logits
     loss = torch.nn.CrossEntropyLoss(torch.tensor(expected, dtype=torch.float32))(logits, micro_batch["labels"])
     # torch divides by the sum of the weights, which is the number of samples over the whole file.
     assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(loss.item(), rel=1e-5)

@@ -6,10 +6,10 @@ from conftest import ROOT
 from launch_scripts import Checkout, pretraining_runs
 
 from bert_config import BertConfig
-from diagnostics.memory import estimate_memory
-from diagnostics.memory_report import settings_of
+from diagnostics.estimates import estimate_memory
 from model_choice import choose_model
 from modeling import BertForPreTraining
+from run_setup import memory_settings
 
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
@@ -39,6 +39,6 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name
         with pytest.MonkeyPatch.context() as patch:
             for variable, value in {"WORLD_SIZE": 8, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
                 patch.setenv(variable, str(value))
-            settings = settings_of(args, args.batch_size, args.max_predictions_per_seq)
+            settings = memory_settings(args, args.batch_size, args.max_predictions_per_seq)
         assert (settings.world_size, settings.parallel.shard_degree, settings.device.type) == (8, 8, "cuda")
         assert GPU_MEMORY / 4 < estimate_memory(model, settings).total < GPU_MEMORY - LIBRARIES

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bert_config import BertConfig
 from data_loading.packing import (
     MicroBatchLimits,
+    TokenStream,
     filler_stream,
     pack,
     pad_stream,
@@ -116,9 +117,9 @@ def tiny_model(implementation):
 
 def sums_and_gradients(model, stream, max_seqlen):
     stream = {name: torch.as_tensor(values) for name, values in stream.items()}
-    labels = stream.pop("mlm_labels"), stream.pop("nsp_labels")
     model.zero_grad()
-    sums = pretraining_sums(*model(**stream, max_seqlen=max_seqlen), *labels)
+    output = model(TokenStream.from_batch(stream, max_seqlen), mlm_positions=stream["mlm_positions"])
+    sums = pretraining_sums(*output, stream["mlm_labels"], stream["nsp_labels"])
     (sums.mlm_loss + sums.nsp_loss).backward()
     counts = {name: value.double() for name, value in sums._asdict().items()}
     return {**counts, **{name: p.grad.clone() for name, p in model.named_parameters()}}

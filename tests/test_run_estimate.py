@@ -8,11 +8,11 @@ from conftest import assert_refused
 from small_runs import RunInputs, run_here, train
 
 from benchmarks.memory import Case, estimate
-from diagnostics.memory_report import settings_of
-from diagnostics.run_time import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
+from diagnostics.estimates import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
 from model_choice import choose_model
 from modeling import BertForPreTraining
 from run_pretraining import parse_arguments
+from run_setup import memory_settings
 
 
 def test_the_estimate_is_the_measured_update_times_the_number_of_updates(inputs: RunInputs, tmp_path):
@@ -36,7 +36,7 @@ def test_gpus_are_divided_by_what_the_run_needs(tmp_path):
     needed = (estimate(argv).total + LIBRARY_BYTES) / 1e9
     args = parse_arguments(argv)
     model = BertForPreTraining(choose_model(args).config)
-    line = memory_line(model, settings_of(args.replace(device="cpu"), 32, 80))
+    line = memory_line(model, memory_settings(args.replace(device="cpu"), 32, 80))
     assert 16 < needed <= 24
     assert f"{needed:.1f} GB per process, fits 80, 40, 24 GB, does not fit 16 GB" in line
 
