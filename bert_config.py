@@ -78,6 +78,9 @@ class BertConfig:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError(f"{path}: expected a JSON object")
+        model_type = values.get("model_type", "bert")
+        if model_type not in ("bert", PRE_LN_MODEL_TYPE):
+            raise ValueError(f"{path}: model_type is {model_type!r}, and only BERT is supported: use a BERT model")
         known = {field.name for field in dataclasses.fields(cls)} - {"labels", "multi_label"}
         # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
         missing = sorted(known - values.keys() - {"layer_norm_eps", "pre_layer_norm"})

@@ -87,7 +87,7 @@ def predict(
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
     limits = prediction_limits(dataset, config.batch_size, runtime)
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
-    logits = np.zeros((num_rows, parallel.model.config.num_labels), np.float32)
+    logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
     # Compiled graphs need streams of one fixed size, which would be mostly filler here.
     eager = torch.compiler.set_stance("force_eager")

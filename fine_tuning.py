@@ -217,7 +217,7 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
             if sets:
                 scores.append(predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime))
     if args.num_seeds > 1 and any(scores):
-        title = f"{task.name}, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
+        title = f"{task.name} dev, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
         report_scores(mean_and_deviation(scores), folder, title, runtime)
     return 0
 
@@ -369,7 +369,7 @@ def predict_all(
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:
-        report_scores(scores, folder, task.name, runtime)
+        report_scores(scores, folder, f"{task.name} dev", runtime)
     return scores
 
 

@@ -4,8 +4,10 @@ TSV files have no quoting: a quotation mark is a character like any other. CSV f
 """
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,13 +185,14 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row's line number and values by column. A short row lacks the last columns, unless `exact`: then it is an
     error, as a long one always is. header: the columns of a file without a header."""
-    if path.is_file() and path.suffix not in EXTENSIONS:
-        raise UserError(f"{path}: unknown file extension {path.suffix}: give a file of {', '.join(EXTENSIONS)}")
+    extension = format_of(path)
+    if path.is_file() and extension not in EXTENSIONS:
+        raise UserError(f"{path}: unknown file extension {extension}: give a file of {', '.join(EXTENSIONS)}")
     text = read_text(path)
-    if path.suffix == ".jsonl":
+    if extension == ".jsonl":
         yield from read_json_lines(path, text)
         return
-    rows = read_csv(path, text) if path.suffix == ".csv" else read_tsv(text)
+    rows = read_csv(path, text) if extension == ".csv" else read_tsv(text)
     if header is None:
         header = tuple(next(rows, (1, []))[1])
         missing = [name for name in wanted if name not in header]
@@ -207,10 +210,20 @@ def read_rows(
         yield line, dict(zip(header, values, strict=False))
 
 
+def format_of(path: Path) -> str:
+    """The extension of `path`, without that of compression."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
 def read_text(path: Path) -> str:
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
     content = path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is no complete gzip file ({error}): fetch it again") from error
     try:
         return content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
     except UnicodeDecodeError as error:
