@@ -1,6 +1,7 @@
 """The device of a process: its threads, memory, peak rates; and `Runtime`, everything that a run computes with."""
 
 import ctypes
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from metrics import Reporter
 from precision import Precision
 from run_config import ParallelConfig
+from utils import measure
 from utils.distributed import DistributedContext, read_environment
 from utils.errors import UserError
 
@@ -46,14 +48,10 @@ def set_num_threads() -> None:
 
 
 def total_memory(device: torch.device) -> float:
-    """Bytes of memory of a GPU, or of the machine with its swap space; infinite where it does not tell."""
+    """Bytes of memory of a GPU, or of the machine; see utils.measure.total_memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("MemTotal:", "SwapTotal:")))
+    return measure.total_memory()
 
 
 def keep_freed_memory() -> None:
@@ -70,10 +68,10 @@ class FreedMemory:
     """Bounds what `keep_freed_memory` keeps. Token streams of changing lengths leave freed memory in pieces that fit no
     later step, and resident memory grows by half over some hundred steps."""
 
-    GROWTH = 1.25  # over the first reading after the start, or after memory was returned
+    GROWTH = 1.25  # over the smallest reading
 
     def __init__(self) -> None:
-        self.limit: float | None = None
+        self.smallest = math.inf
 
     def bound(self) -> None:
         """Returns freed memory to the kernel if resident memory has grown too much; does nothing outside Linux."""
@@ -82,11 +80,9 @@ class FreedMemory:
         if trim is None or not statm.exists():
             return
         pages = int(statm.read_text().split()[1])
-        if self.limit is None:
-            self.limit = self.GROWTH * pages
-        elif pages > self.limit:
+        self.smallest = min(self.smallest, pages)
+        if pages > self.GROWTH * self.smallest:
             trim(0)
-            self.limit = None
 
 
 # Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key whose words

@@ -162,8 +162,8 @@ class TrainingSet:
     dataset: SequenceDataset
 
     @classmethod
-    def open(cls, args: Arguments, task: FineTuningTask) -> "TrainingSet":
-        choice = choose_model(args)
+    def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
+        choice = choose_model(args, runtime.distributed.on_main)
         tokenizer = make_tokenizer(args, choice)
         task, dataset = task.training_set(tokenizer)
         return cls(task, with_labels(choice, task), tokenizer, dataset)
@@ -200,7 +200,7 @@ def with_labels(choice: ModelChoice, task: FineTuningTask) -> ModelChoice:
 
 
 def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    training_set = TrainingSet.open(args, task)
+    training_set = TrainingSet.open(args, task, runtime)
     task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.tokenizer)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
@@ -331,7 +331,7 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    choice = choose_model(args)
+    choice = choose_model(args, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     model_folder = find_fine_tuned(args, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)

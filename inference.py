@@ -24,7 +24,7 @@ import torch
 
 from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
-from checkpoint.model_files import open_model_weights
+from checkpoint.weights import open_model_weights
 from device import Runtime, select_device, set_num_threads
 from evaluation import check_finite, predict
 from model_choice import CUSTOM, choose_model

@@ -166,6 +166,8 @@ class DLLoggerSink:
     def _open(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_fifo() or self.path.is_socket():  # opening it would wait for a reader
+                raise UserError(f"the report {self.path} is not a regular file: choose another --report-file")
             end_last_line(self.path)
             if dllogger is not None:
                 backend = dllogger.JSONStreamBackend(dllogger.Verbosity.VERBOSE, str(self.path), append=True)

@@ -9,11 +9,14 @@ import dataclasses
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bert_config import BertConfig
-from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, checkpoint_steps
+from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from tokenizer import BertTokenizer, check_tokenizer_folder, read_tokenizer_file
 from utils.command_line import Arguments
 from utils.errors import UserError
@@ -34,9 +37,12 @@ class ModelChoice:
     do_lower_case: bool
 
 
-def choose_model(args: Arguments) -> ModelChoice:
-    """The model that the flags name. Raises UserError for files that are missing or do not fit together."""
-    folder = None if args.config_file or args.given("bert_model") else starting_folder(args)
+def choose_model(args: Arguments, on_main: Callable[[Callable], Any] = lambda function: function()) -> ModelChoice:
+    """The model that the flags name. Raises UserError for files that are missing or do not fit together.
+
+    on_main: calls a function on the main process only, which verifies the model folder that the flags name."""
+    folder = None if args.config_file or args.given("bert_model") else on_main(partial(initial_folder, args))
+    folder = folder and Path(folder)
     config_path, name = args.config_file, args.bert_model
     if config_path is not None and not args.given("bert_model"):
         is_ours = config_path.resolve().parent == CONFIGS
@@ -84,17 +90,14 @@ def extract_vocabulary(path: Path) -> tuple[Path, bool]:
     return vocab_file, do_lower_case
 
 
-def starting_folder(args: Arguments) -> Path | None:
-    """The model folder, with a config, that the run starts from; the newest one of a folder of steps."""
-    for name in ("from_pretrained_params", "from_phase1_final_params", "from_checkpoint"):
-        path = getattr(args, name, None)
-        if path is None:
-            continue
-        candidates = [path, *(path / str(step) for step in reversed(checkpoint_steps(path)))]
-        for candidate in candidates:
-            if (candidate / CONFIG_FILE).is_file():
-                return candidate
-    return None
+def initial_folder(args: Arguments) -> str | None:
+    """The model folder that the run starts from, verified, if it has a config; see checkpoint.state.find_start."""
+    folder, weights = None, getattr(args, "from_phase1_final_params", None) or args.from_pretrained_params
+    if getattr(args, "from_checkpoint", None) is not None:  # a flag of the training programs
+        folder = find_checkpoint(args.from_checkpoint, args.last_step_of_checkpoint, log=lambda _: None)
+    if folder is None and weights is not None:
+        folder = find_model_folder(weights, log=lambda _: None)
+    return str(folder) if folder is not None and (folder / CONFIG_FILE).is_file() else None
 
 
 def read_config(path: Path) -> BertConfig:

@@ -118,7 +118,7 @@ def make_task(args: Arguments) -> FineTuningTask:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    return TrainingSet.open(args, make_task(args)).plan(args, runtime)
+    return TrainingSet.open(args, make_task(args), runtime).plan(args, runtime)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -175,7 +175,7 @@ def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContex
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    choice = choose_model(args)
+    choice = choose_model(args, runtime.distributed.on_main)
     bert_config, vocab_file = choice.config, choice.vocab_file
     loader = LoaderConfig(
         args.batch_size,

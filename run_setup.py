@@ -161,7 +161,7 @@ def find_fine_tuned(args: Arguments, runtime: Runtime) -> Path:
         args.last_step_of_checkpoint,
         from_pretrained_params=args.from_pretrained_params or args.from_checkpoint,
     )
-    found = runtime.distributed.on_main(lambda: find_start(start, args.output_dir, saves=False))
+    found = runtime.distributed.on_main(lambda: find_start(start, args.from_checkpoint or args.output_dir, saves=False))
     return Path(found["checkpoint"] or found["weights"])
 
 

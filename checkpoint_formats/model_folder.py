@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from torch import Tensor
 from bert_config import VOCAB_MULTIPLE, BertConfig
 from tokenizer import BertTokenizer, read_tokenizer_file
 from utils.errors import UserError, one_line
-from utils.files import read_json, sync, write_json
+from utils.files import atomic_folder, read_json, write_json
 
 CONFIG_FILES = ("config.json", "bert_config.json")
 VOCAB_FILES = ("vocab.txt", "tokenizer.json")  # transformers 5 writes only the second
@@ -79,19 +78,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: choose another FOLDER")
-    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in temporary.iterdir():
-            sync(path)
-        sync(temporary)
-        temporary.rename(folder)
-        sync(folder.parent)
+        with atomic_folder(folder) as temporary:
+            yield temporary
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}): choose another FOLDER") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:

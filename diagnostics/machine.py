@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from checkpoint.folder import checkpoint_steps
-from checkpoint.writer import KEPT_CHECKPOINTS, available_memory
+from checkpoint.writer import KEPT_CHECKPOINTS
 from device import Runtime
 from diagnostics.estimates import LIBRARY_BYTES, MemorySettings, estimate_memory, num_parameters
 from modeling import BertPreTrainedModel
 from utils import requirements
 from utils.errors import UserError, one_line
+from utils.measure import available_memory
 from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent

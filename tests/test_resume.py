@@ -200,9 +200,9 @@ def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
     # In another folder, without the record of the run, the checkpoint itself tells.
     flags = ("--max-steps", 3, "--from-checkpoint", folder / "2")
     result = run_here(inputs.command(tmp_path / "other", *flags, "--seed", 1))
-    assert_refused(result, str(folder / "2"), "--seed is 42, and this one's is 1")
+    assert_refused(result, str(folder / "2"), "--seed was 42; this run uses 1")
     result = run_here(inputs.command(tmp_path / "other", *flags, "--input-dir", inputs.held_out))
-    assert_refused(result, str(folder / "2"), "the number of samples is 64, and this one's is 20")
+    assert_refused(result, str(folder / "2"), "the number of samples was 64; this run uses 20")
 
 
 def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
