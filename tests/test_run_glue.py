@@ -294,7 +294,7 @@ def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
 
 
 def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
-    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5)
+    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5, "--eval-steps", 2)
     assert run(files, tmp_path / "one", *flags, "--train-batch-size", 8) == 0
     commands = [
         (str(free_port()), [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
@@ -310,6 +310,7 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
             torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
         assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
         assert read_json(two / "scores.json") == read_json(one / "scores.json")
+        assert read_json(two / "evaluations.json") == read_json(one / "evaluations.json")
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
