@@ -72,32 +72,38 @@ class BertConfig:
             raise ValueError("dropout probabilities must be below 1")
 
     @classmethod
-    def from_json_file(cls, path) -> "BertConfig":
-        """Reads a `config.json`. Raises ValueError for a missing key, and for an unknown key unless the file says
-        `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the architecture."""
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: expected a JSON object")
+    def from_dict(cls, values: dict) -> "BertConfig":
+        """The architecture in the content of a `config.json`. Raises ValueError for a missing key, and for an unknown
+        key unless it says `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the
+        architecture."""
         model_type = values.get("model_type", "bert")
         if model_type not in ("bert", PRE_LN_MODEL_TYPE):
-            raise ValueError(f"{path}: model_type is {model_type!r}, and only BERT is supported: use a BERT model")
+            raise ValueError(f"model_type is {model_type!r}, and only BERT is supported: use a BERT model")
         known = {field.name for field in dataclasses.fields(cls)} - {"labels", "multi_label"}
         # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
         missing = sorted(known - values.keys() - {"layer_norm_eps", "pre_layer_norm"})
         if missing:
-            raise ValueError(f"{path}: missing key {', '.join(map(repr, missing))}")
+            raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         unknown = sorted(values.keys() - known - FOREIGN_KEYS.keys() - {"model_type"})
         if unknown and values.get("model_type") not in ("bert", PRE_LN_MODEL_TYPE):
-            raise ValueError(f"{path}: unknown key {', '.join(map(repr, unknown))}")
+            raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
         model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
         for key, expected in {"model_type": model_type, **FOREIGN_KEYS}.items():
             if values.get(key, expected) != expected:
-                raise ValueError(f"{path}: {key} is {values[key]!r}, and this model is BERT: {expected!r}")
+                raise ValueError(f"{key} is {values[key]!r}; this model is BERT: {expected!r}")
+        labels = labels_from_json(values.get("id2label") or {})
+        multi_label = values.get("problem_type") == MULTI_LABEL
+        architecture = {key: value for key, value in values.items() if key in known}
+        return cls(**architecture, labels=labels, multi_label=multi_label)
+
+    @classmethod
+    def from_json_file(cls, path) -> "BertConfig":
+        """Reads a `config.json`; see `from_dict`."""
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: expected a JSON object")
         try:
-            labels = labels_from_json(values.get("id2label") or {})
-            multi_label = values.get("problem_type") == MULTI_LABEL
-            architecture = {key: value for key, value in values.items() if key in known}
-            return cls(**architecture, labels=labels, multi_label=multi_label)
+            return cls.from_dict(values)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

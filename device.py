@@ -12,8 +12,9 @@ from metrics import Reporter
 from precision import Precision
 from run_config import ParallelConfig
 from utils import measure
-from utils.distributed import DistributedContext, read_environment
+from utils.distributed import DistributedContext
 from utils.errors import UserError
+from utils.launcher import read_environment
 
 
 def select_device(choice: str) -> torch.device:

@@ -16,6 +16,7 @@ import sys
 import run_glue
 import run_pretraining
 import run_squad
+from arguments import make_run_config
 from diagnostics.estimates import memory_line
 from diagnostics.machine import (
     Findings,
@@ -28,11 +29,11 @@ from diagnostics.machine import (
 )
 from diagnostics.training import check_data, check_folder, check_overfitting, check_run_losses, check_updates
 from optimizer import import_fused_lamb
-from run_setup import global_batch_size, memory_settings, start_runtime
+from run_setup import memory_settings, start_runtime
 from tasks.glue import load_metrics
 from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.distributed import read_environment
 from utils.errors import UserError, run_main
+from utils.launcher import read_environment
 from utils.progress import print_line
 
 PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue}
@@ -48,7 +49,7 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     own.add_argument("--processes", type=positive_int, default=1)
     known, flags = own.parse_known_args(flags)
     args = PROGRAMS[name].parse_arguments(flags)
-    if not getattr(args, "do_train", True):
+    if not args.get("do_train", True):
         own.error("the doctor checks training: add --do-train")
     if args.estimate_memory is not None:
         own.error("the doctor estimates memory anyway: leave out --estimate-memory")
@@ -57,19 +58,9 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 
 def examine(name: str, processes: int, args: Arguments) -> Findings:
     findings = Findings()
-    batch_size = args.batch_size if name == "pretraining" else args.train_batch_size
+    config = make_run_config(args, processes)
     # The run as this one process makes it: the same global batch, unsharded, and no logs.
-    alone = args.replace(
-        global_batch_size=global_batch_size(args, batch_size, processes),
-        data_parallel_shard_degree=1,
-        data_parallel_replicate_degree=None,
-        fsdp_reshard_after_forward=None,
-        enable_cpu_offload=False,
-        benchmark=False,
-        show_config=False,
-        report_file=None,
-        tensorboard_dir=None,
-    )
+    alone = args.replace(global_batch_size=config.loader.global_batch_size, **args.tagged("alone"))
     check_packages(findings)
     for is_needed, check in [
         (args.compile != "none", check_compiler),
@@ -79,18 +70,17 @@ def examine(name: str, processes: int, args: Arguments) -> Findings:
     ]:
         with findings.check():
             check() if is_needed else None
-    with findings.check(), start_runtime(alone, "doctor") as runtime:
+    with findings.check(), start_runtime(make_run_config(alone, 1), "doctor") as runtime:
         check_device(findings, runtime, processes)
         plan = PROGRAMS[name].plan_training(alone, runtime)
-        model, loader, checkpoint_seconds = plan.make_model(), plan.config.loader, None
+        model, checkpoint_seconds = plan.make_model(), None
         with findings.check():
             checkpoint_seconds = check_disk(findings, plan.config.trainer.checkpoint_folder, model)
         for check in (check_data, check_folder, check_overfitting):
             with findings.check():
                 check(findings, plan, runtime)
         with findings.check():
-            of_run = args.replace(estimate_memory=processes)
-            settings = memory_settings(of_run, loader.batch_size, loader.max_predictions_per_seq)
+            settings = memory_settings(config)
             check_memory(findings, model, settings)
             findings.report("ok", memory_line(model, settings))
             check_updates(findings, plan, runtime, settings, checkpoint_seconds)

@@ -1,59 +1,32 @@
 """The program behind run_squad.py and run_glue.py: flags that all tasks share, training, scores and predictions, over
 one seed or several."""
 
-import argparse
 import contextlib
 import dataclasses
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arguments import (
-    MAX_BATCH,
-    MAX_LENGTH,
-    TRAINING_FLAGS,
-    add_global_arguments,
-    add_parallel_arguments,
-    add_precision_arguments,
-    add_training_arguments,
-    check_shared_arguments,
-)
+from arguments import add_fine_tuning_flags, make_run_config, parse_run_arguments
+from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.state import load_weights
 from device import Runtime
 from evaluation import log_speed, predict
 from metrics import make_reporter
-from model_choice import ModelChoice, choose_model, read_config
 from parallel.base import ParallelModel
-from parallel.deepspeed_config import parse_with_deepspeed
 from run_config import PredictionConfig
-from run_setup import (
-    TrainingPlan,
-    find_fine_tuned,
-    load_fine_tuned,
-    plan_fine_tuning,
-    print_estimate,
-    start_runtime,
-)
+from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, plan_run, print_estimate, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
 from trainer import Trainer
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    BooleanFlag,
-    bounded_float,
-    bounded_int,
-    non_negative_int,
-    optional_path,
-    positive_int,
-)
+from utils.command_line import ArgumentParser, Arguments, Flag
 from utils.errors import UserError
 from utils.files import read_json, write_json
 from utils.progress import print_line
@@ -65,76 +38,19 @@ MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(con
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def make_parser(
-    description: str, learning_rate: float, max_seq_length: int, predict_batch_size: int
-) -> tuple[ArgumentParser, argparse._ArgumentGroup]:
-    """A parser with the flags that all tasks share, and its group of flags for data."""
-    parser = ArgumentParser(description=description)
-    data = parser.add_argument_group("data and tasks")
-    data.add_argument("--do-train", action=BooleanFlag, help="fine-tune on the training file")
-    data.add_argument("--do-eval", action=BooleanFlag, help="predict the development file and score the predictions")
-    data.add_argument("--do-predict", action=BooleanFlag, help="write predictions")
-    data.add_argument("--train-file", type=optional_path, help="file to train on")
-    data.add_argument("--predict-file", type=optional_path, help="file to predict")
-    data.add_argument("--num-seeds", type=positive_int, default=1, help="number of runs, with the seeds from --seed up")
-    data.add_argument(
-        "--do-lower-case",
-        action=BooleanFlag,
-        default=None,
-        help="lower-case and strip accents; by default if the vocabulary has no capital letters",
-    )
-    add_global_arguments(parser, steps_required=False)
-    group = add_training_arguments(parser, "AdamW", learning_rate, 0.1)
-    group.add_argument(
-        "--epochs",
-        "--num-train-epochs",
-        type=bounded_float(0, 1e6, exclusive=True),
-        default=3,
-        help="passes over the training data",
-    )
-    batch_size = bounded_int(1, MAX_BATCH)
-    group.add_argument("--train-batch-size", type=batch_size, default=32, help="sequences per GPU and micro-batch")
-    group.add_argument(
-        "--predict-batch-size",
-        "--eval-batch-size",
-        type=batch_size,
-        default=predict_batch_size,
-        help="sequences per GPU and forward pass",
-    )
-    group.add_argument(
-        "--max-seq-length", type=bounded_int(1, MAX_LENGTH), default=max_seq_length, help="maximum tokens of a sequence"
-    )
-    group.add_argument(
-        "--eval-steps",
-        type=non_negative_int,
-        default=0,
-        help="score the development file every so many updates, and keep the best checkpoint; 0: only at the end",
-    )
-    group.add_argument(
-        "--early-stopping", type=positive_int, metavar="N", help="stop after N evaluations without a better score"
-    )
-    add_parallel_arguments(parser)
-    add_precision_arguments(parser)
-    return parser, data
-
-
-def parse_fine_tuning(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    """Parses `argv`, and checks the flags that all tasks share."""
-    args = parse_with_deepspeed(parser, argv)
+def parse_fine_tuning(
+    parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
+) -> Arguments:
+    """Parses `argv` with the flags that all tasks share, and a task's own ones in `groups`. `defaults` replace those of
+    the shared flags."""
+    add_fine_tuning_flags(parser, **defaults)
+    for title, flags in groups.items():
+        parser.add_flags(title, flags)
+    args = parse_run_arguments(parser, argv)
     if not (args.do_train or args.do_eval or args.do_predict):
         parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
         parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
-    effects = [
-        (TRAINING_FLAGS, args.do_train, "--do-train"),
-        (("eval_steps",), args.do_train and args.do_eval and not args.benchmark, "--do-train and --do-eval"),
-        (("early_stopping",), args.eval_steps, "--eval-steps"),
-        (("predict_batch_size",), args.do_eval or args.do_predict, "--do-eval or --do-predict"),
-    ]
-    parser.refuse_without_effect(args, effects)
-    check_shared_arguments(args, parser)
-    if args.num_seeds > 1 and (args.benchmark or not args.do_train):
-        parser.error("--num-seeds is for training: add --do-train, and leave out --benchmark")
     if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
         parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
     return args
@@ -142,10 +58,11 @@ def parse_fine_tuning(parser: ArgumentParser, argv: Sequence[str] | None) -> Arg
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
     """Does what the flags ask for; returns the exit code."""
+    config = make_run_config(args)
     if args.estimate_memory is not None:
-        print_estimate(task.model_class, choose_model(args).config, args, args.train_batch_size)
+        print_estimate(task.model_class, config)
         return 0
-    with start_runtime(args, title) as runtime:
+    with start_runtime(config, title) as runtime:
         return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
 
 
@@ -163,25 +80,32 @@ class TrainingSet:
 
     @classmethod
     def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
-        choice = choose_model(args, runtime.distributed.on_main)
+        config = make_run_config(args)
+        choice = choose_model(config.model, config.start, runtime.distributed.on_main)
         tokenizer = make_tokenizer(args, choice)
         task, dataset = task.training_set(tokenizer)
         return cls(task, with_labels(choice, task), tokenizer, dataset)
 
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: the subfolder of one of several seeds."""
-        return plan_fine_tuning(
-            args,
+        config = make_run_config(args)
+        num_targets = int(self.dataset.num_targets.max(initial=0))
+        config = dataclasses.replace(
+            config, loader=dataclasses.replace(config.loader, max_predictions_per_seq=num_targets)
+        )
+        plan = plan_run(
+            config,
             self.choice,
             self.task.model_class,
             self.task,
             self.dataset,
-            self.tokenizer,
             str(Path(self.task.name, name)),
             runtime,
-            (*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
-            self.task.initial_loss,
+            result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
+            initial_loss=self.task.initial_loss,
         )
+        trainer = dataclasses.replace(plan.config.trainer, eval_steps=args.eval_steps)
+        return dataclasses.replace(plan, config=dataclasses.replace(plan.config, trainer=trainer))
 
 
 def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
@@ -190,8 +114,7 @@ def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
             f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
             f"{choice.config.max_position_embeddings}: lower it or use another config"
         )
-    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
-    return BertTokenizer(choice.vocab_file, do_lower_case)
+    return BertTokenizer(choice.vocab_file, choice.do_lower_case)
 
 
 def with_labels(choice: ModelChoice, task: FineTuningTask) -> ModelChoice:
@@ -227,7 +150,7 @@ def train(
 ) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, which is None if the training is not complete, and the exit code."""
     steps = plan.config.trainer.max_steps
-    parameters = {"training_features": len(plan.dataset), "train_batch_size": args.train_batch_size, "steps": steps}
+    parameters = {"training_features": len(plan.dataset), "train_batch_size": args.batch_size, "steps": steps}
     runtime.reporter.log("PARAMETER", parameters)
     trainer = plan.build_trainer(runtime)
     evaluation = None
@@ -321,9 +244,14 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
     if not name:
         yield runtime
         return
-    report_file = args.report_file and args.report_file.with_stem(f"{args.report_file.stem}-{name}")
-    tensorboard_dir = args.tensorboard_dir and args.tensorboard_dir / name
-    with contextlib.closing(make_reporter(report_file, tensorboard_dir, runtime.distributed.is_main)) as reporter:
+    config = make_run_config(args).runtime
+    logs = {
+        "report_file": config.report_file and config.report_file.with_stem(f"{config.report_file.stem}-{name}"),
+        "log_file": config.log_file and config.log_file.with_stem(f"{config.log_file.stem}-{name}"),
+        "tensorboard_dir": config.tensorboard_dir and config.tensorboard_dir / name,
+    }
+    config = dataclasses.replace(config, **logs)
+    with contextlib.closing(make_reporter(config, runtime.distributed.is_main)) as reporter:
         yield dataclasses.replace(runtime, reporter=reporter)
 
 
@@ -331,9 +259,11 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    choice = choose_model(args, runtime.distributed.on_main)
+    settings = make_run_config(args)
+    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
+    choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
-    model_folder = find_fine_tuned(args, runtime)
+    model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
     config = with_labels(choice, task).config
@@ -355,9 +285,7 @@ def predict_all(
     writes = runtime.distributed.is_main and not args.benchmark
     if writes:  # before the work, so that a path that cannot be made is known early
         folder.mkdir(parents=True, exist_ok=True)
-    config = PredictionConfig(
-        args.predict_batch_size, args.seed, args.benchmark, args.benchmark_steps, args.benchmark_warmup_steps
-    )
+    config = make_run_config(args).prediction
     parallel.prepare_for_inference(runtime.precision.dtype)
     scores: dict[str, float] = {}
     for prediction_set in sets:

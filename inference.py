@@ -24,10 +24,10 @@ import torch
 
 from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
+from checkpoint.model_choice import choose_model
 from checkpoint.weights import open_model_weights
 from device import Runtime, select_device, set_num_threads
 from evaluation import check_finite, predict
-from model_choice import CUSTOM, choose_model
 from modeling import (
     BertForPreTraining,
     BertForQuestionAnswering,
@@ -35,7 +35,7 @@ from modeling import (
     BertForSequenceClassification,
 )
 from parallel.base import ParallelModel
-from run_config import PredictionConfig
+from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
 from run_setup import load_fine_tuned
 from tasks.glue import ClassificationTask, TextDataset
 from tasks.glue_files import Examples
@@ -143,9 +143,8 @@ class LoadedModel:
 
 
 def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
-    choice = choose_model(
-        args.replace(from_pretrained_params=folder, bert_model=CUSTOM, pre_layer_norm=False, dropout=None)
-    )
+    selection = ModelSelection(CUSTOM, False, args.config_file, args.vocab_file, args.do_lower_case)
+    choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
     config = choice.config
     longest = MAX_WINDOW if head.model_class is BertForQuestionAnswering else config.max_position_embeddings
     max_seq_length = args.max_seq_length or min(longest, config.max_position_embeddings)
@@ -157,8 +156,7 @@ def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
     runtime = Runtime(select_device(args.device))
     parallel = load_fine_tuned(head.model_class, config, folder, head.required, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
-    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
-    tokenizer = BertTokenizer(choice.vocab_file, do_lower_case)
+    tokenizer = BertTokenizer(choice.vocab_file, choice.do_lower_case)
     return LoadedModel(parallel, tokenizer, config, max_seq_length, runtime, args.batch_size)
 
 

@@ -9,24 +9,18 @@ import datetime
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 
+from run_config import RuntimeConfig
 from utils.errors import UserError
 from utils.measure import Stopwatch, peak_memory_bytes, synchronize
 from utils.progress import print_line
-
-try:
-    import dllogger
-except ImportError:
-    dllogger = None
-
 
 # --- the measuring window ---------------------------------------------------------------------------------------------
 
@@ -111,10 +105,17 @@ class Benchmark:
             synchronize(self.window.device)
             self.window.restart()
 
-    def log(self, reporter: "Reporter") -> None:
+    def log(self, reporter: "Reporter", seconds: float, raw_seconds: float, final_loss: float | None) -> None:
+        """`seconds`: of the whole run; `raw_seconds`: without evaluation and checkpoints."""
         steps = self.window.steps
         figures = self.window.final_figures() | self.stopwatch.medians_in_milliseconds(steps)
-        reporter.log((), figures, f"benchmark of {steps} steps: {format_metrics(figures)}")
+        nvidias = {
+            "training_sequences_per_second": figures["sequences_per_second"],
+            "e2e_train_time": seconds,
+            "raw_train_time": raw_seconds,
+            "final_loss": final_loss,
+        }
+        reporter.log((), figures | nvidias, f"benchmark of {steps} steps: {format_metrics(figures)}")
 
 
 # --- sinks ------------------------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ Step = tuple[int, ...] | str
 
 class Sink(Protocol):
     def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        """Records `figures`; `text` is the same for people, on one line, or None for records that are not shown."""
+        """Records `figures`; `text` is the same as one human-readable line, or None for records that are not shown."""
 
     def close(self) -> None: ...
 
@@ -138,74 +139,61 @@ class TerminalSink:
         pass
 
 
-class DLLoggerTextSink:
-    """DLLogger's text, `DLL <date> - <epoch> <step> <key> : <value> ...`, on a standard output that is no terminal, for
-    programs that read NVIDIA's logs."""
+class DLLoggerSink:
+    """Lines appended to a file that is opened with the first record, in the format of NVIDIA's DLLogger."""
+
+    def __init__(self, path: Path, flag: str):
+        self.path, self.flag = path, flag
+        self.started = time.monotonic()
+        self.file: TextIO | None = None
 
     def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        if sys.stdout is None or sys.stdout.isatty():
-            return
-        words = [step] if isinstance(step, str) else [str(number) for number in step]
-        words += [f"{name} : {value}" for name, value in figures.items()]
-        print_line(f"DLL {datetime.datetime.now()} - {' '.join(words)}")
-
-    def close(self) -> None:
-        pass
-
-
-class DLLoggerSink:
-    """DLLogger's JSON lines, `DLLL {...}`, appended to a file that is opened with the first record. The dllogger
-    package writes them where it is installed."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.started = time.monotonic()
-        self.file = None
-        self.is_open = False
-
-    def _open(self) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.is_fifo() or self.path.is_socket():  # opening it would wait for a reader
-                raise UserError(f"the report {self.path} is not a regular file: choose another --report-file")
-            end_last_line(self.path)
-            if dllogger is not None:
-                backend = dllogger.JSONStreamBackend(dllogger.Verbosity.VERBOSE, str(self.path), append=True)
-                dllogger.init(backends=[backend])
-            else:
+            if self.file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.is_fifo() or self.path.is_socket():  # opening it would wait for a reader
+                    raise UserError(f"{self.path} is not a regular file: choose another {self.flag}")
+                end_last_line(self.path)
                 self.file = self.path.open("a", encoding="utf-8")
+            self.file.write(f"{self.line(datetime.datetime.now(), step, figures)}\n")
+            self.file.flush()
         except OSError as error:
             raise UserError(
-                f"cannot write the report {self.path} ({error.strerror}): choose another --report-file"
+                f"cannot write {self.path} ({error.strerror}): free some space, or choose another {self.flag}"
             ) from error
-        self.is_open = True
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        if not self.is_open:
-            self._open()
-        figures = {name: finite_or_none(value) for name, value in figures.items()}
-        if self.file is None:
-            dllogger.log(step=step, data=figures)
-            dllogger.flush()
-            return
-        now = datetime.datetime.now()
+    def line(self, now: datetime.datetime, step: Step, figures: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class DLLoggerJsonSink(DLLoggerSink):
+    """DLLogger's JSON lines, `DLLL {...}`."""
+
+    def line(self, now: datetime.datetime, step: Step, figures: dict[str, Any]) -> str:
         entry = {
             "timestamp": str(now.timestamp()),
             "datetime": str(now),
             "elapsedtime": str(round(time.monotonic() - self.started, 6)),
             "type": "LOG",
             "step": step if isinstance(step, str) else list(step),
-            "data": figures,
+            "data": {name: finite_or_none(value) for name, value in figures.items()},
         }
-        try:
-            self.file.write(f"DLLL {json.dumps(entry, default=str, allow_nan=False)}\n")
-            self.file.flush()
-        except OSError as error:
-            raise UserError(f"cannot write the report {self.path} ({error.strerror}): make room") from error
+        return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
 
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
+
+class DLLoggerTextSink(DLLoggerSink):
+    """DLLogger's text with NVIDIA's names of steps: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`, `DLL <date> -
+    Summary:  ...`."""
+
+    def line(self, now: datetime.datetime, step: Step, figures: dict[str, Any]) -> str:
+        if isinstance(step, tuple):
+            names = ("Epoch", "Step", "Validation Iteration")
+            step = "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False)) or "Summary: "
+        return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in figures.items())}"
 
 
 def end_last_line(path: Path) -> None:
@@ -237,7 +225,7 @@ class RecordingSink:
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, by the `tensorboard` package."""
+    """Scalars for TensorBoard, by the `tensorboard` package; those of the whole run are under `final/`."""
 
     def __init__(self, folder: Path):
         try:
@@ -247,16 +235,19 @@ class TensorBoardSink:
                 "--tensorboard-dir needs the tensorboard package, which is not installed: pip install tensorboard"
             ) from error
         try:
-            self.writer = SummaryWriter(str(folder))
+            self.writer, self.last_step = SummaryWriter(str(folder)), 0
         except OSError as error:
             raise UserError(f"cannot write to --tensorboard-dir {folder} ({error.strerror})") from error
 
     def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        if isinstance(step, tuple) and step:
-            for name, value in figures.items():
-                if isinstance(value, int | float):
-                    self.writer.add_scalar(name, value, step[-1])
-            self.writer.flush()
+        if isinstance(step, str):
+            return
+        if step:
+            self.last_step = step[-1]
+        for name, value in figures.items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name if step else f"final/{name}", value, self.last_step)
+        self.writer.flush()
 
     def close(self) -> None:
         self.writer.close()
@@ -277,15 +268,17 @@ class Reporter:
             sink.close()
 
 
-def make_reporter(report_file: Path | None, tensorboard_dir: Path | None, is_main: bool) -> Reporter:
+def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     """The sinks that the flags ask for. To add one, add it here."""
     if not is_main:
         return Reporter()
     sinks: list[Sink] = [TerminalSink()]
-    if report_file is not None:
-        sinks += [DLLoggerSink(report_file), DLLoggerTextSink()]
-    if tensorboard_dir is not None:
-        sinks.append(TensorBoardSink(tensorboard_dir))
+    if config.report_file is not None:
+        sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
+    if config.log_file is not None:
+        sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
+    if config.tensorboard_dir is not None:
+        sinks.append(TensorBoardSink(config.tensorboard_dir))
     return Reporter(sinks)
 
 

@@ -8,7 +8,7 @@ from attention import COMPILED_ON_CPU
 from modeling import BertPreTrainedModel
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
-from parallel.ddp import ReplicatedModel
+from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import make_deepspeed_model
 from parallel.fsdp import ShardedModel
 from precision import Precision
@@ -34,7 +34,7 @@ def parallelize(
     if config.shard_degree > 1:
         return ShardedModel(model, config, precision, device, distributed)
     if distributed.world_size > 1:
-        return ReplicatedModel(model, precision, device)
+        return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)
     return ParallelModel(model, precision)
 
 

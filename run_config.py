@@ -3,7 +3,7 @@
 `arguments.py` makes them from flags. This module imports nothing of the project and no torch: parsing stays fast.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,42 @@ AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
 COMPILE_MODES = ("none", "layers", "model")
+CUSTOM = "custom"  # the model name of an architecture that has no file in bert_configs/
+BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", CUSTOM)
+DEFAULT_BERT_MODEL = "bert-large-uncased"
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Device, precision, and where records go. `device`: auto, cuda or cpu. `amp`: compute in 16 bits with float32
+    weights; `pure_fp16`: the model itself is in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes`: the longest wait for
+    the other processes at the start. `messages`: lines to print at the start."""
+
+    device: str = "auto"
+    amp: bool = False
+    amp_dtype: str = "bfloat16"
+    pure_fp16: bool = False
+    tf32: bool = False
+    cpu_affinity: bool = False
+    timeout_minutes: float = 5
+    report_file: Path | None = None
+    log_file: Path | None = None
+    tensorboard_dir: Path | None = None
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSelection:
+    """The flags that choose architecture, vocabulary and casing (see checkpoint/model_choice.py). `is_named`: `name`
+    was given, and is not just the default. None: as the model folder, the config or the vocabulary says."""
+
+    name: str = DEFAULT_BERT_MODEL
+    is_named: bool = False
+    config_file: Path | None = None
+    vocab_file: Path | None = None
+    do_lower_case: bool | None = None
+    pre_layer_norm: bool = False
+    dropout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +62,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The length of a run, and when it logs, evaluates and saves. `eval_steps` 0: no evaluation. `record`: None on
+    """The length of a run, and when it logs, evaluates and saves. `eval_steps` 0: at the end only. `record`: None on
     ranks other than the main one, and for benchmarks."""
 
     max_steps: int
@@ -104,8 +140,8 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Where a run starts from, as the flags of the same names say. `result_files`: what `overwrite` removes besides
-    checkpoints."""
+    """Where a run starts from, as the flags of the same names say. `resume`: from the newest checkpoint in the run's
+    own folder. `result_files`: what `overwrite` removes besides checkpoints."""
 
     from_checkpoint: Path | None = None
     last_step_of_checkpoint: str | None = None
@@ -114,19 +150,20 @@ class StartConfig:
     overwrite: bool = False
     lr_rewarmup: bool = False
     result_files: tuple[str, ...] = ()
+    resume: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
     """What a checkpoint folder records besides the run's state."""
 
-    phase: str
     arguments: dict[str, Any]
-    num_samples: int
     seed: int
-    vocab_file: Path
-    do_lower_case: bool
     prefix: str = "model"
+    phase: str = ""
+    num_samples: int = 0
+    vocab_file: Path = Path()
+    do_lower_case: bool = True
 
 
 @dataclass(frozen=True)
@@ -143,7 +180,12 @@ class PredictionConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The settings of a training run."""
+    """The settings of a run. `arguments.make_run_config` makes them from flags, and `run_setup.plan_run` completes them
+    with what depends on the data, the model and the device: folder, length, record and metadata.
+
+    epochs: passes over the data, which limit the length of fine-tuning. hyperparameters: the flags that change results,
+    by name, for the record.
+    """
 
     trainer: TrainerConfig
     loader: LoaderConfig
@@ -154,3 +196,9 @@ class RunConfig:
     metadata: CheckpointMetadata
     loss_scale: float = 1.0
     dynamic_loss_scale: bool = False
+    runtime: RuntimeConfig = RuntimeConfig()
+    model: ModelSelection = ModelSelection()
+    prediction: PredictionConfig = PredictionConfig(1)
+    world_size: int = 1
+    epochs: float | None = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)

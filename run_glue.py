@@ -11,50 +11,42 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 """
 
 from device import Runtime
-from fine_tuning import TrainingSet, fine_tuning_main, make_parser, parse_fine_tuning
+from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
 from run_setup import TrainingPlan
 from tasks import FineTuningTask
 from tasks.glue import ClassificationTask
 from tasks.glue_files import TASKS, custom_task
 from tasks.multi_label import MultiLabelTask, multi_label_task
 from tasks.ner import TokenClassificationTask
-from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path
+from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
 
 CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
-COLUMN_FLAGS = ("text_column", "pair_column", "label_column", "regression")
-FILE_FLAGS = ("train_file", "eval_file", "predict_file", *COLUMN_FLAGS)
+
+# fmt: off
+TASK_FLAGS = (
+    Flag("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER), CUSTOM,
+         "custom: your own files; multi-label: your own files with any number of labels per text; ner: your own files "
+         "with a tag for each word", options={"type": str.lower}),
+    Flag("--data-dir", optional_path, None, "folder of the task's files, as distributed"),
+    Flag("--class-weights", ("none", "balanced"), "none",
+         "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",), result=True),
+)
+COLUMN_FLAGS = (
+    Flag("--text-column", str, None, "column of the text"),
+    Flag("--pair-column", str, None, "column of the second text, if the samples are pairs"),
+    Flag("--label-column", str, None, "column of the class, or of the number for --regression"),
+    Flag("--regression", bool, False, "labels are numbers to predict, not classes"),
+)
+FILE_FLAGS = (Flag("--eval-file", optional_path, None, "file to score the model on"), *COLUMN_FLAGS)
+# fmt: on
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser, data = make_parser(
-        __doc__.splitlines()[0],
-        learning_rate=2.4e-5,
-        max_seq_length=ClassificationTask.max_seq_length,
-        predict_batch_size=32,
-    )
-    data.add_argument(
-        "--task-name",
-        type=str.lower,
-        choices=(*TASKS, CUSTOM, MULTI_LABEL, NER),
-        default=CUSTOM,
-        help="custom: your own files; multi-label: your own files with any number of labels per text; ner: your own "
-        "files with a tag for each word",
-    )
-    data.add_argument("--data-dir", type=optional_path, help="folder of the task's files, as distributed")
-    data.add_argument(
-        "--class-weights",
-        choices=("none", "balanced"),
-        default="none",
-        help="balanced: rare classes count more in the loss, as in scikit-learn",
-    )
-    files = parser.add_argument_group("your own files (--task-name custom): .tsv, .csv or .jsonl")
-    files.add_argument("--eval-file", type=optional_path, help="file to score the model on")
-    files.add_argument("--text-column", help="column of the text")
-    files.add_argument("--pair-column", help="column of the second text, if the samples are pairs")
-    files.add_argument("--label-column", help="column of the class, or of the number for --regression")
-    files.add_argument("--regression", action=BooleanFlag, help="labels are numbers to predict, not classes")
-    args = parse_fine_tuning(parser, argv)
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    groups = {"task": TASK_FLAGS, "your own files (--task-name custom): .tsv, .csv or .jsonl": FILE_FLAGS}
+    defaults = {"max_seq_length": ClassificationTask.max_seq_length, "predict_batch_size": 32}
+    args = parse_fine_tuning(parser, argv, groups, learning_rate=2.4e-5, **defaults)
     check_files(args, parser)
     return args
 
@@ -62,11 +54,13 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.class_weights == "balanced":
         has_classes = args.task_name not in (MULTI_LABEL, NER, "sts-b") and not args.regression
-        parser.refuse_without_effect(args, [(("class_weights",), args.do_train and has_classes, "training on classes")])
+        if not has_classes:
+            parser.error("--class-weights has no effect without classes: leave it out")
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name in TASKS:
-        given = [name for name in FILE_FLAGS if getattr(args, name)]
+        names = ("train_file", "predict_file", *(flag.name for flag in FILE_FLAGS))
+        given = [name for name in names if args.get(name)]
         if given:
             parser.error(
                 f"--{given[0].replace('_', '-')} is for --task-name custom: leave it out, or leave out the task"
@@ -79,12 +73,12 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.text_column is None and args.task_name != NER:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
-        if getattr(args, flag) != (getattr(args, file) is not None):
+        if args.get(flag) != (args.get(file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
     if args.task_name == MULTI_LABEL and args.regression:
         parser.error("--regression has no effect with --task-name multi-label: leave it out")
     if args.task_name == NER:
-        given = [name for name in COLUMN_FLAGS if getattr(args, name)]
+        given = [flag.name for flag in COLUMN_FLAGS if args.get(flag.name)]
         if given:
             parser.error(f"--{given[0].replace('_', '-')} has no effect with --task-name ner: leave it out")
     elif (args.do_train or args.do_eval) != (args.label_column is not None):

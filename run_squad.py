@@ -9,53 +9,39 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 GPUs.
 """
 
-from arguments import MAX_LENGTH
+from arguments import sequence_length
 from device import Runtime
-from fine_tuning import TrainingSet, fine_tuning_main, make_parser, parse_fine_tuning
+from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
 from run_setup import TrainingPlan
 from tasks.squad import SquadTask
-from utils.command_line import Arguments, BooleanFlag, bounded_int, finite_float, positive_int
+from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
 from utils.errors import run_main
 
-PREDICTION_FLAGS = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
+PREDICT = ("--do-eval or --do-predict",)
+
+# fmt: off
+FLAGS = (
+    Flag("--doc-stride", positive_int, SquadTask.doc_stride, "tokens between the starts of windows"),
+    Flag("--max-query-length", sequence_length, SquadTask.max_query_length, "maximum tokens of a question"),
+    Flag("--n-best-size", sequence_length, SquadTask.n_best_size, "candidate starts, ends and answers per question",
+         PREDICT),
+    Flag("--max-answer-length", positive_int, SquadTask.max_answer_length, "maximum tokens of an answer", PREDICT),
+    Flag("--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"),
+    Flag("--null-score-diff-threshold", finite_float, SquadTask.null_score_diff_threshold,
+         "v2.0: predict no answer if its score exceeds the best answer's by more than this",
+         (*PREDICT, "--version-2-with-negative")),
+)
+# fmt: on
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser, _ = make_parser(
-        __doc__.splitlines()[0], learning_rate=5e-5, max_seq_length=SquadTask.max_seq_length, predict_batch_size=8
-    )
-    task, length = SquadTask, bounded_int(1, MAX_LENGTH)
-    group = parser.add_argument_group("features and decoding")
-    group.add_argument(
-        "--doc-stride", type=positive_int, default=task.doc_stride, help="tokens between the starts of windows"
-    )
-    group.add_argument(
-        "--max-query-length", type=length, default=task.max_query_length, help="maximum tokens of a question"
-    )
-    group.add_argument(
-        "--n-best-size", type=length, default=task.n_best_size, help="candidate starts, ends and answers per question"
-    )
-    group.add_argument(
-        "--max-answer-length", type=positive_int, default=task.max_answer_length, help="maximum tokens of an answer"
-    )
-    group.add_argument("--version-2-with-negative", action=BooleanFlag, help="SQuAD v2.0: questions may have no answer")
-    group.add_argument(
-        "--null-score-diff-threshold",
-        type=finite_float,
-        default=task.null_score_diff_threshold,
-        help="v2.0: predict no answer if its score exceeds the best answer's by more than this",
-    )
-    args = parse_fine_tuning(parser, argv)
-    predicts = args.do_predict or args.do_eval
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    defaults = {"learning_rate": 5e-5, "max_seq_length": SquadTask.max_seq_length, "predict_batch_size": 8}
+    args = parse_fine_tuning(parser, argv, {"features and decoding": FLAGS}, **defaults)
     if args.do_train and args.train_file is None:
         parser.error("--do-train needs --train-file")
-    if predicts and args.predict_file is None:
+    if (args.do_predict or args.do_eval) and args.predict_file is None:
         parser.error("--do-predict and --do-eval need --predict-file")
-    effects = [
-        (PREDICTION_FLAGS, predicts, "--do-predict or --do-eval"),
-        (("null_score_diff_threshold",), args.version_2_with_negative, "--version-2-with-negative"),
-    ]
-    parser.refuse_without_effect(args, effects)
     return args
 
 

@@ -244,9 +244,11 @@ def check_loss(device: torch.device) -> dict:
 def check_adamw(device: torch.device) -> dict:
     """Three updates of fused AdamW, the middle one without a finite gradient, against a loop in float64."""
     config, generator = OptimizerConfig("AdamW"), torch.Generator().manual_seed(0)
-    start, gradients = torch.randn(1000, generator=generator), torch.randn(3, 1000, generator=generator)
-    p = torch.nn.Parameter(start.clone().to(device))
-    optimizer = make_optimizer(config, [("weight", p)], torch.tensor(1e-2, device=device))
+    start, gradients = torch.randn(20, 50, generator=generator), torch.randn(3, 20, 50, generator=generator)
+    model = torch.nn.Linear(50, 20, bias=False, device=device)
+    p = model.weight
+    p.data.copy_(start)
+    optimizer = make_optimizer(config, model, torch.tensor(1e-2, device=device))
     weight, m, v, count = start.double(), 0.0, 0.0, 0
     (beta1, beta2), scale = config.betas, 8.0
     for number, gradient in enumerate(gradients):

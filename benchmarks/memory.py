@@ -29,10 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import run_pretraining
+from arguments import make_run_config
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS
+from checkpoint.model_choice import choose_model
 from diagnostics.estimates import MemoryEstimate, estimate_memory
-from model_choice import choose_model
 from modeling import BertForPreTraining
 from run_setup import memory_settings
 from utils.command_line import ArgumentParser, Arguments
@@ -149,9 +150,10 @@ def measure_here(kind: str, folder: str, *arguments: str) -> None:
 
 def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
     args = run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
+    config = make_run_config(args)
     with torch.device("meta"):
-        model = BertForPreTraining(choose_model(args).config)
-    return estimate_memory(model, memory_settings(args, args.batch_size, args.max_predictions_per_seq))
+        model = BertForPreTraining(choose_model(config.model, config.start).config)
+    return estimate_memory(model, memory_settings(config))
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:

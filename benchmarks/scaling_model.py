@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT))
 
 from bert_config import BertConfig
 from modeling import BertForPreTraining
-from optimizer import is_decayed
 from utils.command_line import ArgumentParser
 from utils.errors import run_main
 from utils.progress import print_line
@@ -100,7 +99,7 @@ def optimizer_collectives(config: BertConfig, layout: Layout) -> list[Collective
     update of each tensor that has a trust ratio."""
     if layout.shard_degree == 1:
         return []
-    adapted = sum(is_decayed(name) for block in parameter_blocks(config) for name in block)
+    adapted = sum(len(shape) > 1 for block in parameter_blocks(config) for shape in block.values())
     return [Collective("all_reduce", size, layout.shard_degree) for size in (8, 16 * adapted)]
 
 

@@ -19,26 +19,17 @@ from checkpoint.folder import (
     newest_checkpoint,
 )
 from run_config import RunRecord
-from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import file_digest, read_json_object, remove, write_json
 
 WEIGHTS = "starting weights"
 RANDOM = "random"  # WEIGHTS without a model folder, also of a run that resumes its own checkpoint
 
-# Flags that people change on purpose in the middle of a run; all are flags of every training program.
-HYPERPARAMETERS = (
-    *("optimizer", "learning_rate", "warmup_start_lr", "warmup_proportion", "lr_decay", "lr_decay_power"),
-    *("lr_decay_rate", "lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
-    *("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed", "lr_rewarmup"),
-    *("amp", "amp_dtype", "use_pure_fp16", "fp16", "tf32", "scale_loss", "use_dynamic_loss_scaling"),
-    "class_weights",
-)
-
 
 def make_record(
-    args: Arguments,
+    hyperparameters: dict[str, Any],
     *,
+    seed: int,
     weights: Path | None,
     data: str,
     vocabulary: Path,
@@ -46,17 +37,15 @@ def make_record(
     global_batch_size: int,
     max_steps: int,
 ) -> RunRecord:
-    """The record of a run with these flags. weights: the model folder that the flags name, or None for a random
-    initialization; data: a digest of the training data."""
+    """The record of a run. hyperparameters: the flags that change results, by name. weights: the model folder that the
+    flags name, or None for a random initialization; data: a digest of the training data."""
     identity = {
         WEIGHTS: RANDOM if weights is None else weights_digest(weights),
         "data": data,
         "vocabulary": file_digest(vocabulary),
         "architecture": json.loads(json.dumps(architecture)),
-        "seed": args.seed,
+        "seed": seed,
     }
-    values = args.as_dict()
-    hyperparameters = {f"--{name.replace('_', '-')}": values[name] for name in HYPERPARAMETERS if name in values}
     return RunRecord(identity, hyperparameters | {"the global batch size": global_batch_size, "--max-steps": max_steps})
 
 

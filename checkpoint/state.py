@@ -29,7 +29,7 @@ from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, open_model_weights, select_weights
 from checkpoint.writer import Checkpoint
-from optimizer import state_names
+from optimizer import spec_of
 from parallel.base import ParallelModel
 from precision import LossScale
 from run_config import CheckpointMetadata, RunRecord, StartConfig
@@ -89,6 +89,14 @@ class TrainState:
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
         return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
 
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint on this rank: weights and optimizer state, in float32."""
+        spec = spec_of(self.optimizer)
+        return 4 * sum(
+            p.numel() * (1 + sum(not state.is_count for state in spec.state(name, self.shapes[name]).values()))
+            for name, p in self.parallel.named_parameters().items()
+        )
+
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the
         vocabulary's padding. Rows are single elements where `tensor` is a part of a matrix as a vector."""
@@ -96,7 +104,7 @@ class TrainState:
             return TensorRows(name, (), tensor)
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
-        count = max(num_rows - start, 0) if self.parallel.saves_rows(self.distributed.is_main) else 0
+        count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
         return TensorRows(name, shape, tensor[:count], min(start, num_rows))
 
     def _progress(self) -> dict[str, Any]:
@@ -234,23 +242,24 @@ class TrainState:
     def _restore_optimizer(self, folder: Path, step: int) -> None:
         """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
         path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
-        tensors, keys = open_safetensors(path), state_names(self.optimizer)
-        parameters = self.parallel.named_parameters()
-        check_tensors(
-            path,
-            tensors,
-            {f"{name}.{key}": () if key == "step" else self.shapes[name] for name in parameters for key in keys},
-        )
-        for name, p in parameters.items():
-            for key in keys:
-                value = torch.empty(() if key == "step" else p.shape, dtype=torch.float32, device=p.device)
-                copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
-                state = self.parallel.optimizer_state(self.optimizer, name)
-                if key in state:  # in memory that is not the optimizer's own
-                    state[key].copy_(value)
-                else:
-                    state[key] = value
-        if "step" not in keys:
+        tensors, spec, parameters = open_safetensors(path), spec_of(self.optimizer), self.parallel.named_parameters()
+        expected = {
+            (name, key): state for name in parameters for key, state in spec.state(name, self.shapes[name]).items()
+        }
+        shapes = {
+            f"{name}.{key}": () if state.is_count else self.shapes[name] for (name, key), state in expected.items()
+        }
+        check_tensors(path, tensors, shapes)
+        for (name, key), tensor in expected.items():
+            p = parameters[name]
+            value = torch.empty(() if tensor.is_count else p.shape, dtype=torch.float32, device=p.device)
+            copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
+            state = self.parallel.optimizer_state(self.optimizer, name)
+            if key in state:  # in memory that is not the optimizer's own
+                state[key].copy_(value)
+            else:
+                state[key] = value
+        if spec.counts_in_groups:
             for group in self.optimizer.param_groups:
                 group["step"] = step
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_config import BertConfig
 from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, VOCAB_FILE, WEIGHT_FILES
+from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, open_safetensors
 from utils.errors import UserError
 from utils.files import read_json_object
@@ -224,11 +224,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
-    read_json_object(folder / CONFIG_FILE, "the config")
-    try:
-        config = BertConfig.from_json_file(folder / CONFIG_FILE)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    config = read_config(folder / CONFIG_FILE)
     with torch.device("meta"):  # initializes nothing that would be overwritten
         model = model_class(config, **kwargs)
     weights = select_weights(model, open_model_weights(folder), folder)

@@ -1,9 +1,7 @@
 """The folder that a conversion writes: `model.safetensors`, `config.json`, `vocab.txt` and `tokenizer_config.json`."""
 
 import contextlib
-import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,13 +36,10 @@ def read_config(path: Path) -> tuple[BertConfig, dict[str, Any]]:
     if not isinstance(values, dict):
         raise UserError(f"config {path} is not a JSON object: give a BERT config")
     values.setdefault("model_type", "bert")  # BertConfig then takes the further keys of Google's multilingual configs
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        copy.write_text(json.dumps(values), encoding="utf-8")
-        try:
-            return BertConfig.from_json_file(copy), values
-        except ValueError as error:
-            raise UserError(f"{str(error).replace(str(copy), str(path))}: give a BERT config") from error
+    try:
+        return BertConfig.from_dict(values), values
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: give a BERT config") from error
 
 
 def output_config(config: BertConfig, source_values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict:

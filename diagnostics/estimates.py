@@ -21,6 +21,7 @@ from attention import COMPILED_ON_CPU, default_implementation
 from data_loading.packing import MicroBatchLimits, PassSizes
 from loss import FLOAT32_ROWS
 from modeling import BertPreTrainedModel
+from optimizer import SPECS
 from precision import Precision
 from run_config import ParallelConfig
 
@@ -65,9 +66,8 @@ class MemorySettings:
         return self.world_size > 1 and not self.is_sharded
 
     @property
-    def holds_updates(self) -> bool:
-        """Whether LAMB holds the updates of all tensors at once: on GPUs, and if parameters are sharded."""
-        return self.optimizer == "Lamb" and (self.device.type != "cpu" or self.is_sharded)
+    def updates_all_tensors_at_once(self) -> bool:
+        return self.device.type != "cpu" or self.is_sharded
 
     @property
     def pass_sizes(self) -> PassSizes:
@@ -121,21 +121,28 @@ def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tup
     """Bytes that stay from one update to the next, on the device and on the host besides."""
     on_cpu, precision = settings.device.type == "cpu", settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
-    state = Counter({"weights": FLOAT32 * parameters, "optimizer state": 2 * FLOAT32 * parameters})
+    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model) / settings.parallel.shard_degree
+    state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
     if precision.pure and not settings.is_sharded:  # the optimizer's float32 weights, and the model's
         state["weights"] += precision.dtype.itemsize * parameters
-    if settings.optimizer == "Lamb" and not settings.holds_updates:  # a buffer for the largest update
-        state["optimizer state"] += FLOAT32 * max(p.numel() for p in model.parameters())
+    if not settings.updates_all_tensors_at_once:  # the optimizer keeps its buffer
+        state += update_buffers(model, settings)
     if settings.is_replicated:  # DDP's buckets
-        state["gradients"] += settings.pass_sizes.residual * parameters
-    checkpoint = Counter({"checkpoint copy": 3 * FLOAT32 * parameters if settings.saves else 0})
+        state["gradients"] += FLOAT32 * parameters
+    checkpoint = Counter({"checkpoint copy": FLOAT32 * parameters + optimizer_state if settings.saves else 0})
     if on_cpu:
         return state + checkpoint, Counter()
     if settings.parallel.cpu_offload:
         state += Counter({"gradients": FLOAT32 * parameters})
-        state["optimizer state"] += FLOAT32 * parameters if settings.holds_updates else 0
-        return Counter(), state + checkpoint
+        return Counter(), state + update_buffers(model, settings) + checkpoint
     return state, checkpoint
+
+
+def update_buffers(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
+    """What a step of the optimizer needs besides gradients and state."""
+    sizes = [p.numel() for p in model.parameters()]
+    elements = SPECS[settings.optimizer].update_elements(sizes, settings.updates_all_tensors_at_once)
+    return Counter({"optimizer state": FLOAT32 * elements / settings.parallel.shard_degree})
 
 
 def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
@@ -156,8 +163,8 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
             kept.append(Counter({"activations": layer.input + (layer.linear_outputs if mode == "selective" else 0)}))
 
     # Gradients of the micro-batches before this one, but for DDP's, which are resident.
-    ddp_sums = settings.is_replicated and not precision.pure
-    earlier = masters if settings.micro_batches > 1 and not parallel.cpu_offload and not ddp_sums else 0
+    keeps_sums = settings.micro_batches > 1 and not parallel.cpu_offload and not settings.is_replicated
+    earlier = masters if keeps_sums else 0
 
     def gathered(layers: int) -> Counter:
         """Parameters that FSDP2 has gathered when `layers` layers are still to come in the backward pass: what is not
@@ -207,14 +214,12 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
     # The embeddings' part of the word embedding's gradient is a tensor of the same size.
     own = Counter({"gradients": gradient * vocabulary, "activations": memory.embeddings_backward})
     yield "backward pass of the embeddings", gradients(0) + gathered(0) + own
-    if precision.pure and not settings.is_sharded:
+    if precision.pure and not settings.is_sharded and not settings.is_replicated:
         model_gradients = gradient * num_parameters(model) if settings.micro_batches > 1 else 0
         yield "conversion of the gradients to float32", Counter({"gradients": masters + model_gradients})
-    step = Counter()
-    if not parallel.cpu_offload and not ddp_sums:
-        step["gradients"] = masters
-    if settings.holds_updates:
-        step["optimizer state"] = masters
+    step = Counter() if parallel.cpu_offload or settings.is_replicated else Counter({"gradients": masters})
+    if settings.updates_all_tensors_at_once and not parallel.cpu_offload:
+        step += update_buffers(model, settings)
     yield "optimizer step", step
 
 

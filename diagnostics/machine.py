@@ -16,6 +16,7 @@ from checkpoint.writer import KEPT_CHECKPOINTS
 from device import Runtime
 from diagnostics.estimates import LIBRARY_BYTES, MemorySettings, estimate_memory, num_parameters
 from modeling import BertPreTrainedModel
+from precision import slow_bfloat16
 from utils import requirements
 from utils.errors import UserError, one_line
 from utils.measure import available_memory
@@ -74,8 +75,8 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
         if shutil.which("nvidia-smi") is not None and not torch.cuda.is_available():
             version = f"PyTorch {torch.__version__} finds no GPU: install a build of PyTorch for CUDA"
             findings.report("warning", f"an NVIDIA driver is installed, but {version}")
-        if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
-            findings.report("warning", "this CPU has no instructions for bfloat16, so it is slow: leave out --amp")
+        if slow := slow_bfloat16(runtime.precision, runtime.device):
+            findings.report("warning", slow)
         return
     findings.report("ok", f"computes in {name} on {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
     if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:

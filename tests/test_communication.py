@@ -30,6 +30,8 @@ HYBRID = ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree",
 CASES = {
     "DDP, one micro-batch": (Layout(2), (), 8),
     "DDP, several": (Layout(2), (), 24),
+    "DDP, bfloat16, one": (Layout(2), ("--use-pure-fp16",), 8),
+    "DDP, bfloat16, several": (Layout(2), ("--use-pure-fp16",), 24),
     "FSDP2, several": (Layout(2, 2), SHARDED, 24),
     "FSDP2, always": (Layout(2, 2, "always"), (*SHARDED, "--fsdp-reshard-after-forward", "always"), 24),
     "FSDP2, never": (Layout(2, 2, "never"), (*SHARDED, "--fsdp-reshard-after-forward", "never"), 24),
@@ -137,7 +139,7 @@ def test_the_counts_are_those_of_theory(counted):
             kinds = Counter(kind for phase, kind, *_ in update if phase == "training_step")
             k, remainder = divmod(kinds["reduce_scatter"], 3)
             assert k > 1 and not remainder and kinds == {"all_gather": gathers * k, "reduce_scatter": 3 * k}
-    for name in ("DDP, one micro-batch", "DDP, several"):
+    for name in (name for name in CASES if name.startswith("DDP")):
         assert all(len(update) == 1 for update in counted[name][1:])
     for name in ("hybrid, one micro-batch", "hybrid, several"):
         for update in counted[name][1:]:

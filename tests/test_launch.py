@@ -73,9 +73,9 @@ def test_the_global_batch_is_that_of_max_nodes_at_any_number_of_nodes(checkout):
         args = run_pretraining.parse_arguments(program_arguments(phase, "run_pretraining.py"))
         assert (args.batch_size, args.global_batch_size) == (2, expected)
     args = run_squad.parse_arguments(program_arguments(squad, "run_squad.py"))
-    assert (args.train_batch_size, args.global_batch_size) == (3, 3 * 8 * 4)
+    assert (args.batch_size, args.global_batch_size) == (3, 3 * 8 * 4)
     args = run_glue.parse_arguments(program_arguments(glue, "run_glue.py"))
-    assert (args.train_batch_size, args.global_batch_size) == (2, 6 * 8 * 4)
+    assert (args.batch_size, args.global_batch_size) == (2, 6 * 8 * 4)
 
 
 def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals, **settings: str):

@@ -333,12 +333,15 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "has no column 'sentence1'"),
-        ([*SST_2, "--do-train", "--eval-steps", "5"], "--eval-steps has no effect without --do-train and --do-eval"),
+        ([*SST_2, "--do-train", "--eval-steps", "5"], "--eval-steps has no effect without --do-eval"),
         ([*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"], "has no effect without --eval-steps"),
         ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "max_position_embeddings 64"),
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
-        ([*SST_2, "--do-eval", "--num-seeds", "2", "--init-checkpoint", "x"], "--num-seeds is for training"),
+        (
+            [*SST_2, "--do-eval", "--num-seeds", "2", "--init-checkpoint", "x"],
+            "--num-seeds has no effect without --do-train",
+        ),
         (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
     ],
 )

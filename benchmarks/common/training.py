@@ -81,7 +81,7 @@ def train_step(trainer: Trainer, batch: StepBatch) -> None:
 def fused_adamw(model: nn.Module) -> torch.optim.AdamW:
     """The optimizer of other implementations, with this project's groups and values."""
     config = OptimizerConfig()
-    groups = parameter_groups(model.named_parameters(), config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay)
     return torch.optim.AdamW(groups, LEARNING_RATE, config.betas, config.eps, fused=True)
 
 
