@@ -55,7 +55,7 @@ class BertConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{field.name} is {value!r}: it must be a whole number from 1 up")
+                raise ValueError(f"{field.name} is {value!r}: it must be a whole number >= 1")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name} is {value!r}: it must be true or false")
             if field.type is int and value > MAX_SIZES[field.name]:

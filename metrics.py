@@ -1,6 +1,6 @@
 """What a run reports: the measuring window, and the sinks that records go to.
 
-A record is a `step`, as DLLogger calls it, and a dict of figures. The step is () for the whole run, (epoch, number) for
+A record is a `step`, as DLLogger calls it, and a dict of metrics. The step is () for the whole run, (epoch, number) for
 an optimizer step, or the word PARAMETER for settings.
 """
 
@@ -66,32 +66,32 @@ class MeasuringWindow:
         yield
         self.started += time.perf_counter() - before
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         seconds, stats = time.perf_counter() - self.started, self.stats
-        figures = {
+        metrics = {
             "step_seconds": seconds / max(self.steps, 1),
             "sequences_per_second": stats.sequences / seconds,
             "tokens_per_second": stats.tokens / seconds,
             "model_tflops": stats.flops / seconds / 1e12 / self.world_size,
         }
         if self.peak is not None:
-            figures["utilization"] = stats.flops / seconds / self.world_size / self.peak
+            metrics["utilization"] = stats.flops / seconds / self.world_size / self.peak
         if self.device.type == "cuda":
-            figures["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        figures["data_wait"] = self.waited / max(seconds, 1e-9)
-        return figures
+            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        metrics["data_wait"] = self.waited / max(seconds, 1e-9)
+        return metrics
 
-    def final_figures(self) -> dict[str, float]:
-        """The figures when all work on the device is done, with the process's peak memory."""
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics when all work on the device is done, with the process's peak memory."""
         synchronize(self.device)
-        figures = self.figures()
+        metrics = self.metrics()
         if (peak_memory := peak_memory_bytes(self.device)) is not None:
-            figures["peak_memory_gib"] = peak_memory / 2**30
-        return figures
+            metrics["peak_memory_gib"] = peak_memory / 2**30
+        return metrics
 
 
 class Benchmark:
-    """`--benchmark`: the figures of all steps after `warmup_steps`, with the time of each kind of work."""
+    """`--benchmark`: the metrics of all steps after `warmup_steps`, with the time of each kind of work."""
 
     def __init__(self, window: MeasuringWindow, stopwatch: Stopwatch, warmup_steps: int):
         self.window, self.stopwatch = window, stopwatch
@@ -108,14 +108,14 @@ class Benchmark:
     def log(self, reporter: "Reporter", seconds: float, raw_seconds: float, final_loss: float | None) -> None:
         """`seconds`: of the whole run; `raw_seconds`: without evaluation and checkpoints."""
         steps = self.window.steps
-        figures = self.window.final_figures() | self.stopwatch.medians_in_milliseconds(steps)
+        metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
         nvidias = {
-            "training_sequences_per_second": figures["sequences_per_second"],
+            "training_sequences_per_second": metrics["sequences_per_second"],
             "e2e_train_time": seconds,
             "raw_train_time": raw_seconds,
             "final_loss": final_loss,
         }
-        reporter.log((), figures | nvidias, f"benchmark of {steps} steps: {format_metrics(figures)}")
+        reporter.log((), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}")
 
 
 # --- sinks ------------------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ Step = tuple[int, ...] | str
 
 
 class Sink(Protocol):
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        """Records `figures`; `text` is the same as one human-readable line, or None for records that are not shown."""
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        """Records `metrics`; `text` is the same as one human-readable line, or None for records that are not shown."""
 
     def close(self) -> None: ...
 
 
 class TerminalSink:
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if text:
             print_line(text)
 
@@ -147,7 +147,7 @@ class DLLoggerSink:
         self.started = time.monotonic()
         self.file: TextIO | None = None
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         try:
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,14 +155,14 @@ class DLLoggerSink:
                     raise UserError(f"{self.path} is not a regular file: choose another {self.flag}")
                 end_last_line(self.path)
                 self.file = self.path.open("a", encoding="utf-8")
-            self.file.write(f"{self.line(datetime.datetime.now(), step, figures)}\n")
+            self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n")
             self.file.flush()
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path} ({error.strerror}): free some space, or choose another {self.flag}"
             ) from error
 
-    def line(self, now: datetime.datetime, step: Step, figures: dict[str, Any]) -> str:
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -173,14 +173,14 @@ class DLLoggerSink:
 class DLLoggerJsonSink(DLLoggerSink):
     """DLLogger's JSON lines, `DLLL {...}`."""
 
-    def line(self, now: datetime.datetime, step: Step, figures: dict[str, Any]) -> str:
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         entry = {
             "timestamp": str(now.timestamp()),
             "datetime": str(now),
             "elapsedtime": str(round(time.monotonic() - self.started, 6)),
             "type": "LOG",
             "step": step if isinstance(step, str) else list(step),
-            "data": {name: finite_or_none(value) for name, value in figures.items()},
+            "data": {name: finite_or_none(value) for name, value in metrics.items()},
         }
         return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
 
@@ -189,11 +189,11 @@ class DLLoggerTextSink(DLLoggerSink):
     """DLLogger's text with NVIDIA's names of steps: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`, `DLL <date> -
     Summary:  ...`."""
 
-    def line(self, now: datetime.datetime, step: Step, figures: dict[str, Any]) -> str:
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         if isinstance(step, tuple):
             names = ("Epoch", "Step", "Validation Iteration")
             step = "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False)) or "Summary: "
-        return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in figures.items())}"
+        return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in metrics.items())}"
 
 
 def end_last_line(path: Path) -> None:
@@ -212,13 +212,13 @@ def finite_or_none(value: Any) -> Any:
 
 
 class RecordingSink:
-    """Keeps the figures of each step in memory."""
+    """Keeps the metrics of each step in memory."""
 
     def __init__(self) -> None:
         self.records: dict[Step, dict[str, Any]] = {}
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        self.records.setdefault(step, {}).update(figures)
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        self.records.setdefault(step, {}).update(metrics)
 
     def close(self) -> None:
         pass
@@ -239,12 +239,12 @@ class TensorBoardSink:
         except OSError as error:
             raise UserError(f"cannot write to --tensorboard-dir {folder} ({error.strerror})") from error
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if isinstance(step, str):
             return
         if step:
             self.last_step = step[-1]
-        for name, value in figures.items():
+        for name, value in metrics.items():
             if isinstance(value, int | float):
                 self.writer.add_scalar(name if step else f"final/{name}", value, self.last_step)
         self.writer.flush()
@@ -259,9 +259,9 @@ class Reporter:
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = list(sinks)
 
-    def log(self, step: Step, figures: dict[str, Any], text: str | None = None) -> None:
+    def log(self, step: Step, metrics: dict[str, Any], text: str | None = None) -> None:
         for sink in self.sinks:
-            sink.write(step, figures, text)
+            sink.write(step, metrics, text)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -282,8 +282,8 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     return Reporter(sinks)
 
 
-def dllogger_figures(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
-    """The figures of a step under the names of NVIDIA's recipe."""
+def dllogger_metrics(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
+    """A step's metrics under the names of NVIDIA's recipe."""
     return {
         "step_cost": metrics["step_seconds"],
         "step_samples": step_samples,
@@ -291,7 +291,7 @@ def dllogger_figures(metrics: Mapping[str, float], step_samples: float) -> dict[
     }
 
 
-# --- figures as people read them --------------------------------------------------------------------------------------
+# --- human-readable text ----------------------------------------------------------------------------------------------
 
 # How each figure is shown on the terminal; {n} is the value as `format_number` writes it.
 FORMATS = {

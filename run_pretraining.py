@@ -125,6 +125,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, config.loader) if args.eval_dir else None
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{args.eval_dir} has fewer samples than there are processes: make a larger held-out set")
+    runtime.distributed.on_main(lambda: dataset.check_shards(eval_dataset))
     if args.verify_data:
         for checked in filter(None, (dataset, eval_dataset)):
             verify_checksums(checked, runtime.distributed)

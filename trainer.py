@@ -23,7 +23,7 @@ from metrics import (
     Benchmark,
     GlobalBatchStats,
     MeasuringWindow,
-    dllogger_figures,
+    dllogger_metrics,
     format_duration,
     format_metrics,
 )
@@ -189,19 +189,19 @@ class Trainer:
         folder = self.config.checkpoint_folder / str(step)
         reached = f"{phase}: step {step} of {self.config.max_steps}"
         if stopped_by is not None and step < self.config.max_steps:
-            reached += f", stopped by {signal.Signals(stopped_by).name}: the same command goes on from here"
+            reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command to resume"
         self.state.read_clock()
-        figures = {"step": step, "checkpoint": str(folder)}
+        summary = {"step": step, "checkpoint": str(folder)}
         if self.final_loss is not None:
             state = self.state
             rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
-            figures |= {
+            summary |= {
                 "e2e_train_time": state.train_seconds,
                 "raw_train_time": state.raw_train_seconds,
                 "training_sequences_per_second": rate,
                 "final_loss": self.final_loss,
             }
-        self.reporter.log((), figures, f"{reached}; checkpoint in {folder}")
+        self.reporter.log((), summary, f"{reached}; checkpoint in {folder}")
 
     # --- exchange with the other ranks and the device ---
 
@@ -250,12 +250,12 @@ class Trainer:
             self.freed_memory.bound()
         if self.runtime.precision.needs_loss_scale:
             metrics["loss_scale"] = float(self.loss_scale.value)
-        metrics.update(window.figures())
+        metrics.update(window.metrics())
         window.restart()
         self.final_loss = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
         text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
-        self.reporter.log(self._log_step(), metrics | dllogger_figures(metrics, stats.sequences), text)
+        self.reporter.log(self._log_step(), metrics | dllogger_metrics(metrics, stats.sequences), text)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
     def _log_evaluation(self) -> None:
@@ -264,7 +264,7 @@ class Trainer:
         self.reporter.log(self._log_step(), {f"eval_{name}": value for name, value in metrics.items()}, text)
 
     def _log_step(self) -> tuple[int, int]:
-        """The epoch, from 0 up, and the number of the last update."""
+        """The epoch, counted from 0, and the number of the last update."""
         state = self.state
         return (state.samples_consumed - 1) // state.metadata.num_samples, state.step
 

@@ -335,6 +335,20 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
     weights = config.from_phase1_final_params or config.from_pretrained_params
     if checkpoint is None and weights is not None:
         folder = find_model_folder(weights)
+        if config.from_phase1_final_params is not None:
+            refuse_unfinished(folder)
         if config.lr_rewarmup:
             verify_checkpoint(folder)
     return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raises UserError if the checkpoint `folder` is not the last one of its run. Folders of other programs pass."""
+    for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
+        progress = read_json_object(path, "the progress of a run")
+        step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")
+        if isinstance(step, int) and isinstance(last, int) and step < last:
+            raise UserError(
+                f"phase 1 is unfinished: {folder} is step {step} of {last}: rerun phase 1 to its end, or start from it "
+                f"as it is with --from-pretrained-params"
+            )

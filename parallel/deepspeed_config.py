@@ -206,7 +206,7 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
     total, micro, steps = sizes = [values.get(key) for key in BATCH_KEYS]
     for key, size in zip(BATCH_KEYS, sizes, strict=True):
         if size is not None and (type(size) is not int or size < 1):
-            raise UserError(f"{path}: {key} is {size!r}, expected a whole number from 1 up")
+            raise UserError(f"{path}: {key} is {size!r}, expected a whole number >= 1")
     if total is not None:
         given_micro = args.batch_size if args.given("batch_size") else None
         given_steps = args.gradient_merge_steps if args.given("gradient_merge_steps") else None

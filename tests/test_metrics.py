@@ -58,7 +58,7 @@ def test_window_measures_since_its_restart_without_pauses(clock):
         window.count(GlobalBatchStats(sequences=16, tokens=800, targets=10, flops=4e13), waited=0.5)
         with window.paused():
             clock.now += 1000.0
-    assert window.figures() == {
+    assert window.metrics() == {
         "step_seconds": 2.0,
         "sequences_per_second": 8.0,
         "tokens_per_second": 400.0,
@@ -68,7 +68,7 @@ def test_window_measures_since_its_restart_without_pauses(clock):
     }
     without_peak = MeasuringWindow(CPU, world_size=1, peak=None)
     clock.now += 1.0
-    assert "utilization" not in without_peak.figures()
+    assert "utilization" not in without_peak.metrics()
 
 
 def test_figures_are_formatted_for_people():

@@ -107,7 +107,7 @@ def test_stop_signal_saves_and_the_same_command_continues(inputs, tmp_path, sign
     os.kill(process.pid, signal_)
     assert exit_codes([process]) == [code], log.read_text()
     (step,) = steps_in(output)
-    assert f"stopped by {signal_.name}: the same command goes on from here" in log.read_text()
+    assert f"stopped by {signal_.name}: rerun the same command to resume" in log.read_text()
     train([*command, "--steps-this-run", "20"])
     train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 20))
     assert losses(output) == losses(tmp_path / "uninterrupted")
@@ -170,6 +170,13 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
     result = train([*phase_2, "--learning-rate", "0.01"])
     assert "resumed from" in result.stdout and "phase2/2" in result.stdout
     assert steps_in(tmp_path, "phase2") == ["1", "2", "4"]
+
+
+def test_phase_2_from_an_unfinished_phase_1_is_refused(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 4, "--steps-this-run", 2))
+    phase_2 = ("--max-steps", 4, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
+    assert_refused(run_here(inputs.command(tmp_path, *phase_2)), "phase 1 is unfinished", "step 2 of 4")
+    assert steps_in(tmp_path, "phase2") == []
 
 
 def test_checkpoint_of_another_optimizer_is_an_error(inputs, tmp_path):
@@ -253,7 +260,7 @@ def test_process_that_is_killed_ends_the_others_and_no_step_is_lost(inputs, tmp_
     processes[1].kill()
     assert exit_codes(processes) == [2, -signal.SIGKILL]
     log = (tmp_path / "log.0").read_text()
-    assert "error: another process of this run has ended" in log
+    assert "error: another rank failed" in log
     assert "Traceback" not in log
     (saved,) = map(int, steps_in(tmp_path))
     assert last_step(tmp_path) <= saved <= last_step(tmp_path) + 1  # the last update may not be logged yet

@@ -135,7 +135,7 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
         signs = JOIN_FAILURE_SIGNS if while_joining else PEER_FAILURE_SIGNS
         if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
             raise
-        raise UserError("another process of this run has ended, and so this one ends: see that one's error") from error
+        raise UserError("another rank failed, so this one stops: see that rank's error") from error
 
 
 class ErrorReports:
