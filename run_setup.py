@@ -21,7 +21,7 @@ from evaluation import evaluate
 from lr_scheduler import make_schedule
 from metrics import make_reporter
 from modeling import BertPreTrainedModel
-from optimizer import check_shardable, make_optimizer
+from optimizer import check_shardable, make_optimizer, spec_of
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallelize import parallelize
@@ -282,7 +282,7 @@ def build_trainer(
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:
         loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)
-    state = TrainState(parallel, optimizer, loss_scale, config.metadata, distributed)
+    state = TrainState(parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed)
     state.start_from(config.start, config.trainer.checkpoint_folder, config.trainer.record)
     max_steps = config.trainer.max_steps
     if state.schedule_start >= max_steps:

@@ -96,7 +96,7 @@ class PretrainingDataset:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
             shards.append([shard.path.name, len(shard), shard.digest, stored])
         content = [self.sequence_length, self.predictions_per_sequence, shards]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return "rows:" + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
         """Raises UserError if a shard is there twice, also among those that are `held_out`, or if the sampled rows of a
