@@ -279,20 +279,3 @@ def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> 
         world_size=trainer.distributed.world_size,
         pin_memory=trainer.device.type == "cuda",
     )
-
-
-def fine_tune(plan: TrainingPlan, runtime: Runtime) -> tuple[ParallelModel, int, bool]:
-    """Trains a fine-tuning task; returns the model, the exit code, and whether training is complete."""
-    config = plan.config
-    runtime.reporter.log(
-        "PARAMETER",
-        {
-            "training_features": len(plan.dataset),
-            "train_batch_size": config.loader.batch_size,
-            "steps": config.trainer.max_steps,
-        },
-    )
-    trainer = plan.build_trainer(runtime)
-    exit_code = trainer.train(plan.make_loader(trainer))
-    is_complete = trainer.state.step >= config.trainer.max_steps or config.trainer.benchmark
-    return trainer.parallel, exit_code, is_complete
