@@ -56,7 +56,7 @@ def test_whole_numbers_beyond_all_bounds_are_refused(capsys, flag, value):
     assert end.value.code == 2 and line.startswith(f"error: argument {flag}") and len(line) < 300
 
 
-@pytest.mark.parametrize("flag", ["--learning-rate", "--max-grad-norm", "--epsilon", "--distributed-timeout-minutes"])
+@pytest.mark.parametrize("flag", ["--learning-rate", "--max-grad-norm", "--epsilon", "--collective-timeout-minutes"])
 @pytest.mark.parametrize("value", ["1e39", "1e999", "nan", "-inf", "9" * 5000, "one"], ids=lambda value: value[:12])
 def test_numbers_beyond_float32_are_refused(capsys, flag, value):
     with pytest.raises(SystemExit):
