@@ -90,8 +90,6 @@ GLOBAL_FLAGS = (
     Flag("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture"),
     Flag("--config-file", optional_path, None,
          "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom"),
-    Flag("--max-steps", positive_int_or_minus_one, -1, "maximum number of updates; -1: as many as the epochs need",
-         TRAIN),
     Flag("--pre-layer-norm", bool, False, "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert"),
     Flag("--dropout", fraction, None, "dropout of hidden states and attention; by default that of the config", TRAIN),
     Flag("--log-freq --logging-steps", positive_int, trainer.log_freq, "updates between log lines",
@@ -218,6 +216,8 @@ PRECISION_FLAGS = (
 PREDICT = ("--do-eval or --do-predict",)
 
 FINE_TUNING_FLAGS = (
+    Flag("--max-steps", positive_int_or_minus_one, -1, "maximum number of updates; -1: as many as the epochs need",
+         TRAIN),
     Flag("--do-train", bool, False, "fine-tune on the training file"),
     Flag("--do-eval", bool, False, "predict the development file and score the predictions"),
     Flag("--do-predict", bool, False, "write predictions"),
