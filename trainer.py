@@ -31,7 +31,7 @@ from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
 from utils.device import FreedMemory, peak_flops
-from utils.distributed import translate_peer_failure
+from utils.distributed import RankFailure, translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch
 from utils.progress import progress_bar
@@ -283,13 +283,16 @@ class Trainer:
 
     @contextlib.contextmanager
     def _save_on_error(self) -> Iterator[None]:
-        """On UserError (damaged data, a process that has ended), saves the last completed step and re-raises. Between
-        two updates and inside one, the state is that of the last update. A sharded state cannot be saved then, since
-        not all ranks come here."""
+        """On UserError (damaged data, a rank that failed), saves the last completed step and re-raises. Between two
+        updates and inside one, the state is that of the last update. A sharded state cannot be saved then, since not
+        all ranks come here; nor can that of GPUs whose collectives are aborted because a rank failed."""
         try:
             with translate_peer_failure():
                 yield
-        except UserError:
+        except UserError as error:
+            if isinstance(error, RankFailure) and self.device.type == "cuda":
+                self.distributed.abort()
+                raise
             self.state.step = int(self.state.device_step)
             if not self.config.benchmark and self.parallel.shard_group is None and self._weights_are_finite():
                 self.save()

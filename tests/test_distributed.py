@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from processes import exit_codes, start_several
 from rank_runs import run_distributed
 
-from utils.distributed import DistributedContext, init_distributed, translate_peer_failure
+from trainer import Trainer
+from utils.distributed import DistributedContext, RankFailure, init_distributed, translate_peer_failure
 from utils.errors import UserError
 
 CPU = torch.device("cpu")
@@ -187,3 +189,20 @@ def test_other_runtime_errors_are_not_translated():
     ):
         with pytest.raises(UserError, match="another rank failed"), translate_peer_failure():
             raise error
+
+
+def test_on_gpus_a_failed_rank_aborts_the_collectives_and_nothing_is_read_or_saved():
+    """NCCL's kernels wait for the failed rank, so whatever reads the device would hang. A stand-in for the GPU."""
+
+    class Device:
+        def __int__(self):
+            raise AssertionError("a read of the device would hang")
+
+    trainer = Trainer.__new__(Trainer)
+    calls = []
+    trainer.device = torch.device("cuda")
+    trainer.distributed = types.SimpleNamespace(abort=lambda: calls.append("abort"))
+    trainer.state = types.SimpleNamespace(device_step=Device())
+    with pytest.raises(RankFailure, match="another rank failed"), trainer._save_on_error():
+        raise RuntimeError("[gloo] Connection closed by peer")
+    assert calls == ["abort"]

@@ -15,12 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard
-from processes import PATIENCE, exit_codes, start_several, torchrun
+from processes import PATIENCE, exit_codes, start_several, torchrun, wait_until
 from safetensors.torch import load_file
 from small_runs import losses, run_here, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
 
 import precision
+import run_pretraining
+import run_setup
 from checkpoint.model_choice import is_uncased
 
 
@@ -199,6 +201,20 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
         assert entry["eval_loss"] == pytest.approx(mlm_loss + nsp_loss, rel=1e-5)
         assert entry["eval_mlm_accuracy"] == pytest.approx(correct)
         assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
+
+
+def test_the_checkpoint_is_saved_before_the_evaluation_of_the_same_step(inputs, tmp_path, monkeypatch):
+    """A kill during a long evaluation loses no step."""
+
+    def interrupted(*_):
+        wait_until(lambda: "2" in steps_in(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_setup, "evaluate", interrupted)
+    command = inputs.command(tmp_path, "--max-steps", 2, "--eval-dir", inputs.held_out)
+    with pytest.raises(KeyboardInterrupt):
+        run_pretraining.main(command)
+    assert "2" in steps_in(tmp_path)
 
 
 def test_evaluation_does_not_change_the_training(inputs, tmp_path):

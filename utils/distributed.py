@@ -114,12 +114,23 @@ class DistributedContext:
         releases a tensor while the interpreter shuts down aborts the program. DDP keeps a reference to the default
         group for ever, so `cpu_group`, which is used last, is a group of its own."""
         self.cpu_group = None
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """Ends all collectives after a rank has failed. NCCL's kernels would wait for that rank, and everything that is
+        read from the GPU would wait for them. What the collectives should have written is lost."""
+        self.cpu_group = None
+        dist.distributed_c10d._abort_process_group()
 
 
 def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
     """Gives a group, whose members are connected, the timeout of collectives."""
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=minutes), group)
+
+
+class RankFailure(UserError):
+    """Another rank of the run has failed or does not answer."""
 
 
 PEER_FAILURE_SIGNS = ("gloo", "NCCL", "Connection closed", "Connection reset")
@@ -128,8 +139,8 @@ JOIN_FAILURE_SIGNS = (*PEER_FAILURE_SIGNS, "Timed out", "timed out", "wait timeo
 
 @contextlib.contextmanager
 def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
-    """Turns torch's error about a process that has ended into a UserError of one line. `while_joining`: also the errors
-    of its store."""
+    """Turns torch's error about another process into a RankFailure of one line. `while_joining`: also errors of its
+    store."""
     try:
         yield
     except RuntimeError as error:
@@ -137,11 +148,11 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
         if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
             raise
         if "Timed out" in str(error) and not while_joining:
-            raise UserError(
+            raise RankFailure(
                 "another rank did not answer within --collective-timeout-minutes: see what it prints, and whether its "
                 "machine can be reached"
             ) from error
-        raise UserError("another rank failed, so this one stops: see that rank's error") from error
+        raise RankFailure("another rank failed, so this one stops: see that rank's error") from error
 
 
 class ErrorReports:
