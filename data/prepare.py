@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +28,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_preparation import stages
 from data_preparation.download import names_of
+from data_preparation.executors import open_executor
 from data_preparation.options import (
     SPLITTERS,
     FormatOptions,
     TextShardOptions,
     VocabularyOptions,
     add_casing_flag,
+    add_executor_flags,
     add_sample_flags,
     add_seed_flag,
     sample_options,
 )
-from data_preparation.stage_runner import Stage, folder_lock, run, show_plan
+from data_preparation.stage_runner import Stage, run, show_plan
 from tasks.glue_files import TASKS
 from utils.command_line import (
     ArgumentParser,
@@ -49,7 +52,7 @@ from utils.command_line import (
     positive_int,
 )
 from utils.errors import UserError, run_main
-from utils.files import read_json
+from utils.files import lock_folder, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
@@ -91,7 +94,7 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
         skip_bad=args.skip_bad,
     )
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
-    return stages.FormatStage(args.output_dir, dataset, name, paths, options, args.num_workers)
+    return stages.FormatStage(args.output_dir, dataset, name, [str(path) for path in paths], options)
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
@@ -121,7 +124,7 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
         # Test samples are only evaluated, so one pass is enough.
         for split, split_options in (("training", options), ("test", replace(options, dupe_factor=1))):
             stage = partial(stages.Hdf5Stage, args.output_dir, sharded, split, vocab_file, args.do_lower_case)
-            found.append(stage(split_options, args.num_workers))
+            found.append(stage(split_options))
     return found
 
 
@@ -193,7 +196,7 @@ def add_common(add: Add) -> None:
 
 
 def add_run(add: Add) -> None:
-    add("--num-workers", type=positive_int, default=len(os.sched_getaffinity(0)), help="number of processes")
+    add_executor_flags(add)
     add("--dry-run", action=BooleanFlag, help="show the stages and whether they are up to date; do nothing")
 
 
@@ -276,7 +279,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("dataset", choices=("wikicorpus", "books", "squad", "glue"), help="data set to download")
 
     add = command("format", "Writes a source as one sentence per line.", add_common, add_language, add_format)
-    add("dataset", choices=tuple(stages.SOURCE_SUFFIXES), help="Wikipedia dump, books to clean, or text used as it is")
+    add("dataset", choices=tuple(stages.SOURCE_FORMATS), help="Wikipedia dump, books to clean, or text used as it is")
     add("paths", nargs="*", type=Path, metavar="PATH", help="files and folders; if not given, what was downloaded")
 
     add = command("shard", "Makes training and test shards of text.", add_common, add_seed_flag, add_shard)
@@ -346,25 +349,26 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    if args.command == "verify":
-        from data_preparation.verify_report import report_on_folders, show_folders
-
-        if args.dry_run:
-            show_folders(args.folder)
-        else:
-            report_on_folders(args.folder, args.vocab_file, args.samples, args.num_workers)
-        return
-    if args.command == "repack":
-        from data_preparation.repack import repack_folders
-
-        repack_folders(args.folder, args.output_dir, args.num_workers, args.dry_run)
-        return
-    if args.dry_run:
+    if args.dry_run and args.command in STAGES:
         show_plan(STAGES[args.command](args))
         return
-    with folder_lock(args.output_dir):
-        for stage in STAGES[args.command](args):
-            run(stage, args.num_workers)
+    with open_executor(args.scheduler, args.num_workers) as executor:
+        if args.command == "verify":
+            from data_preparation.verify_report import report_on_folders, show_folders
+
+            if args.dry_run:
+                show_folders(args.folder)
+            else:
+                report_on_folders(args.folder, args.vocab_file, args.samples, executor)
+        elif args.command == "repack":
+            from data_preparation.repack import repack_folders
+
+            repack_folders(args.folder, args.output_dir, executor, args.dry_run)
+        else:
+            args.output_dir.mkdir(parents=True, exist_ok=True)
+            with closing(lock_folder(args.output_dir)):
+                for stage in STAGES[args.command](args):
+                    run(stage, executor)
 
 
 if __name__ == "__main__":

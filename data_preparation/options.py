@@ -3,6 +3,7 @@
 This module imports nothing heavy, so that `--help` and worker processes start quickly.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,22 @@ class SampleOptions:
 
 def add_seed_flag(add) -> None:
     add("--random-seed", type=non_negative_int, default=SampleOptions.random_seed, help="seed of all random choices")
+
+
+def add_executor_flags(add) -> None:
+    add(
+        "--num-workers",
+        "--workers",
+        type=positive_int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes on this machine",
+    )
+    add(
+        "--scheduler",
+        default="local",
+        help="where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
+        "tls://HOST:8786 or a scheduler file",
+    )
 
 
 def add_casing_flag(add) -> None:
