@@ -74,9 +74,9 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
         return [stages.download_books(args.output_dir, read_lines(args.books, "--books"))]
     if dataset == "glue":
-        return [stages.download_glue(args.output_dir, task) for task in args.tasks or TASKS]
+        return [stages.download_glue(args.output_dir, task, args.mirror) for task in args.tasks or TASKS]
     versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
-    return [stages.download_squad(args.output_dir, version) for version in versions]
+    return [stages.download_squad(args.output_dir, version, args.mirror) for version in versions]
 
 
 def download_folder(args: Arguments, dataset: str) -> Path:
@@ -137,6 +137,12 @@ def all_stages(args: Arguments) -> list[Stage]:
         return download_stages(args, args.dataset)
     if args.dataset == "corpus" and not args.paths:
         raise UserError("all corpus: name the text: all corpus PATH")
+    if args.dataset == "wiki_books" and args.books is None:
+        taken = f" ({args.paths[0]} is taken for it)" if args.paths else ""
+        raise UserError(
+            "all wiki_books: name the books: --books FOLDER, or --books FILE with one address per line; "
+            f"PATH is the Wikipedia dump{taken}"
+        )
     datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(args.dataset, [args.dataset])
     downloads, formats = [], []
     for dataset in datasets:
@@ -201,7 +207,12 @@ def add_run(add: Add) -> None:
 
 
 def add_download(add: Add) -> None:
-    add("--mirror", action="append", default=[], help="address of a Wikimedia dumps mirror to try first; repeatable")
+    add(
+        "--mirror",
+        action="append",
+        default=[],
+        help="address to try first, with the files as on the original server; repeatable",
+    )
     add("--books", type=Path, help="text file with the address of one book per line; for `all`, or a folder of books")
     add("--squad-version", choices=("1.1", "2.0", "both"), default="both", help="version of SQuAD")
     add("--tasks", nargs="+", choices=tuple(TASKS), metavar="TASK", help="tasks of GLUE; all of them if not given")
@@ -327,7 +338,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     has_wikipedia = dataset in ("wikicorpus", "wiki_only", "wiki_books")
     fetches_wikipedia, fetches_squad = has_wikipedia and not is_local, dataset in ("squad", "wiki_only", "wiki_books")
     effects = [
-        (("mirror",), fetches_wikipedia, "a download of Wikipedia"),
+        (("mirror",), fetches_wikipedia or dataset == "glue" or (fetches_squad and not is_local), "a known download"),
         (("dump_date",), has_wikipedia and not getattr(args, "paths", []), "a Wikipedia dump to find"),
         (("books",), dataset == "wiki_books" or (dataset == "books" and not is_local), "books to download"),
         (("squad_version",), fetches_squad and not is_local, "a download of SQuAD"),

@@ -26,6 +26,8 @@ from utils.files import file_digest, sync, write_json
 from utils.progress import progress_bar
 
 CHUNK = 1 << 20
+MAX_SIZE = 1 << 40  # bytes of a file whose size is not pinned
+MAX_REASON = 200  # characters of a server's message that are shown
 RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
 
@@ -176,17 +178,19 @@ def transfer(url: str, part: Part, size: int | None, checksum: Checksum | None, 
             join_range(response, part, start)
         elif response.status == 200:
             start = 0
-            length = response.headers.get("Content-Length")
-            if length is None and not response.chunked and checksum is None and size is None:
+            length = parse_count(response.headers.get("Content-Length"))
+            if length is None and checksum is None and size is None:
                 raise FailedAttempt(
                     "the server does not announce the length of the file, so a truncated file could not be noticed",
                     final=True,
                 )
+            if length is not None and length != (size or length):
+                raise FailedAttempt(f"the server announces {length:,} bytes, not {size:,}")
             refuse_web_page(response)
-            part.start(url, validator_of(response), int(length) if length and length.isdigit() else None)
+            part.start(url, validator_of(response), length)
         else:
             raise FailedAttempt(f"unexpected HTTP status {response.status}")
-        copy_body(response, part, start)
+        copy_body(response, part, start, size or part.total or MAX_SIZE)
     if part.total is not None and part.size != part.total:
         if part.size > part.total:
             part.discard()
@@ -211,22 +215,33 @@ def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.H
         return opener.open(url, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            retry_after = error.headers.get("Retry-After", "")
-            wait = float(retry_after) if retry_after.isdigit() else 0.0
+            wait = parse_count(error.headers.get("Retry-After")) or 0
             final = error.code not in RETRIED_STATUSES
-            raise FailedAttempt(f"HTTP status {error.code} {error.reason}", wait, final, error.code) from error
+            raise FailedAttempt(
+                f"HTTP status {error.code} {printable(error.reason)}", wait, final, error.code
+            ) from error
     except NETWORK_ERRORS as error:
         raise FailedAttempt(f"no response ({reason_of(error)})") from error
 
 
 def reason_of(error: Exception) -> str:
-    return one_line(str(error)) or type(error).__name__
+    return printable(str(error)) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """What a server said, without what a terminal would obey."""
+    return re.sub(r"[^ -~]", "?", one_line(text))[:MAX_REASON]
+
+
+def parse_count(text: str | None) -> int | None:
+    """The value of a header that is a number; None for anything else, such as a number of thousands of digits."""
+    return int(text) if text and re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def join_range(response: http.client.HTTPResponse, part: Part, start: int) -> None:
     """Checks that the response continues `part`; otherwise discards the part."""
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
-    total = int(match[3]) if match and match[3] != "*" else None
+    match = re.fullmatch(r"bytes ([0-9]{1,15})-[0-9]{1,15}/([0-9]{1,15}|\*)", response.headers.get("Content-Range", ""))
+    total = int(match[2]) if match and match[2] != "*" else None
     if not match or int(match[1]) != start or (part.total is not None and total not in (None, part.total)):
         part.discard()
         raise FailedAttempt("the server sent a range that was not requested, or the file has changed")
@@ -252,7 +267,8 @@ def refuse_web_page(response: http.client.HTTPResponse) -> None:
         raise FailedAttempt("the response is a web page instead of the file")
 
 
-def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> None:
+def copy_body(response: http.client.HTTPResponse, part: Part, start: int, limit: int) -> None:
+    """limit: bytes of the whole file."""
     name = part.path.name.removesuffix(".part")
     bar = progress_bar(part.total, name, initial=start)
     with bar, part.path.open("ab") as file:
@@ -263,8 +279,11 @@ def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> Non
                 raise FailedAttempt(f"the connection broke after {start:,} bytes ({reason_of(error)})") from error
             if not chunk:
                 return
-            file.write(chunk)
             start += len(chunk)
+            if start > limit:
+                part.discard()
+                raise FailedAttempt(f"the server sends more than the {limit:,} bytes of the file")
+            file.write(chunk)
             bar.update(len(chunk))
 
 
@@ -295,12 +314,14 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
     return None
 
 
-def fetch_squad(version: str, folder: Path, policy: RetryPolicy = DEFAULT_POLICY) -> list[Path]:
+def fetch_squad(
+    version: str, folder: Path, mirrors: Sequence[str] = SQUAD_MIRRORS, policy: RetryPolicy = DEFAULT_POLICY
+) -> list[Path]:
     """The training and development file of SQuAD `version` ("v1.1" or "v2.0")."""
     paths = []
     for name in (f"train-{version}.json", f"dev-{version}.json"):
         size, digest = SQUAD_FILES[name]
-        urls = [f"{mirror}/{name}" for mirror in SQUAD_MIRRORS]
+        urls = [f"{mirror}/{name}" for mirror in mirrors]
         fetch(urls, folder / name, Checksum("sha256", digest), size, policy=policy)
         paths.append(folder / name)
     return paths

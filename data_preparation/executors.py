@@ -1,5 +1,7 @@
 """Where tasks run: this process, a pool of processes on this machine, or a Dask cluster."""
 
+import asyncio
+import logging
 import multiprocessing
 import os
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
+from utils.files import read_json_object
 
 SCHEDULERS = "local, dask, an address such as tls://HOST:8786, or a scheduler file"
 
@@ -62,25 +65,26 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
     Dask's own configuration."""
     try:
         from distributed import Client, KilledWorker, LocalCluster
+        from distributed.security import Security
     except ImportError:
         raise UserError(
             f"--scheduler {scheduler} needs Dask: pip install distributed, or use --scheduler local"
         ) from None
-    options: dict[str, Any] = {"address": scheduler}
+    cluster = None
     if scheduler == "dask":
-        options = {"address": LocalCluster(workers, threads_per_worker=1, dashboard_address=None)}
-    elif Path(scheduler).is_file():
-        options = {"scheduler_file": scheduler}
-    elif "://" not in scheduler:
-        raise UserError(f"--scheduler {scheduler} is no scheduler file: give {SCHEDULERS}")
+        cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
+        address = cluster.scheduler_address
+    else:
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters of it is in the errors here
+        address = address_of(scheduler)
+        try:
+            asyncio.run(reach(address, Security()))  # a client that cannot connect would print a traceback
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the certificates"
+            ) from error
     try:
-        client = Client(**options, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the certificates"
-        ) from error
-    try:
-        with client:
+        with Client(address, set_as_default=False) as client:
             yield client.get_executor(pure=False)
     except KilledWorker as error:
         raise UserError(
@@ -92,5 +96,21 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
             f"the Dask scheduler {scheduler} was lost: start it again, then run the same command to continue"
         ) from error
     finally:
-        if scheduler == "dask":
-            options["address"].close()
+        if cluster:
+            cluster.close()
+
+
+def address_of(scheduler: str) -> str:
+    if "://" in scheduler:
+        return scheduler
+    if not Path(scheduler).is_file():
+        raise UserError(f"--scheduler {scheduler} is no scheduler file: give {SCHEDULERS}")
+    return str(read_json_object(scheduler, "scheduler file").get("address"))
+
+
+async def reach(address: str, security: Any) -> None:
+    """Connects to the scheduler and hangs up."""
+    from distributed.comm import connect
+
+    comm = await connect(address, **security.get_connection_args("client"))
+    await comm.close()

@@ -57,14 +57,16 @@ def download_books(output_dir: Path, urls: Sequence[str]) -> DownloadStage:
     return DownloadStage("books", folder, {"urls": list(urls)}, partial(download.fetch_books, urls))
 
 
-def download_squad(output_dir: Path, version: str) -> DownloadStage:
+def download_squad(output_dir: Path, version: str, mirrors: Sequence[str]) -> DownloadStage:
     folder = output_dir / "download" / "squad" / f"v{version}"
-    return DownloadStage(f"squad {version}", folder, {"version": version}, partial(download.fetch_squad, f"v{version}"))
+    fetch = partial(download.fetch_squad, f"v{version}", mirrors=[*mirrors, *download.SQUAD_MIRRORS])
+    return DownloadStage(f"squad {version}", folder, {"version": version}, fetch)
 
 
-def download_glue(output_dir: Path, task: str) -> DownloadStage:
+def download_glue(output_dir: Path, task: str, mirrors: Sequence[str]) -> DownloadStage:
     folder = output_dir / "download" / glue.task_folder(task)
-    return DownloadStage(f"glue {task}", folder, {"task": task}, partial(glue.fetch_glue, task))
+    fetch = partial(glue.fetch_glue, task, mirrors=[*mirrors, glue.SERVER])
+    return DownloadStage(f"glue {task}", folder, {"task": task}, fetch)
 
 
 class FormatStage(Stage):

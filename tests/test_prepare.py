@@ -485,3 +485,13 @@ def test_a_dump_that_is_here_already_needs_no_download(tmp_path):
     (tmp_path / "cut.xml.bz2").write_bytes(cut)
     done = run("format", "wikicorpus", tmp_path / "cut.xml.bz2", "--output-dir", tmp_path / "other", code=2)
     assert "cut.xml.bz2" in done.stderr
+
+
+def test_wiki_books_says_how_to_name_the_books(tmp_path):
+    done = run("all", "wiki_books", SAMPLE, "--output-dir", tmp_path, code=2)
+    assert "--books FOLDER" in done.stderr and f"PATH is the Wikipedia dump ({SAMPLE} is taken for it)" in done.stderr
+
+
+@pytest.mark.parametrize("dataset", ["squad", "glue", "wikicorpus"])
+def test_every_download_with_known_addresses_takes_a_mirror(dataset, tmp_path):
+    prepare.main(["download", dataset, "--mirror", "http://127.0.0.1:9", "--output-dir", str(tmp_path), "--dry-run"])
