@@ -55,6 +55,7 @@ from utils.errors import UserError, run_main
 from utils.files import lock_folder, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
@@ -79,12 +80,12 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
     return [stages.download_squad(args.output_dir, version, args.mirror) for version in versions]
 
 
-def download_folder(args: Arguments, dataset: str) -> Path:
+def download_folder(args: Arguments, dataset: str) -> str:
     folder = args.output_dir / "download" / dataset
-    return folder / args.language / args.dump_date if dataset == "wikicorpus" else folder
+    return str(folder / args.language / args.dump_date if dataset == "wikicorpus" else folder)
 
 
-def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
+def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
     options = FormatOptions(
         sentence_splitter=args.sentence_splitter,
         language=LANGUAGE_NAMES.get(args.language, args.language),
@@ -94,7 +95,7 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
         skip_bad=args.skip_bad,
     )
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
-    return stages.FormatStage(args.output_dir, dataset, name, [str(path) for path in paths], options)
+    return stages.FormatStage(args.output_dir, dataset, name, paths, options)
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
@@ -148,12 +149,12 @@ def all_stages(args: Arguments) -> list[Stage]:
     for dataset in datasets:
         paths = args.paths if dataset == datasets[0] else []
         if dataset == "books" and not paths and args.books and args.books.is_dir():
-            paths = [args.books]
+            paths = [str(args.books)]
         if not paths:
             downloads += download_stages(args, dataset)
             paths = [download_folder(args, dataset)]
             if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [paths[0] / name for name in names_of(downloads[-1].options["urls"])]
+                paths = [f"{paths[0]}/{name}" for name in names_of(downloads[-1].options["urls"])]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
         downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network
@@ -291,7 +292,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
     add = command("format", "Writes a source as one sentence per line.", add_common, add_language, add_format)
     add("dataset", choices=tuple(stages.SOURCE_FORMATS), help="Wikipedia dump, books to clean, or text used as it is")
-    add("paths", nargs="*", type=Path, metavar="PATH", help="files and folders; if not given, what was downloaded")
+    add("paths", nargs="*", metavar="PATH", help=f"{PATHS}; if not given, what was downloaded")
 
     add = command("shard", "Makes training and test shards of text.", add_common, add_seed_flag, add_shard)
     add("paths", nargs="*", type=Path, metavar="FOLDER", help="formatted text; if not given, all in formatted/")
@@ -314,7 +315,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add = command("all", "Runs every stage for a data set.", *groups, add_vocabulary, add_hdf5)
     datasets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
     add("dataset", choices=datasets, help="corpus: any text as it is")
-    add("paths", nargs="*", type=Path, metavar="PATH", help="text, books, or a dump that was downloaded before")
+    add("paths", nargs="*", metavar="PATH", help=f"text, books, or a dump that was downloaded before: {PATHS}")
     add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
     args = parser.parse_args(argv)
     check_effects(args, parser)

@@ -5,6 +5,7 @@ A span is one task's share of a file. It has what starts in it: lines, paragraph
 
 import bz2
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -81,7 +82,7 @@ def open_text(path: str) -> BinaryIO:
             import zstandard
         except ImportError:
             raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard") from None
-        return zstandard.open(file)
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
     return file
 
 
