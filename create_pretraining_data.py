@@ -19,6 +19,7 @@ from data_preparation.options import (
     add_executor_flags,
     add_sample_flags,
     add_seed_flag,
+    refuse_workers_of_a_cluster,
     sample_options,
 )
 from data_preparation.sample_shards import create_shards, output_name
@@ -54,7 +55,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add_seed_flag(add)
     add_executor_flags(add)
     add("--overwrite", action=BooleanFlag, help="replace shards that were made from other text or with other options")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    refuse_workers_of_a_cluster(args, parser)
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:

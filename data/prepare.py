@@ -38,6 +38,7 @@ from data_preparation.options import (
     add_executor_flags,
     add_sample_flags,
     add_seed_flag,
+    refuse_workers_of_a_cluster,
     sample_options,
 )
 from data_preparation.stage_runner import Stage, run, show_plan
@@ -99,7 +100,9 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = TextShardOptions(args.shard_mb, args.test_fraction, args.random_seed)
+    options = TextShardOptions(
+        args.shard_mb, args.test_fraction, args.random_seed, args.drop_duplicates, tuple(args.weights)
+    )
     return stages.ShardStage(args.output_dir, find_folders, options)
 
 
@@ -192,6 +195,11 @@ def length_and_predictions(text: str) -> tuple[int, int]:
     return positive_int(length), positive_int(predictions)
 
 
+def name_and_weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    return name, positive_float(weight)
+
+
 def add_common(add: Add) -> None:
     add(
         "--output-dir",
@@ -246,6 +254,16 @@ def add_shard(add: Add) -> None:
     add("--shard-mb", type=positive_float, default=default.shard_mb, help="size of a text shard in MB")
     add(
         "--test-fraction", type=fraction, default=default.test_fraction, help="fraction of documents for the test split"
+    )
+
+    add("--drop-duplicates", action=BooleanFlag, help="keep one of several equal documents")
+    add(
+        "--weights",
+        nargs="+",
+        type=name_and_weight,
+        default=[],
+        metavar="NAME=WEIGHT",
+        help="copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
     )
 
 
@@ -319,12 +337,23 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
     args = parser.parse_args(argv)
     check_effects(args, parser)
+    refuse_workers_of_a_cluster(args, parser)
     return args
 
 
 TEXT_FLAGS = ("language", "sentence_splitter", "sentence_parameters", "text_field", "empty_line", "skip_bad")
 SAMPLE_FLAGS = (
-    *("random_seed", "shard_mb", "test_fraction", "do_lower_case", "vocab_file", "lengths", "masked_lm_prob"),
+    *(
+        "random_seed",
+        "shard_mb",
+        "test_fraction",
+        "drop_duplicates",
+        "weights",
+        "do_lower_case",
+        "vocab_file",
+        "lengths",
+        "masked_lm_prob",
+    ),
     *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "compression", "train_vocab"),
 )
 VOCABULARY_FLAGS = ("vocab_size", "alphabet", "unused", "reserved_words", "sample_mb", "bert_config")
@@ -351,7 +380,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         has_plain_text = dataset not in ("wikicorpus", "wiki_only")
         effects += [
             ((*TEXT_FLAGS, *SAMPLE_FLAGS), dataset not in ("squad", "glue"), "text to prepare"),
-            (("sentence_parameters",), args.sentence_splitter == "punkt", "--sentence-splitter punkt"),
+            (("sentence_parameters",), args.sentence_splitter != "newline", "--sentence-splitter fast or punkt"),
             (("text_field", "empty_line"), has_plain_text, "a corpus or books"),
         ]
     if command == "all":

@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.command_line import Arguments, BooleanFlag, fraction, non_negative_int, positive_int
+from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
 from utils.errors import UserError
 
-SPLITTERS = ("punkt", "fast", "newline")
+SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
@@ -19,7 +19,7 @@ MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, 
 class FormatOptions:
     """How documents are read and split into sentences."""
 
-    sentence_splitter: str = "punkt"
+    sentence_splitter: str = "fast"
     language: str = "english"
     sentence_parameters: Path | None = None  # None: the shipped file of the language, else trained on the corpus
     text_field: str = "text"
@@ -34,6 +34,8 @@ class TextShardOptions:
     shard_mb: float = 100.0
     test_fraction: float = 0.05
     random_seed: int = 12345
+    drop_duplicates: bool = False  # documents that are equal to another one
+    weights: tuple[tuple[str, float], ...] = ()  # name of formatted text, copies of its training documents; else 1
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ def add_executor_flags(add) -> None:
         help="where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
         "tls://HOST:8786 or a scheduler file",
     )
+
+
+def refuse_workers_of_a_cluster(args: Arguments, parser: ArgumentParser) -> None:
+    needed = "--scheduler local or dask"
+    parser.refuse_without_effect(args, [(("num_workers",), args.scheduler in ("local", "dask"), needed)])
 
 
 def add_casing_flag(add) -> None:

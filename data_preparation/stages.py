@@ -138,12 +138,20 @@ class ShardStage(Stage):
     def make(self, folder: Path, inputs: list[dict[str, Any]], executor: Executor) -> dict[str, Any]:
         from data_preparation import text_shards
 
-        options = self.shard_options
-        files = with_hashes([entry for source in self.find_folders() for entry in text_files(source, "format")])
-        content = {entry["path"]: entry["sha256"] for entry in files}
-        total = sum(entry["bytes"] for entry in files)
-        shard_bytes = max(1, round(options.shard_mb * 1_000_000))
-        cells = text_shards.Cells(total, shard_bytes, options.test_fraction)
+        options, folders = self.shard_options, self.find_folders()
+        weights = dict(options.weights)
+        if unknown := weights.keys() - {source.name for source in folders}:
+            names = ", ".join(source.name for source in folders)
+            raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
+        sources = [with_hashes(text_files(source, "format")) for source in folders]
+        content = {entry["path"]: entry["sha256"] for files in sources for entry in files}
+        total = sum(entry["bytes"] for files in sources for entry in files)
+        cells = text_shards.Cells(total, max(1, round(options.shard_mb * 1_000_000)), options.test_fraction)
+        planned = [
+            (spans, weights.get(source.name, 1.0))
+            for source, files in zip(folders, sources, strict=True)
+            for spans in text_shards.plan_buckets(plan_spans([(entry["path"], entry["bytes"]) for entry in files]))
+        ]
         buckets = [
             Task(
                 output=f"{BUCKETS}/{number:05d}",
@@ -152,9 +160,7 @@ class ShardStage(Stage):
                 identity=[self.options, total, [[content[path], start, stop] for path, start, stop in spans]],
                 size=sum(span.stop - span.start for span in spans),
             )
-            for number, spans in enumerate(
-                text_shards.plan_buckets(plan_spans([(entry["path"], entry["bytes"]) for entry in files]))
-            )
+            for number, (spans, _) in enumerate(planned)
         ]
         with progress_bar(2 * total, self.name) as bar:
             records = run_tasks(folder, buckets, executor, bar.update)
@@ -162,26 +168,32 @@ class ShardStage(Stage):
             documents = np.sum([record.counts["documents"] for record in records], axis=0)
             if not documents.any():
                 raise UserError(f"{', '.join(list(content)[:3])}: no document in these files: check the formatted text")
-            shards = text_shards.plan_shards(documents, sizes.sum(axis=0), cells)
+            weighted = np.array([weight for _, weight in planned]) @ sizes
+            shards = text_shards.plan_shards(documents, weighted.astype(np.int64), cells)
             starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
-            joins, count = [], dict.fromkeys(SPLITS, 0)
+            joins, number = [], dict.fromkeys(SPLITS, 0)
             for shard in shards:
                 parts = [
-                    (task, record, int(begin[shard.first]), int(begin[shard.last]))
-                    for task, record, begin in zip(buckets, records, starts, strict=True)
+                    (task, record, weight if shard.split == "training" else 1.0, begin[shard.first], begin[shard.last])
+                    for task, record, (_, weight), begin in zip(buckets, records, planned, starts.tolist(), strict=True)
                     if begin[shard.first] < begin[shard.last]
                 ]
-                spans = [Span(str((folder / task.output).absolute()), *part) for task, _, *part in parts]
-                output = f"{shard.split}/shard-{count[shard.split]:05d}.txt"
-                identity = [[record.sha256, *part] for _, record, *part in parts]
-                joins.append(Task(output, text_shards.join_shard, (spans,), identity, shard.bytes))
-                count[shard.split] += 1
-            run_tasks(folder, joins, executor, bar.update)
+                spans = [Span(str((folder / task.output).absolute()), *limits) for task, _, _, *limits in parts]
+                arguments = (spans, [part[2] for part in parts], options.drop_duplicates, options.random_seed)
+                output = f"{shard.split}/shard-{number[shard.split]:05d}.txt"
+                identity = [self.options, [[record.sha256, *part] for _, record, *part in parts]]
+                joins.append(Task(output, text_shards.join_shard, arguments, identity, shard.bytes))
+                number[shard.split] += 1
+            made = run_tasks(folder, joins, executor, bar.update)
         shutil.rmtree(folder / BUCKETS)
         counts: dict[str, Any] = {}
         for split in SPLITS:
-            number = sum(shard.documents for shard in shards if shard.split == split)
-            counts |= {f"{split}_documents": number, f"{split}_shards": count[split]}
+            of_split = [
+                record.counts["documents"] for shard, record in zip(shards, made, strict=True) if shard.split == split
+            ]
+            counts |= {f"{split}_documents": sum(of_split), f"{split}_shards": len(of_split)}
+        if options.drop_duplicates:
+            counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
         return counts
 
 

@@ -112,12 +112,32 @@ def plan_shards(documents: np.ndarray, sizes: np.ndarray, cells: Cells) -> list[
     return shards
 
 
-def join_shard(output: Path, spans: Sequence[Span]) -> dict[str, Any]:
-    """Writes the documents in `spans` of the buckets, with an empty line between them."""
+def join_shard(
+    output: Path, spans: Sequence[Span], weights: Sequence[float], drop_duplicates: bool, seed: int
+) -> dict[str, Any]:
+    """Writes the documents in `spans` of the buckets, with an empty line between them.
+
+    weights: of each span, copies of its documents; a fraction is decided by the hash of the document.
+    """
+    seen: set[float] = set()
+    documents = dropped = 0
     with output.open("wb") as file:
-        for path, start, stop in spans:
+        for (path, start, stop), weight in zip(spans, weights, strict=True):
             with Path(path).open("rb") as bucket:
                 bucket.seek(start)
-                file.write(bucket.read(stop - start))
-        file.truncate(file.tell() - 1)
-    return {}
+                text = bucket.read(stop - start)
+            if weight == 1 and not drop_duplicates:
+                file.write(text)
+                documents += text.count(b"\n\n")
+                continue
+            for document in text.removesuffix(b"\n\n").split(b"\n\n"):
+                place = document_hash(document, seed + 1)  # independent of the cell
+                if drop_duplicates and place in seen:
+                    dropped += 1
+                    continue
+                seen.add(place)
+                copies = int(weight + place)
+                file.write((document + b"\n\n") * copies)
+                documents += copies
+        file.truncate(max(file.tell() - 1, 0))
+    return {"documents": documents, "dropped": dropped}

@@ -1,5 +1,6 @@
 """Sharding of formatted text."""
 
+import json
 import random
 import resource
 import tracemalloc
@@ -38,10 +39,11 @@ def write_formatted(folder: Path, documents: list[str], end: str = "\n", blank: 
     return folder
 
 
-def shard(formatted: Path, output: Path, shard_bytes: int, test_fraction: float, seed: int = 1) -> Path:
-    """Shards the text in the folder `formatted`; returns the folder of the splits."""
-    options = TextShardOptions(shard_bytes / 1_000_000, test_fraction, seed)
-    run(ShardStage(output, lambda: [formatted], options), InProcessExecutor())
+def shard(formatted: Path, output: Path, shard_bytes: int, test_fraction: float, seed: int = 1, *more) -> Path:
+    """Shards the text in the folder `formatted` (or several); returns the folder of the splits."""
+    options = TextShardOptions(shard_bytes / 1_000_000, test_fraction, seed, *more)
+    folders = formatted if isinstance(formatted, list) else [formatted]
+    run(ShardStage(output, lambda: folders, options), InProcessExecutor())
     return output / "sharded"
 
 
@@ -158,3 +160,28 @@ def test_more_shards_than_files_may_be_open(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(list((sharded / "training").iterdir())) > 110
+
+
+def test_equal_documents_are_kept_once_on_request(tmp_path):
+    documents = documents_of(6, 200)
+    text = write_formatted(tmp_path / "text", [*documents, *documents[50:], *documents[120:]])
+    found = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, True))
+    assert sorted(found["training"] + found["test"]) == sorted(documents)
+    counts = json.loads((tmp_path / "sharded" / "manifest.json").read_text())["counts"]
+    assert counts["duplicates_dropped"] == 150 + 80
+    assert counts["training_documents"] + counts["test_documents"] == 200
+
+
+def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
+    few, many = documents_of(7, 100), [f"many {document}" for document in documents_of(8, 900)]
+    folders = [write_formatted(tmp_path / "few", few), write_formatted(tmp_path / "many", many)]
+    plain = documents_in(shard(folders, tmp_path / "plain", 50_000, 0.1))
+    mixed = documents_in(shard(folders, tmp_path / "mixed", 50_000, 0.1, 1, False, (("few", 3.0), ("many", 0.5))))
+    assert sorted(mixed["test"]) == sorted(plain["test"])
+    for document in few:
+        assert mixed["training"].count(document) == 3 * plain["training"].count(document)
+    thinned = [document for document in mixed["training"] if document.startswith("many")]
+    assert len(set(thinned)) == len(thinned) and set(thinned) < set(plain["training"])
+    assert 0.42 < len(thinned) / sum(document.startswith("many") for document in plain["training"]) < 0.58
+    with pytest.raises(UserError, match=r"--weights none: there is no such text: use few, many"):
+        shard(folders, tmp_path / "unknown", 50_000, 0.1, 1, False, (("none", 3.0),))
