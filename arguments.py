@@ -1,25 +1,47 @@
-"""The command-line flags that pre-training and fine-tuning share."""
+"""The flags that pre-training and fine-tuning share: one table, from which parsing, checks and the run's settings are
+derived.
+
+A flag is one entry. Its tags: `result` marks the hyperparameters in the record of a run (see checkpoint/identity.py),
+`deepspeed` is the key of DeepSpeed's JSON file that the flag stands for, and `alone` its value in the doctor's run.
+This module imports no torch: parsing stays fast.
+"""
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoint.folder import is_step
-from lr_scheduler import DECAYS, ScheduleConfig
-from optimizer import OPTIMIZERS, OptimizerConfig, check_shardable
-from parallel.activation_checkpointing import MODES
-from parallel.base import ParallelConfig
-from parallel.deepspeed_config import engine_config
-from parallel.fsdp import RESHARD_AFTER_FORWARD
-from precision import DTYPES
-from trainer import TrainerConfig
+from parallel.deepspeed_config import engine_config, parse_with_deepspeed
+from run_config import (
+    ACTIVATION_CHECKPOINTS,
+    AMP_DTYPES,
+    BERT_MODELS,
+    COMPILE_MODES,
+    DECAYS,
+    DEFAULT_BERT_MODEL,
+    OPTIMIZERS,
+    RESHARD_MODES,
+    CheckpointMetadata,
+    LoaderConfig,
+    ModelSelection,
+    OptimizerConfig,
+    ParallelConfig,
+    PredictionConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainerConfig,
+)
 from utils.command_line import (
+    REQUIRED,
     ArgumentParser,
     Arguments,
-    BooleanFlag,
+    Flag,
     bounded_float,
     bounded_int,
     decay_factor,
+    format_arguments,
     fraction,
     non_negative_float,
     non_negative_int,
@@ -30,17 +52,20 @@ from utils.command_line import (
     random_seed,
 )
 from utils.errors import UserError
+from utils.launcher import read_environment
 
 MAX_BATCH = 2**24  # sequences per update; also of a micro-batch
 MAX_LENGTH = 2**20  # tokens of a sequence
-LAMB_FLAGS = ("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed")
-BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "custom")
+INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --scale-loss is not given
+
+batch_size, sequence_length = bounded_int(1, MAX_BATCH), bounded_int(1, MAX_LENGTH)
 
 
 def checkpoint_step(text: str) -> str | None:
     if text.lower() == "none":
         return None
-    if text != "auto" and not is_step(text):
+    is_step = text == "0" or (text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 20)
+    if text != "auto" and not is_step:
         raise argparse.ArgumentTypeError(f"expected None, auto or a step, not {text}")
     return text
 
@@ -49,241 +74,331 @@ def positive_int_or_minus_one(text: str) -> int:
     return -1 if text == "-1" else positive_int(text)
 
 
-def add_global_arguments(parser: argparse.ArgumentParser, steps_required: bool) -> None:
-    group = parser.add_argument_group("global")
-    group.add_argument("--output-dir", type=Path, required=True, help="folder for checkpoints and results")
-    group.add_argument(
-        "--vocab-file", type=optional_path, help="WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt"
-    )
-    group.add_argument("--bert-model", choices=BERT_MODELS, default="bert-large-uncased", help="architecture")
-    group.add_argument(
-        "--config-file",
-        type=optional_path,
-        help="the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom",
-    )
-    if steps_required:
-        group.add_argument("--max-steps", type=positive_int, required=True, help="updates of the whole run")
-    else:
-        group.add_argument(
-            "--max-steps",
-            type=positive_int_or_minus_one,
-            default=-1,
-            help="maximum number of updates; -1: as many as the epochs need",
+# Without training these have no effect. --optimizer and --log-freq are not among them: NVIDIA's commands also give them
+# for prediction.
+TRAIN = ("--do-train",)
+LAMB = (*TRAIN, "--optimizer Lamb")
+POLY, EXPONENTIAL = (*TRAIN, "--lr-decay poly"), (*TRAIN, "--lr-decay warmup_exp_decay_exp")
+SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
+SHARDED = ("--data-parallel-shard-degree",)
+adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
+
+# fmt: off
+GLOBAL_FLAGS = (
+    Flag("--output-dir", Path, REQUIRED, "folder for checkpoints and results"),
+    Flag("--vocab-file", optional_path, None, "WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt"),
+    Flag("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture"),
+    Flag("--config-file", optional_path, None,
+         "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom"),
+    Flag("--max-steps", positive_int_or_minus_one, -1, "maximum number of updates; -1: as many as the epochs need",
+         TRAIN),
+    Flag("--pre-layer-norm", bool, False, "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert"),
+    Flag("--dropout", fraction, None, "dropout of hidden states and attention; by default that of the config", TRAIN),
+    Flag("--log-freq --logging-steps", positive_int, trainer.log_freq, "updates between log lines",
+         deepspeed="steps_per_print"),
+    Flag("--num-steps-per-checkpoint --save-steps", positive_int, trainer.steps_per_checkpoint,
+         "updates between checkpoints", TRAIN),
+    Flag("--from-pretrained-params --init-checkpoint", optional_path, None,
+         "checkpoint or Hugging Face model folder to load weights from, and nothing else"),
+    Flag("--from-checkpoint", optional_path, None,
+         "checkpoint to resume: weights, optimizer, schedule and data position"),
+    Flag("--last-step-of-checkpoint", checkpoint_step, None,
+         "None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the newest "
+         "valid checkpoint in that folder of steps, or a start from step 1 if it has none yet", ("--from-checkpoint",)),
+    Flag("--resume-from-checkpoint", bool, False,
+         "resume the newest checkpoint in this run's own folder, or start from step 1 if it has none yet", TRAIN,
+         excludes=("--from-checkpoint",)),
+    Flag("--overwrite --overwrite-output-dir", bool, False,
+         "remove another run's checkpoints and results from this run's folder", TRAIN, excludes=("--benchmark",)),
+    Flag("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN, excludes=("--benchmark",)),
+    Flag("--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"),
+    Flag("--report-file --json-summary", optional_path, Path("./report.json"), "file for DLLogger's JSON lines",
+         alone=None),
+    Flag("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None),
+    Flag("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs", alone=None),
+    Flag("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN),
+    Flag("--show-config", bool, None,
+         "print all settings at the start (true) or none (false); by default those that differ from the defaults",
+         alone=False),
+    Flag("--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU"),
+    Flag("--num-workers", bounded_int(0, 1024), 1, "threads that read data ahead", TRAIN),
+    Flag("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one"),
+    Flag("--distributed-timeout-minutes", bounded_float(0, 10_000, exclusive=True), 5,
+         "minutes to wait at the start for all processes"),
+    Flag("--benchmark", bool, False, "measure speed; save nothing but the report", alone=False),
+    Flag("--benchmark-steps", positive_int, trainer.benchmark_steps, "updates that are measured", ("--benchmark",)),
+    Flag("--benchmark-warmup-steps", positive_int, trainer.benchmark_warmup_steps, "updates before the measured ones",
+         ("--benchmark",)),
+)
+
+TRAINING_FLAGS = (
+    Flag("--optimizer", OPTIMIZERS, adam.name, "FusedLAMB is apex's LAMB", result=True),
+    Flag("--gradient-merge-steps --gradient-accumulation-steps", batch_size, 1,
+         "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",)),
+    Flag("--global-batch-size", batch_size, None,
+         "sequences per update over all GPUs, instead of --gradient-merge-steps", TRAIN),
+    Flag("--learning-rate --lr", non_negative_float, REQUIRED, "peak learning rate", TRAIN, result=True,
+         deepspeed="optimizer.params.lr"),
+    Flag("--warmup-start-lr", non_negative_float, schedule.warmup_start_lr,
+         "learning rate at the start of the warmup; for poly", POLY, result=True),
+    Flag("--warmup-proportion --warmup-ratio", fraction, schedule.warmup_proportion,
+         "share of the updates for the warmup", TRAIN, result=True),
+    Flag("--lr-decay", DECAYS, schedule.decay, "schedule after the warmup", TRAIN, result=True),
+    Flag("--lr-decay-power", positive_float, schedule.power, "power of poly; NVIDIA's PyTorch recipe has 0.5", POLY,
+         result=True),
+    Flag("--lr-decay-rate", positive_float, schedule.rate, "decay rate of warmup_exp_decay_exp", EXPONENTIAL,
+         result=True),
+    Flag("--lr-decay-steps", positive_int, schedule.decay_steps, "updates per decay of warmup_exp_decay_exp",
+         EXPONENTIAL, result=True),
+    Flag("--lr-offset", non_negative_float, schedule.offset, "added to the learning rate by warmup_exp_decay_exp",
+         EXPONENTIAL, result=True),
+    Flag("--beta1 --adam-beta1", decay_factor, adam.betas[0], "decay of the first moment", TRAIN, result=True),
+    Flag("--beta2 --adam-beta2", decay_factor, adam.betas[1], "decay of the second moment", TRAIN, result=True),
+    Flag("--epsilon --adam-epsilon", positive_float, adam.eps, "epsilon of the optimizer", TRAIN, result=True,
+         deepspeed="optimizer.params.eps"),
+    Flag("--weight-decay", non_negative_float, adam.weight_decay, "weight decay; none on biases and LayerNorms", TRAIN,
+         result=True, deepspeed="optimizer.params.weight_decay"),
+    Flag("--lamb-min-coeff", non_negative_float, 0.0, "lower bound of Lamb's trust ratios", LAMB, result=True,
+         deepspeed="optimizer.params.min_coeff"),
+    Flag("--lamb-max-coeff", positive_float, None, "upper bound of Lamb's trust ratios; by default there is none", LAMB,
+         result=True, deepspeed="optimizer.params.max_coeff"),
+    Flag("--lamb-bias-correction", bool, adam.bias_correction, "bias-correct Lamb's moments", LAMB, result=True),
+    Flag("--lamb-adapt-undecayed", bool, False,
+         "use trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB", LAMB, result=True),
+    Flag("--max-grad-norm", positive_float, trainer.max_grad_norm, "gradients are clipped to this norm", TRAIN,
+         result=True, deepspeed="gradient_clipping"),
+    Flag("--max-skipped-steps", positive_int, trainer.max_skipped_steps,
+         "stop after this many updates in a row without a finite gradient", TRAIN),
+)
+
+PARALLEL_FLAGS = (
+    Flag("--data-parallel-shard-degree", positive_int_or_minus_one, 1,
+         "processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has its "
+         "own (DDP); -1: all processes share one", excludes=("--deepspeed",), alone=1),
+    Flag("--data-parallel-replicate-degree", positive_int, None,
+         "copies of the model; by default the number of processes divided by the shard degree",
+         excludes=("--deepspeed",), alone=None),
+    Flag("--fsdp-reshard-after-forward", RESHARD_MODES, None,
+         "when sharded: free gathered parameters after the forward pass always, never, or by default those of the "
+         "layers", SHARDED, excludes=("--deepspeed",), alone=None),
+    Flag("--enable-cpu-offload", bool, False,
+         "when sharded on GPUs: keep parameters, gradients and optimizer state on the CPU", SHARDED,
+         excludes=("--deepspeed",), alone=False),
+    Flag("--activation-checkpoint", ACTIVATION_CHECKPOINTS, "none",
+         "compute activations again in the backward pass: those of each layer (full), or all but the outputs of linear "
+         "layers (selective)", TRAIN),
+    Flag("--compile", COMPILE_MODES, "none",
+         "torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler", TRAIN,
+         excludes=("--deepspeed",)),
+    Flag("--deepspeed", bool, False, "train with DeepSpeed's engine; see --deepspeed-config", TRAIN),
+    Flag("--deepspeed-config", optional_path, None,
+         "DeepSpeed's JSON file; docs/coming_from_deepspeed.md says what its keys do here", ("--deepspeed",)),
+    Flag("--local-rank", non_negative_int, None, argparse.SUPPRESS),  # from the launcher deepspeed
+    Flag("--estimate-memory", positive_int, None,
+         "print an estimate of the memory that each process needs, and exit; PROCESSES: number of processes of the "
+         "run; by default those that are started now", excludes=("--deepspeed",),
+         options={"nargs": "?", "const": 0, "metavar": "PROCESSES"}),
+)
+
+PRECISION_FLAGS = (
+    Flag("--amp", bool, False, "compute in 16 bits, with float32 weights", result=True),
+    Flag("--fp16", bool, False, "the same as --amp --amp-dtype float16 with dynamic loss scaling", result=True),
+    Flag("--amp-dtype", AMP_DTYPES, None, "the 16-bit type; by default bfloat16, or float16 with a loss scaling flag",
+         SIXTEEN_BITS, result=True),
+    Flag("--use-pure-fp16", bool, False, "keep the model in --amp-dtype; the optimizer has float32 copies",
+         result=True),
+    Flag("--scale-loss", positive_float, 1.0, "loss scale of float16", SIXTEEN_BITS, result=True),
+    Flag("--use-dynamic-loss-scaling", bool, False,
+         "adapt the loss scale, starting at --scale-loss, or at 2^20 if that is 1", SIXTEEN_BITS, result=True),
+    Flag("--tf32", bool, False, "float32 matrix products in TF32, on GPUs that have it", result=True),
+)
+
+PREDICT = ("--do-eval or --do-predict",)
+
+FINE_TUNING_FLAGS = (
+    Flag("--do-train", bool, False, "fine-tune on the training file"),
+    Flag("--do-eval", bool, False, "predict the development file and score the predictions"),
+    Flag("--do-predict", bool, False, "write predictions"),
+    Flag("--train-file", optional_path, None, "file to train on", TRAIN),
+    Flag("--predict-file", optional_path, None, "file to predict", PREDICT),
+    Flag("--num-seeds", positive_int, 1, "number of runs, with the seeds from --seed up", TRAIN,
+         excludes=("--benchmark",)),
+    Flag("--do-lower-case", bool, None,
+         "lower-case and strip accents; by default if the vocabulary has no capital letters"),
+    Flag("--epochs --num-train-epochs", bounded_float(0, 1e6, exclusive=True), 3, "passes over the training data",
+         TRAIN),
+    Flag("--batch-size --train-batch-size --per-device-train-batch-size", batch_size, 32,
+         "sequences per GPU and micro-batch", TRAIN),
+    Flag("--predict-batch-size --eval-batch-size --per-device-eval-batch-size", batch_size, REQUIRED,
+         "sequences per GPU and forward pass", PREDICT),
+    Flag("--max-seq-length", sequence_length, REQUIRED, "maximum tokens of a sequence"),
+)
+
+# Flags of other programs, and what to use instead.
+HINTS = {
+    "--bf16": "use --amp, which computes in bfloat16",
+    "--gradient-checkpointing": "use --activation-checkpoint full",
+    "--model-name-or-path": "use --init-checkpoint, with a model folder on this machine",
+    "--lr-scheduler-type": "use --lr-decay",
+    "--warmup-steps": "use --warmup-proportion, a share of all updates",
+    "--save-total-limit": "the newest three checkpoints are kept; leave it out",
+    "--loss-scale": "use --scale-loss, or --use-dynamic-loss-scaling",
+    "--checkpoint-activations": "use --activation-checkpoint full",
+    "--allreduce-post-accumulation": "gradients are always reduced once per update; leave it out",
+    "--allreduce-post-accumulation-fp16": "gradients are always reduced once per update, in float32; leave it out",
+    "--phase1-end-step": "use --max-steps in phase 1, and --from-phase1-final-params in phase 2",
+    "--steps-this-run-phase1": "use --steps-this-run",
+    "--eval-script": "--do-eval scores predictions without another script; leave it out",
+    "--verbose-logging": "leave it out",
+    "--disable-progress-bar": "there is no bar without a terminal; leave it out",
+    "--cf": "use --config-file for the architecture and --deepspeed-config for DeepSpeed's JSON file",
+    "--delay-allreduce": "gradients are always reduced once per update; leave it out",
+    "--print-steps": "use --log-freq",
+}
+# fmt: on
+
+
+def add_run_flags(parser: ArgumentParser, **defaults: object) -> None:
+    """Adds the flags that all training programs share. `defaults`: those that differ between programs."""
+    parser.add_flags("global", GLOBAL_FLAGS, **defaults)
+    parser.add_flags("training", TRAINING_FLAGS, **defaults)
+    parser.add_flags("memory and parallelism", PARALLEL_FLAGS)
+    parser.add_flags("advanced", PRECISION_FLAGS)
+    parser.hints |= {name: hint for name, hint in HINTS.items() if name not in parser.hints}
+
+
+def add_fine_tuning_flags(parser: ArgumentParser, **defaults: object) -> None:
+    """Adds the flags that all fine-tuning tasks share."""
+    parser.add_flags("fine-tuning", FINE_TUNING_FLAGS, **defaults)
+    add_run_flags(parser, optimizer="AdamW", warmup_proportion=0.1, **defaults)
+
+
+def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
+    """Parses the command line of a training program, with DeepSpeed's JSON file, and refuses flags that would have no
+    effect or that contradict each other."""
+    args = parse_with_deepspeed(parser, argv)
+    parser.check_flags(args)
+    if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
+        parser.error(
+            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
         )
-    group.add_argument(
-        "--pre-layer-norm",
-        action=BooleanFlag,
-        help="LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert",
-    )
-    group.add_argument(
-        "--dropout", type=fraction, help="dropout of hidden states and attention; by default that of the config"
-    )
-    group.add_argument("--log-freq", type=positive_int, default=10, help="updates between log lines")
-    group.add_argument("--num-steps-per-checkpoint", type=positive_int, default=100, help="updates between checkpoints")
-    group.add_argument(
-        "--from-pretrained-params",
-        "--init-checkpoint",
-        type=optional_path,
-        help="checkpoint or Hugging Face model folder to load weights from, and nothing else",
-    )
-    group.add_argument(
-        "--from-checkpoint",
-        type=optional_path,
-        help="checkpoint to continue from: weights, optimizer, schedule and data position",
-    )
-    group.add_argument(
-        "--last-step-of-checkpoint",
-        type=checkpoint_step,
-        help="None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the "
-        "newest valid checkpoint in that folder of steps, or a start from step 1 if it has none yet",
-    )
-    group.add_argument(
-        "--resume-from-checkpoint",
-        action=BooleanFlag,
-        help="continue from the newest checkpoint of this run's own folder, or start at step 1 if it has none yet",
-    )
-    group.add_argument(
-        "--overwrite", action=BooleanFlag, help="remove another run's checkpoints and results from this run's folder"
-    )
-    group.add_argument("--steps-this-run", type=positive_int, help="stop after this many updates")
-    group.add_argument(
-        "--seed", type=random_seed, default=42, help="seed of initial weights, dropout and the order of samples"
-    )
-    group.add_argument(
-        "--report-file",
-        "--json-summary",
-        type=optional_path,
-        default=Path("./report.json"),
-        help="file for DLLogger's JSON lines",
-    )
-    group.add_argument("--tensorboard-dir", type=optional_path, help="folder for TensorBoard's logs")
-    group.add_argument(
-        "--model-prefix", type=plain_name, default="model", help="prefix of the file names of the training state"
-    )
-    group.add_argument("--show-config", action=BooleanFlag, default=True, help="print all settings at the start")
-    group.add_argument(
-        "--enable-cpu-affinity", action=BooleanFlag, default=True, help="bind each process to the cores near its GPU"
-    )
-    group.add_argument("--num-workers", type=bounded_int(0, 1024), default=1, help="threads that read data ahead")
-    group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: a GPU if there is one")
-    group.add_argument(
-        "--distributed-timeout-minutes",
-        type=bounded_float(0, 10_000, exclusive=True),
-        default=5,
-        help="minutes to wait at the start for all processes",
-    )
-    group.add_argument("--benchmark", action=BooleanFlag, help="measure speed; save nothing but the report")
-    group.add_argument("--benchmark-steps", type=positive_int, default=20, help="updates that --benchmark measures")
-    group.add_argument(
-        "--benchmark-warmup-steps", type=positive_int, default=20, help="updates before the measured ones"
+    scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
+    if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
+        parser.error("bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the loss scaling")
+    return args
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
+    """The settings that the flags of a training program ask for. `world_size`: the number of processes of the run; by
+    default that of --estimate-memory, or of the processes that are started now."""
+    world_size = world_size or args.get("estimate_memory") or read_environment().world_size
+    dynamic = args.use_dynamic_loss_scaling or args.fp16
+    values = args.as_dict()
+    benchmark = (args.benchmark, args.benchmark_steps, args.benchmark_warmup_steps)
+    return RunConfig(
+        TrainerConfig(
+            max_steps=args.max_steps,
+            checkpoint_folder=args.output_dir,
+            steps_this_run=args.steps_this_run,
+            max_grad_norm=args.max_grad_norm,
+            max_skipped_steps=args.max_skipped_steps,
+            log_freq=args.log_freq,
+            steps_per_checkpoint=args.num_steps_per_checkpoint,
+            eval_steps=args.get("eval_steps", 0),
+            benchmark=args.benchmark,
+            benchmark_steps=args.benchmark_steps,
+            benchmark_warmup_steps=args.benchmark_warmup_steps,
+        ),
+        LoaderConfig(
+            args.batch_size,
+            global_batch_size(args, world_size),
+            args.max_seq_length,
+            args.get("max_predictions_per_seq", 0),
+            args.num_workers,
+        ),
+        optimizer_config(args),
+        ScheduleConfig(
+            total_steps=args.max_steps,
+            learning_rate=args.learning_rate,
+            decay=args.lr_decay,
+            warmup_proportion=args.warmup_proportion,
+            warmup_start_lr=args.warmup_start_lr,
+            power=args.lr_decay_power,
+            rate=args.lr_decay_rate,
+            decay_steps=args.lr_decay_steps,
+            offset=args.lr_offset,
+        ),
+        parallel_config(args, world_size),
+        StartConfig(
+            args.from_checkpoint,
+            args.last_step_of_checkpoint,
+            args.get("from_phase1_final_params"),
+            args.from_pretrained_params,
+            args.overwrite,
+            args.get("lr_rewarmup", False),
+            resume=args.resume_from_checkpoint,
+        ),
+        CheckpointMetadata(values, args.seed, args.model_prefix),
+        INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
+        dynamic,
+        RuntimeConfig(
+            args.device,
+            args.amp or args.fp16,
+            amp_dtype(args),
+            args.use_pure_fp16,
+            args.tf32,
+            args.enable_cpu_affinity,
+            args.distributed_timeout_minutes,
+            args.report_file,
+            args.log_file,
+            args.tensorboard_dir,
+            startup_messages(args),
+        ),
+        ModelSelection(
+            args.bert_model,
+            args.given("bert_model"),
+            args.config_file,
+            args.vocab_file,
+            args.get("do_lower_case"),
+            args.pre_layer_norm,
+            args.dropout,
+        ),
+        PredictionConfig(args.get("predict_batch_size", args.batch_size), args.seed, *benchmark),
+        world_size,
+        args.get("epochs"),
+        {f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
     )
 
 
-def add_training_arguments(
-    parser: argparse.ArgumentParser, optimizer: str, learning_rate: float, warmup_proportion: float
-) -> argparse._ArgumentGroup:
-    """The arguments after `parser` are the defaults that differ between programs."""
-    adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
-    group = parser.add_argument_group("training")
-    group.add_argument("--optimizer", choices=OPTIMIZERS, default=optimizer, help="FusedLAMB is apex's LAMB")
-    batch = group.add_mutually_exclusive_group()
-    batch.add_argument(
-        "--gradient-merge-steps",
-        "--gradient-accumulation-steps",
-        type=bounded_int(1, MAX_BATCH),
-        default=1,
-        help="micro-batches per GPU and update, whose gradients are summed",
-    )
-    batch.add_argument(
-        "--global-batch-size",
-        type=bounded_int(1, MAX_BATCH),
-        help="sequences per update over all GPUs, instead of --gradient-merge-steps",
-    )
-    group.add_argument("--learning-rate", type=non_negative_float, default=learning_rate, help="peak learning rate")
-    group.add_argument(
-        "--warmup-start-lr",
-        type=non_negative_float,
-        default=schedule.warmup_start_lr,
-        help="learning rate at the start of the warmup; for poly",
-    )
-    group.add_argument(
-        "--warmup-proportion", type=fraction, default=warmup_proportion, help="share of the updates for the warmup"
-    )
-    group.add_argument("--lr-decay", choices=DECAYS, default=schedule.decay, help="schedule after the warmup")
-    group.add_argument(
-        "--lr-decay-power",
-        type=positive_float,
-        default=schedule.power,
-        help="power of poly; NVIDIA's PyTorch recipe has 0.5",
-    )
-    group.add_argument(
-        "--lr-decay-rate", type=positive_float, default=schedule.rate, help="decay rate of warmup_exp_decay_exp"
-    )
-    group.add_argument(
-        "--lr-decay-steps",
-        type=positive_int,
-        default=schedule.decay_steps,
-        help="updates per decay of warmup_exp_decay_exp",
-    )
-    group.add_argument(
-        "--lr-offset",
-        type=non_negative_float,
-        default=schedule.offset,
-        help="added to the learning rate by warmup_exp_decay_exp",
-    )
-    group.add_argument("--beta1", type=decay_factor, default=adam.betas[0], help="decay of the first moment")
-    group.add_argument("--beta2", type=decay_factor, default=adam.betas[1], help="decay of the second moment")
-    group.add_argument("--epsilon", type=positive_float, default=adam.eps, help="epsilon of the optimizer")
-    group.add_argument(
-        "--weight-decay",
-        type=non_negative_float,
-        default=adam.weight_decay,
-        help="weight decay; none on biases and LayerNorms",
-    )
-    group.add_argument(
-        "--lamb-min-coeff", type=non_negative_float, default=0.0, help="lower bound of Lamb's trust ratios"
-    )
-    group.add_argument(
-        "--lamb-max-coeff", type=positive_float, help="upper bound of Lamb's trust ratios; by default there is none"
-    )
-    group.add_argument(
-        "--lamb-bias-correction", action=BooleanFlag, default=adam.bias_correction, help="bias-correct Lamb's moments"
-    )
-    group.add_argument(
-        "--lamb-adapt-undecayed",
-        action=BooleanFlag,
-        help="use trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB",
-    )
-    group.add_argument(
-        "--max-grad-norm", type=positive_float, default=trainer.max_grad_norm, help="gradients are clipped to this norm"
-    )
-    group.add_argument(
-        "--max-skipped-steps",
-        type=positive_int,
-        default=trainer.max_skipped_steps,
-        help="stop after this many updates in a row without a finite gradient",
-    )
-    return group
+def startup_messages(args: Arguments) -> tuple[str, ...]:
+    messages = []
+    if args.show_config:
+        messages.append(format_arguments(args, "settings:"))
+    elif args.show_config is None:
+        changed = (f"{flag} {value}" for flag, value in args.changed().items())
+        messages.append(f"settings that differ from the defaults: {' '.join(changed) or 'none'}")
+    if args.amp_dtype is None and amp_dtype(args) == "float16":
+        messages.append(
+            "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 needs none)"
+        )
+    return tuple(messages)
 
 
-def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("memory and parallelism")
-    group.add_argument(
-        "--data-parallel-shard-degree",
-        type=positive_int_or_minus_one,
-        default=1,
-        help="processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has "
-        "its own (DDP); -1: all processes share one",
-    )
-    group.add_argument(
-        "--data-parallel-replicate-degree",
-        type=positive_int,
-        help="copies of the model; by default the number of processes divided by the shard degree",
-    )
-    group.add_argument(
-        "--fsdp-reshard-after-forward",
-        choices=tuple(RESHARD_AFTER_FORWARD),
-        help="when sharded: free gathered parameters after the forward pass always, never, or by default those of "
-        "the layers",
-    )
-    group.add_argument(
-        "--enable-cpu-offload",
-        action=BooleanFlag,
-        help="when sharded on GPUs: keep parameters, gradients and optimizer state on the CPU",
-    )
-    group.add_argument(
-        "--activation-checkpoint",
-        choices=MODES,
-        default="none",
-        help="compute activations again in the backward pass: those of each layer (full), or all but the outputs of "
-        "linear layers (selective)",
-    )
-    group.add_argument(
-        "--compile",
-        choices=("none", "layers", "model"),
-        default="none",
-        help="torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler",
-    )
-    group.add_argument("--deepspeed", action=BooleanFlag, help="train with DeepSpeed's engine; see --deepspeed-config")
-    group.add_argument(
-        "--deepspeed-config",
-        type=optional_path,
-        help="DeepSpeed's JSON file; docs/coming_from_deepspeed.md says what its keys do here",
-    )
-    group.add_argument("--local-rank", type=non_negative_int, help=argparse.SUPPRESS)  # from the launcher deepspeed
-    group.add_argument(
-        "--estimate-memory",
-        nargs="?",
-        type=positive_int,
-        const=0,
-        metavar="PROCESSES",
-        help="print an estimate of the memory that each process needs, and exit; PROCESSES: number of processes of the "
-        "run; by default those that are started now",
-    )
+def global_batch_size(args: Arguments, world_size: int) -> int:
+    """Sequences per update over all ranks."""
+    global_batch = args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
+    if global_batch > MAX_BATCH:
+        raise UserError(
+            f"an update would take {global_batch} sequences; at most {MAX_BATCH} are possible: lower the batch size or "
+            f"--gradient-merge-steps"
+        )
+    return global_batch
 
 
-def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelConfig:
-    """The flags of `add_parallel_arguments`, checked against the number of processes."""
+def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
     shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
     if shard != 1 and world_size == 1:
         raise UserError(
@@ -296,63 +411,21 @@ def parallel_config(args: Arguments, world_size: int, on_gpu: bool) -> ParallelC
             f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and --data-parallel-replicate-degree "
             f"{replicate} do not multiply to the {world_size} processes of this run: change one of them"
         )
-    if shard == 1:
-        for flag, given in (
-            ("--fsdp-reshard-after-forward", args.fsdp_reshard_after_forward),
-            ("--enable-cpu-offload", args.enable_cpu_offload),
-        ):
-            if given:
-                raise UserError(f"{flag} is for sharded runs: add --data-parallel-shard-degree, or leave it out")
-    else:
-        check_shardable(args.optimizer)
-        if args.compile == "model":
-            raise UserError("--compile model cannot be combined with sharding: use --compile layers")
-    if args.enable_cpu_offload and not on_gpu:
-        raise UserError("--enable-cpu-offload is for GPUs, and this run is on the CPU: leave it out")
+    if shard != 1 and args.compile == "model":
+        raise UserError("--compile model cannot be combined with sharding: use --compile layers")
+    engine = None
+    if args.deepspeed:
+        steps = -(-global_batch_size(args, world_size) // (args.batch_size * world_size))
+        pure_dtype = amp_dtype(args) if args.use_pure_fp16 else None
+        engine = engine_config(args.deepspeed_config, args.batch_size, steps, args.max_grad_norm, pure_dtype)
     return ParallelConfig(
         args.compile,
         args.activation_checkpoint,
         shard,
         args.fsdp_reshard_after_forward or "default",
         args.enable_cpu_offload,
-        engine_config(args, world_size, amp_dtype(args)),
+        engine,
     )
-
-
-# Flags of the fine-tuning programs that have an effect on training only. Not among them: --optimizer and --log-freq,
-# which NVIDIA's commands also give for prediction.
-TRAINING_FLAGS = (
-    *("train_file", "epochs", "train_batch_size", "gradient_merge_steps", "global_batch_size", "max_steps"),
-    *("learning_rate", "warmup_start_lr", "warmup_proportion", "lr_decay", "lr_decay_power", "lr_decay_rate"),
-    *("lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm", "max_skipped_steps"),
-    *("steps_this_run", "num_steps_per_checkpoint", "resume_from_checkpoint", "overwrite", "model_prefix"),
-    *("num_workers", "activation_checkpoint", "compile", "dropout", *LAMB_FLAGS),
-)
-
-
-def check_shared_arguments(args: Arguments, parser: ArgumentParser) -> None:
-    """Refuses flags that would have no effect."""
-    exponential = args.lr_decay == "warmup_exp_decay_exp"
-    sixteen_bits = args.amp or args.use_pure_fp16 or args.fp16
-    scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
-    effects = [
-        (("lr_decay_power", "warmup_start_lr"), args.lr_decay == "poly", "--lr-decay poly"),
-        (("lr_decay_rate", "lr_decay_steps", "lr_offset"), exponential, "--lr-decay warmup_exp_decay_exp"),
-        (LAMB_FLAGS, args.optimizer == "Lamb", "--optimizer Lamb"),
-        (("amp_dtype", "scale_loss", "use_dynamic_loss_scaling"), sixteen_bits, "--amp or --use-pure-fp16"),
-        (("last_step_of_checkpoint",), args.from_checkpoint or not args.last_step_of_checkpoint, "--from-checkpoint"),
-        (("benchmark_steps", "benchmark_warmup_steps"), args.benchmark, "--benchmark"),
-        (("steps_this_run", "overwrite"), not args.benchmark, "a run that is no benchmark"),
-    ]
-    parser.refuse_without_effect(args, effects)
-    if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
-        parser.error(
-            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
-        )
-    if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
-        parser.error("bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the loss scaling")
-    if args.resume_from_checkpoint and args.from_checkpoint is not None:
-        parser.error("--resume-from-checkpoint and --from-checkpoint were both given: give one of them")
 
 
 def optimizer_config(args: Arguments) -> OptimizerConfig:
@@ -374,26 +447,3 @@ def amp_dtype(args: Arguments) -> str:
     if args.amp_dtype is not None:
         return args.amp_dtype
     return "float16" if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling else "bfloat16"
-
-
-def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("advanced")
-    group.add_argument("--amp", action=BooleanFlag, help="compute in 16 bits, with float32 weights")
-    group.add_argument(
-        "--fp16", action=BooleanFlag, help="the same as --amp --amp-dtype float16 with dynamic loss scaling"
-    )
-    group.add_argument(
-        "--amp-dtype",
-        choices=tuple(DTYPES),
-        help="the 16-bit type; by default bfloat16, or float16 with a loss scaling flag",
-    )
-    group.add_argument(
-        "--use-pure-fp16", action=BooleanFlag, help="keep the model in --amp-dtype; the optimizer has float32 copies"
-    )
-    group.add_argument("--scale-loss", type=positive_float, default=1.0, help="loss scale of float16")
-    group.add_argument(
-        "--use-dynamic-loss-scaling",
-        action=BooleanFlag,
-        help="adapt the loss scale, starting at --scale-loss, or at 2^20 if that is 1",
-    )
-    group.add_argument("--tf32", action=BooleanFlag, help="float32 matrix products in TF32, on GPUs that have it")

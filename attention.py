@@ -1,11 +1,11 @@
 """Scaled dot-product attention within each sequence of a token stream: every implementation, and the registry.
 
-An implementation is a class. It is made once per forward pass with the layout of the stream, and called once per layer:
+An implementation is a class. It is made once per forward pass with the layout of the stream, and called by each layer:
 
     prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-To add one, write the class and add it to `IMPLEMENTATIONS`.
+Its `memory` tells what one call takes. To add one, write the class and add it to `IMPLEMENTATIONS`.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
@@ -17,12 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cpu.length_bucketed import LengthBucketedAttention
-from data_loading.packing import padded_index, stream_index
+from data_loading.packing import AttentionMemory, PassSizes, padded_index, stream_index
 
 
 class PreparedAttention(Protocol):
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H, D]."""
+
+    @staticmethod
+    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+        """Bytes of one call. rows: the tokens whose output is used."""
 
 
 # --- variable-length flash attention (CUDA, 16-bit) -------------------------------------------------------------------
@@ -51,6 +55,12 @@ class FlashAttention:
         )
         return out_THD
 
+    @staticmethod
+    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+        # Query, key and value; the output where it is not the next linear layer's input; the softmax's normalizers.
+        states = sizes.tokens * hidden_size * (4 if rows < sizes.tokens else 3)
+        return AttentionMemory(states * sizes.product + sizes.tokens * num_heads * 4)
+
 
 # --- a padded view with a mask (any device) ---------------------------------------------------------------------------
 
@@ -71,10 +81,18 @@ class PaddedAttention:
         )
         return out_NHSD.transpose(1, 2).flatten(0, 1)[self.place_T]
 
+    @staticmethod
+    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+        padded, pairs = sizes.sequences * sizes.max_seqlen, sizes.pairs(num_heads)
+        if sizes.device_type == "cpu":  # probabilities before and after dropout, and its mask
+            kept = 5 * padded * hidden_size * sizes.product + pairs * (2 * sizes.product + has_dropout)
+            return AttentionMemory(kept, backward=2 * pairs * sizes.product)
+        return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
+
 
 # --- the registry -----------------------------------------------------------------------------------------------------
 
-IMPLEMENTATIONS: dict[str, type] = {
+IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
     "flash": FlashAttention,
     "padded": PaddedAttention,
     "length_bucketed": LengthBucketedAttention,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
+HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the erf form; the other two are the same tanh form
 
 # More than any model has, and few enough to be counted before memory is asked for.
 MAX_SIZES = {
@@ -46,12 +47,12 @@ class BertConfig:
     labels: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        if self.hidden_act != "gelu":
-            raise ValueError(f"hidden_act is {self.hidden_act!r}: only 'gelu' (the erf form) is BERT's")
+        if self.hidden_act not in HIDDEN_ACTS:
+            raise ValueError(f"hidden_act is {self.hidden_act!r}: it must be one of {', '.join(HIDDEN_ACTS)}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{field.name} is {value!r}: it must be a whole number from 1 up")
+                raise ValueError(f"{field.name} is {value!r}: it must be a whole number >= 1")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name} is {value!r}: it must be true or false")
             if field.type is int and value > MAX_SIZES[field.name]:
@@ -68,27 +69,33 @@ class BertConfig:
             raise ValueError("dropout probabilities must be below 1")
 
     @classmethod
-    def from_json_file(cls, path) -> "BertConfig":
-        """Reads a `config.json`. Raises ValueError for a missing key, and for an unknown key unless the file says
-        `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the architecture."""
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: expected a JSON object")
+    def from_dict(cls, values: dict) -> "BertConfig":
+        """The architecture in the content of a `config.json`. Raises ValueError for a missing key, and for an unknown
+        key unless it says `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the
+        architecture."""
         known = {field.name for field in dataclasses.fields(cls)} - {"labels"}
         # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
         missing = sorted(known - values.keys() - {"layer_norm_eps", "pre_layer_norm"})
         if missing:
-            raise ValueError(f"{path}: missing key {', '.join(map(repr, missing))}")
+            raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         unknown = sorted(values.keys() - known - FOREIGN_KEYS.keys() - {"model_type"})
         if unknown and values.get("model_type") not in ("bert", PRE_LN_MODEL_TYPE):
-            raise ValueError(f"{path}: unknown key {', '.join(map(repr, unknown))}")
+            raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
         model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
         for key, expected in {"model_type": model_type, **FOREIGN_KEYS}.items():
             if values.get(key, expected) != expected:
-                raise ValueError(f"{path}: {key} is {values[key]!r}, and this model is BERT: {expected!r}")
+                raise ValueError(f"{key} is {values[key]!r}; this model is BERT: {expected!r}")
+        labels = labels_from_json(values.get("id2label") or {})
+        return cls(**{key: value for key, value in values.items() if key in known}, labels=labels)
+
+    @classmethod
+    def from_json_file(cls, path) -> "BertConfig":
+        """Reads a `config.json`; see `from_dict`."""
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: expected a JSON object")
         try:
-            labels = labels_from_json(values.get("id2label") or {})
-            return cls(**{key: value for key, value in values.items() if key in known}, labels=labels)
+            return cls.from_dict(values)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

@@ -5,10 +5,12 @@
 Every tensor is placed or reported, nothing in a pickle is executed, and the folder is complete or not there.
 """
 
+import dataclasses
 import glob
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_config import HIDDEN_ACTS
 from checkpoint_formats.conversion import READERS, convert_weights
 from checkpoint_formats.model_folder import (
     CONFIG_FILES,
@@ -35,6 +37,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     )
     parser.add_argument("--config-file", type=Path, help="BERT config; by default the one beside the checkpoint")
     parser.add_argument("--vocab-file", type=Path, help="vocabulary; by default the one beside the checkpoint")
+    parser.add_argument(
+        "--hidden-act",
+        choices=HIDDEN_ACTS,
+        help="activation function that the weights were trained with: gelu (erf), or a name of its tanh form; by "
+        "default the config's. NVIDIA's PyTorch model uses gelu before 2022 and gelu_pytorch_tanh since: needed "
+        "where its file does not show which",
+    )
     return parser.parse_args(argv)
 
 
@@ -51,6 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         source = READERS[args.source_format](args.source, config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
         write_weights(folder, tensors)
+        if (hidden_act := args.hidden_act or source.hidden_act) is not None:
+            config = dataclasses.replace(config, hidden_act=hidden_act)
+            print_line(f"hidden_act {hidden_act}")
+        elif args.source_format == "nvidia-pytorch":
+            raise UserError(
+                f"{args.source} does not show which GELU it was trained with: give --hidden-act gelu_pytorch_tanh for "
+                f"NVIDIA's code since 2022, or --hidden-act gelu for the code before"
+            )
         write_json(folder / "config.json", output_config(config, config_values, tensors))
     for note in notes:
         print_line(note)

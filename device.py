@@ -3,15 +3,16 @@
 import ctypes
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from metrics import Reporter
-from parallel.base import ParallelConfig
 from precision import Precision
-from utils.distributed import DistributedContext, read_environment
+from run_config import ParallelConfig
+from utils import measure
+from utils.distributed import DistributedContext
 from utils.errors import UserError
+from utils.launcher import read_environment
 
 
 def select_device(choice: str) -> torch.device:
@@ -46,14 +47,10 @@ def set_num_threads() -> None:
 
 
 def total_memory(device: torch.device) -> float:
-    """Bytes of memory of a GPU, or of the machine with its swap space; infinite where it does not tell."""
+    """Bytes of memory of a GPU, or of the machine; see utils.measure.total_memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("MemTotal:", "SwapTotal:")))
+    return measure.total_memory()
 
 
 def keep_freed_memory() -> None:

@@ -16,14 +16,24 @@ import sys
 import run_glue
 import run_pretraining
 import run_squad
-from device import Runtime
-from diagnostics.machine import Findings, check_device, check_disk, check_memory, check_packages
-from diagnostics.memory_report import settings_of
-from diagnostics.training import check_data, check_folder, check_overfitting, check_run_losses, check_speed
-from run_setup import TrainingPlan, global_batch_size, start_runtime
+from arguments import make_run_config
+from diagnostics.estimates import memory_line
+from diagnostics.machine import (
+    Findings,
+    check_compiler,
+    check_device,
+    check_disk,
+    check_memory,
+    check_packages,
+    check_tensorboard,
+)
+from diagnostics.training import check_data, check_folder, check_overfitting, check_run_losses, check_updates
+from optimizer import import_fused_lamb
+from run_setup import memory_settings, start_runtime
+from tasks.glue import load_metrics
 from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.distributed import read_environment
 from utils.errors import UserError, run_main
+from utils.launcher import read_environment
 from utils.progress import print_line
 
 PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue}
@@ -31,16 +41,15 @@ PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue
 
 def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     """The program, the number of processes, and the arguments of the program itself."""
-    name = argv[0] if argv and argv[0] in PROGRAMS else "pretraining"
-    argv = argv[1:] if argv and argv[0] in PROGRAMS else argv
-    if argv and argv[0] in ("-h", "--help"):
+    name, *flags = argv if argv and argv[0] in PROGRAMS else ["pretraining", *argv]
+    if flags and flags[0] in ("-h", "--help"):
         print_line(__doc__.strip())
         sys.exit()
     own = ArgumentParser(add_help=False)
     own.add_argument("--processes", type=positive_int, default=1)
-    known, flags = own.parse_known_args(argv)
+    known, flags = own.parse_known_args(flags)
     args = PROGRAMS[name].parse_arguments(flags)
-    if not getattr(args, "do_train", True):
+    if not args.get("do_train", True):
         own.error("the doctor checks training: add --do-train")
     if args.estimate_memory is not None:
         own.error("the doctor estimates memory anyway: leave out --estimate-memory")
@@ -49,50 +58,35 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 
 def examine(name: str, processes: int, args: Arguments) -> Findings:
     findings = Findings()
-    batch_size = args.batch_size if name == "pretraining" else args.train_batch_size
+    config = make_run_config(args, processes)
     # The run as this one process makes it: the same global batch, unsharded, and no logs.
-    alone = args.replace(
-        global_batch_size=global_batch_size(args, batch_size, processes),
-        data_parallel_shard_degree=1,
-        data_parallel_replicate_degree=None,
-        fsdp_reshard_after_forward=None,
-        enable_cpu_offload=False,
-        benchmark=False,
-        show_config=False,
-        report_file=None,
-        tensorboard_dir=None,
-    )
-    check_packages(findings, args)
-    with findings.check(), start_runtime(alone, "doctor") as runtime:
-        check_device(findings, args, runtime, processes)
-        plan = None
+    alone = args.replace(global_batch_size=config.loader.global_batch_size, **args.tagged("alone"))
+    check_packages(findings)
+    for is_needed, check in [
+        (args.compile != "none", check_compiler),
+        (args.tensorboard_dir is not None, check_tensorboard),
+        (args.optimizer == "FusedLAMB", import_fused_lamb),
+        (name == "glue" and args.do_eval, load_metrics),
+    ]:
         with findings.check():
-            plan = PROGRAMS[name].plan_training(alone, runtime)
-        if plan is None:
-            findings.warning("the other checks need the data and the model: correct this first")
-        else:
-            examine_plan(findings, plan, runtime, processes, args)
+            check() if is_needed else None
+    with findings.check(), start_runtime(make_run_config(alone, 1), "doctor") as runtime:
+        check_device(findings, runtime, processes)
+        plan = PROGRAMS[name].plan_training(alone, runtime)
+        model, checkpoint_seconds = plan.make_model(), None
+        with findings.check():
+            checkpoint_seconds = check_disk(findings, plan.config.trainer.checkpoint_folder, model)
+        for check in (check_data, check_folder, check_overfitting):
+            with findings.check():
+                check(findings, plan, runtime)
+        with findings.check():
+            settings = memory_settings(config)
+            check_memory(findings, model, settings)
+            findings.report("ok", memory_line(model, settings))
+            check_updates(findings, plan, runtime, settings, checkpoint_seconds)
+        with findings.check():
+            check_run_losses(findings, plan, args.output_dir, args.report_file)
     return findings
-
-
-def examine_plan(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int, args: Arguments) -> None:
-    model, loader, checkpoint_seconds = plan.make_model(), plan.config.loader, None
-    with findings.check():
-        checkpoint_seconds = check_disk(findings, plan.config.trainer.checkpoint_folder, model)
-    with findings.check():
-        check_data(findings, plan)
-    with findings.check():
-        check_folder(findings, plan, args)
-    with findings.check():
-        check_overfitting(findings, plan, runtime)
-    with findings.check():
-        settings = settings_of(
-            args.replace(estimate_memory=processes), loader.batch_size, loader.max_predictions_per_seq
-        )
-        check_memory(findings, model, settings)
-        check_speed(findings, plan, runtime, settings, checkpoint_seconds)
-    with findings.check():
-        check_run_losses(findings, plan, args)
 
 
 def main(argv: list[str] | None = None) -> int:

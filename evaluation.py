@@ -4,20 +4,20 @@ Legend: n samples.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
-from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
+from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
 from device import Runtime
 from parallel.base import ParallelModel
+from run_config import PredictionConfig
 from tasks import Task
+from tasks.text_sequences import SequenceDataset
 from utils.errors import UserError
 from utils.progress import progress_bar
 
@@ -41,7 +41,7 @@ def evaluate(
                 counts[:] += len(batch.lengths), batch.num_targets.sum()
                 bar.update(len(batch.lengths))
 
-        make_filler = partial(filler_micro_batch, dataset.stream_arrays, limits)
+        make_filler = partial(filler_micro_batch, dataset.stream_labels, limits)
         for micro_batch in parallel.equalize_inference(micro_batches(), make_filler):
             with runtime.precision.context(runtime.device):
                 found = task.sums(parallel.model, to_device(micro_batch, runtime.device))
@@ -52,26 +52,6 @@ def evaluate(
 
 
 # --- prediction -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PredictionConfig:
-    """`batch_size`: sequences per GPU at a time. A benchmark measures `benchmark_steps` batches after the warmup."""
-
-    batch_size: int
-    seed: int = 42
-    benchmark: bool = False
-    benchmark_steps: int = 20
-    benchmark_warmup_steps: int = 20
-
-
-class PredictionDataset(Protocol):
-    """`lengths` [n] tokens of each sample, and token streams of samples (see data_loading/packing.py)."""
-
-    lengths: np.ndarray
-    stream_arrays: tuple[str, ...]
-
-    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
 def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
@@ -85,7 +65,7 @@ def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int,
     return [batches[place] for place in order[rank::world_size]]
 
 
-def prediction_limits(dataset: PredictionDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
+def prediction_limits(dataset: SequenceDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
     """The sizes of the token streams of `batch_size` samples."""
     num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled=False)
     return MicroBatchLimits.for_batch(batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
@@ -94,17 +74,20 @@ def prediction_limits(dataset: PredictionDataset, batch_size: int, runtime: Runt
 @torch.inference_mode()
 def predict(
     parallel: ParallelModel,
-    dataset: PredictionDataset,
+    dataset: SequenceDataset,
+    logits_axis: str,
     config: PredictionConfig,
     runtime: Runtime,
-    collect: Callable[[np.ndarray, Any], None],
-) -> dict[str, float]:
-    """Calls `collect(indices, output)` with the model's output for each batch of this rank's share; returns the speed
-    of inference. The rows of the output that follow those of the samples belong to filler."""
+) -> tuple[np.ndarray, dict[str, float]]:
+    """The model's logits, float32, [rows, C] with a row per sequence or per token of the data set (`logits_axis`); and
+    the speed of inference. Every rank computes its share, and all get the result. Raises UserError if a logit is not
+    finite."""
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
     limits = prediction_limits(dataset, config.batch_size, runtime)
+    num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
+    logits = np.zeros((num_rows, parallel.model.config.num_labels), np.float32)
     seconds: list[float] = []
     # Compiled graphs need streams of one fixed size, which would be mostly filler here.
     eager = torch.compiler.set_stance("force_eager")
@@ -112,33 +95,30 @@ def predict(
     with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
         for indices in parallel.equalize_inference(batches, lambda: nothing):
             started = time.perf_counter()
-            stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_arrays)
-            micro_batch = to_tensors(stream, limits, pin_memory=False)
+            stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)
+            micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
             max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
-                output = parallel.model(**to_device(micro_batch, device), max_seqlen=max_seqlen)
+                stream = TokenStream.from_batch(to_device(micro_batch, device), max_seqlen)
+                output = parallel.model(stream).logits
             if len(indices):
-                collect(indices, output)
+                rows = dataset.rows(indices, logits_axis)
+                logits[rows] = output[: len(rows)].float().cpu().numpy()  # what follows belongs to filler
                 seconds.append(time.perf_counter() - started)
                 bar.update()
-    return inference_figures(list(map(len, batches)), seconds, config, runtime)
-
-
-def combine_ranks(logits: np.ndarray, runtime: Runtime) -> None:
-    """Adds, in place, the `logits` of all ranks, which are zero where another rank has them. Raises UserError if they
-    are not finite."""
-    if runtime.distributed.world_size > 1:
-        dist.all_reduce(torch.from_numpy(logits), group=runtime.distributed.cpu_group)
+    if distributed.world_size > 1:
+        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero where another rank computes
     if not np.isfinite(logits).all():
-        raise UserError("the model's logits are not finite: its weights are damaged, take another checkpoint")
+        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
+    return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
 
 
-def log_speed(figures: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:
-    text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-    runtime.reporter.log((), figures, f"prediction of {config.batch_size} sequences at a time: {text}")
+def log_speed(speed: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:
+    text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
+    runtime.reporter.log((), speed, f"prediction of {config.batch_size} sequences at a time: {text}")
 
 
-def inference_figures(
+def inference_speed(
     sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
 ) -> dict[str, float]:
     """Sequences per second over all ranks, and the latency of this rank's batches, without the first ones."""

@@ -19,25 +19,25 @@ import torch
 
 from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
-from checkpoint.model_files import open_model_weights
+from checkpoint.model_choice import choose_model
+from checkpoint.weights import open_model_weights
 from device import Runtime, select_device, set_num_threads
-from evaluation import PredictionConfig, predict
-from model_choice import CUSTOM, choose_model
+from evaluation import predict
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from parallel.base import ParallelModel
+from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
 from run_setup import load_fine_tuned
 from tasks.glue import TextDataset
 from tasks.glue_files import Examples
-from tasks.squad import SquadDataset
-from tasks.squad_answers import decode
+from tasks.squad import SquadTask
 from tasks.squad_file import Question, Squad
+from tasks.text_sequences import SequenceDataset
 from tokenizer import MASK, BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
 from utils.progress import print_line
 
 MAX_SEQ_LENGTH = 384  # unless the model has fewer positions
-CANDIDATES = 20  # starts and ends of spans, as in run_squad.py
 EXCERPT = 500  # characters of the passage that are shown before and after the answer
 
 
@@ -98,11 +98,14 @@ class LoadedModel:
     max_seq_length: int
     runtime: Runtime
 
+    def logits(self, dataset: SequenceDataset, axis: str) -> np.ndarray:
+        """See evaluation.predict."""
+        return predict(self.parallel, dataset, axis, PredictionConfig(batch_size=8), self.runtime)[0]
+
 
 def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
-    choice = choose_model(
-        args.replace(from_pretrained_params=folder, bert_model=CUSTOM, pre_layer_norm=False, dropout=None)
-    )
+    selection = ModelSelection(CUSTOM, False, args.config_file, args.vocab_file, args.do_lower_case)
+    choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
     config = choice.config
     max_seq_length = args.max_seq_length or min(MAX_SEQ_LENGTH, config.max_position_embeddings)
     if max_seq_length > config.max_position_embeddings:
@@ -113,8 +116,8 @@ def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
     runtime = Runtime(select_device(args.device))
     parallel = load_fine_tuned(head.model_class, config, folder, (head.prefix,), runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
-    do_lower_case = choice.do_lower_case if args.do_lower_case is None else args.do_lower_case
-    return LoadedModel(parallel, BertTokenizer(choice.vocab_file, do_lower_case), config, max_seq_length, runtime)
+    tokenizer = BertTokenizer(choice.vocab_file, choice.do_lower_case)
+    return LoadedModel(parallel, tokenizer, config, max_seq_length, runtime)
 
 
 # --- a question about a passage ---------------------------------------------------------------------------------------
@@ -127,27 +130,16 @@ def answer_question(model: LoadedModel, question: str, context: str, args: Argum
     squad = Squad(Path("passage"), [context], [Question("question", question, 0, ())], args.version_2_with_negative)
     # A model of few positions may leave no room for the usual 64 tokens of the question.
     max_query_length = min(64, max(1, model.max_seq_length // 2 - 4))
-    dataset = SquadDataset(
-        squad,
-        model.tokenizer,
-        max_seq_length=model.max_seq_length,
-        doc_stride=args.doc_stride or 128,
-        max_query_length=max_query_length,
+    task = SquadTask(
+        model.max_seq_length,
+        args.doc_stride or SquadTask.doc_stride,
+        max_query_length,
+        args.version_2_with_negative,
+        max(SquadTask.n_best_size, args.n_best_size),
+        args.max_answer_length or SquadTask.max_answer_length,
     )
-    logits_2T = np.zeros((2, len(dataset.input_ids)), np.float32)
-
-    def collect(indices: np.ndarray, output) -> None:
-        tokens = dataset.token_indices(indices)
-        logits_2T[:, tokens] = torch.stack(tuple(output))[:, : len(tokens)].float().cpu().numpy()
-
-    predict(model.parallel, dataset, PredictionConfig(batch_size=8), model.runtime, collect)
-    predictions = decode(
-        dataset,
-        *logits_2T,
-        n_best_size=max(CANDIDATES, args.n_best_size),
-        max_answer_length=args.max_answer_length or 30,
-        version_2_with_negative=args.version_2_with_negative,
-    )
+    dataset = task.dataset(squad, model.tokenizer)
+    predictions = task.answers(dataset, model.logits(dataset, "token"))
     text, candidates = predictions.answers["question"], predictions.nbest["question"]
     probability = next(candidate["probability"] for candidate in candidates if candidate["text"] == text)
     print_line(f"answer       {one_line(text) or no_answer(args)}")
@@ -202,10 +194,7 @@ def read_context(args: Arguments) -> str | None:
 def classify(model: LoadedModel, text: str, pair: str | None, args: Arguments) -> None:
     examples = Examples(Path("text"), [text], None if pair is None else [pair], None, ["0"], [1])
     dataset = TextDataset(examples, model.tokenizer, model.max_seq_length)
-    outputs: list[torch.Tensor] = []
-    config = PredictionConfig(batch_size=1)
-    predict(model.parallel, dataset, config, model.runtime, lambda _, output: outputs.append(output.logits[0].float()))
-    (logits_C,) = outputs
+    (logits_C,) = torch.from_numpy(model.logits(dataset, "sequence"))
     if len(logits_C) == 1:
         print_line(f"score        {float(logits_C):.4f}")
         return

@@ -3,12 +3,15 @@ updates."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
+from run_config import ScheduleConfig
+from utils.errors import UserError
+
+MAX_UPDATES = 10_000_000  # of one run: their rates take 40 MB, and seconds to compute
 
 
 def poly(k: float, total: int, lr: float, warmup: int, start_lr: float = 0.0, power: float = 1.0) -> float:
@@ -64,56 +67,13 @@ def warmup_exp_decay_exp(
     return lr * f + offset
 
 
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """`decay` is one of DECAYS; `power` is that of poly; `rate`, `decay_steps` and `offset` are those of
-    warmup_exp_decay_exp. The schedule begins at update `first_step` and ends at `total_steps`."""
-
-    total_steps: int
-    learning_rate: float
-    decay: str = "poly"
-    warmup_proportion: float = 0.0
-    warmup_start_lr: float = 0.0
-    power: float = 1.0
-    rate: float = 0.9
-    decay_steps: float = 250
-    offset: float = 0.0
-    first_step: int = 0
-
-
-class ScheduleTable:
-    """The learning rates of the next updates as a tensor on the device, where the number of updates is a tensor too:
-    looking one up makes the host wait for nothing. Its size does not depend on the length of the run."""
-
-    SIZE = 2**16
-
-    def __init__(self, schedule: Callable[[int], float], step: int, last_step: int, device: torch.device):
-        self.schedule, self.last_step = schedule, last_step
-        self.first_step = torch.zeros((), dtype=torch.int64, device=device)
-        self.rates = torch.zeros(min(self.SIZE, last_step + 1), dtype=torch.float32, device=device)
-        self._fill(step)
-
-    def _fill(self, step: int) -> None:
-        """Makes `step` the first one."""
-        self.first = step
-        rates = [self.schedule(min(step + k, self.last_step)) for k in range(len(self.rates))]
-        self.rates.copy_(torch.tensor(rates, dtype=torch.float32))
-        self.first_step.fill_(step)
-
-    def is_short(self, step: int) -> bool:
-        """Whether `advance` must be called at `step`, with the device's own number of updates."""
-        end = self.first + len(self.rates)
-        return end <= self.last_step and step >= end - len(self.rates) // 2
-
-    def advance(self, step: int) -> None:
-        """Drops what is before `step`, which the device has reached."""
-        if self.is_short(step):
-            self._fill(step)
-
-    def rate(self, step: Tensor) -> Tensor:
-        """The rate at the device's `step`, from the last `advance` to at least SIZE / 2 steps after it."""
-        # `take`, because rates[...] would read the index on the host.
-        return self.rates.take((step - self.first_step).clamp(0, len(self.rates) - 1))
+def rate_table(schedule: Callable[[int], float], first: int, last: int, device: torch.device) -> Tensor:
+    """The learning rates of the updates `first` to `last`, float32 on `device`. The number of updates is on the device
+    too, so looking up a rate does not make the host wait. Raises UserError if there are more than MAX_UPDATES."""
+    if last - first > MAX_UPDATES:
+        raise UserError(f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use --steps-this-run")
+    rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
+    return torch.from_numpy(rates).to(device)
 
 
 def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:

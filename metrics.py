@@ -1,6 +1,6 @@
 """What a run reports: the measuring window, and the sinks that records go to.
 
-A record is a `step`, as DLLogger calls it, and a dict of figures. The step is () for the whole run, (epoch, number) for
+A record is a `step`, as DLLogger calls it, and a dict of metrics. The step is () for the whole run, (epoch, number) for
 an optimizer step, or the word PARAMETER for settings.
 """
 
@@ -9,37 +9,18 @@ import datetime
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 
-from bert_config import BertConfig
+from run_config import RuntimeConfig
 from utils.errors import UserError
 from utils.measure import Stopwatch, peak_memory_bytes, synchronize
 from utils.progress import print_line
-
-try:
-    import dllogger
-except ImportError:
-    dllogger = None
-
-
-def training_flops(config: BertConfig, lengths, num_masked: int) -> float:
-    """Model FLOPs of a forward and backward pass over sequences of real `lengths` [N] with `num_masked` masked tokens.
-
-    3 * [layers * sum(2*s*(4h^2 + 2hf) + 4*s^2*h) + masked * (2h^2 + 2hV) + sequences * (2h^2 + 4h)]: matrix products
-    only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
-    h, f, vocab = config.hidden_size, config.intermediate_size, config.padded_vocab_size
-    lengths = torch.as_tensor(lengths, dtype=torch.float64)
-    tokens, squares = float(lengths.sum()), float(lengths.square().sum())
-    layers = config.num_hidden_layers * (tokens * (8 * h * h + 4 * h * f) + 4 * squares * h)
-    return 3 * (layers + num_masked * (2 * h * h + 2 * h * vocab) + len(lengths) * (2 * h * h + 4 * h))
-
 
 # --- the measuring window ---------------------------------------------------------------------------------------------
 
@@ -85,32 +66,32 @@ class MeasuringWindow:
         yield
         self.started += time.perf_counter() - before
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         seconds, stats = time.perf_counter() - self.started, self.stats
-        figures = {
+        metrics = {
             "step_seconds": seconds / max(self.steps, 1),
             "sequences_per_second": stats.sequences / seconds,
             "tokens_per_second": stats.tokens / seconds,
             "model_tflops": stats.flops / seconds / 1e12 / self.world_size,
         }
         if self.peak is not None:
-            figures["utilization"] = stats.flops / seconds / self.world_size / self.peak
+            metrics["utilization"] = stats.flops / seconds / self.world_size / self.peak
         if self.device.type == "cuda":
-            figures["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        figures["data_wait"] = self.waited / max(seconds, 1e-9)
-        return figures
+            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        metrics["data_wait"] = self.waited / max(seconds, 1e-9)
+        return metrics
 
-    def final_figures(self) -> dict[str, float]:
-        """The figures when all work on the device is done, with the process's peak memory."""
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics when all work on the device is done, with the process's peak memory."""
         synchronize(self.device)
-        figures = self.figures()
+        metrics = self.metrics()
         if (peak_memory := peak_memory_bytes(self.device)) is not None:
-            figures["peak_memory_gib"] = peak_memory / 2**30
-        return figures
+            metrics["peak_memory_gib"] = peak_memory / 2**30
+        return metrics
 
 
 class Benchmark:
-    """`--benchmark`: the figures of all steps after `warmup_steps`, with the time of each kind of work."""
+    """`--benchmark`: the metrics of all steps after `warmup_steps`, with the time of each kind of work."""
 
     def __init__(self, window: MeasuringWindow, stopwatch: Stopwatch, warmup_steps: int):
         self.window, self.stopwatch = window, stopwatch
@@ -124,10 +105,17 @@ class Benchmark:
             synchronize(self.window.device)
             self.window.restart()
 
-    def log(self, reporter: "Reporter") -> None:
+    def log(self, reporter: "Reporter", seconds: float, raw_seconds: float, final_loss: float | None) -> None:
+        """`seconds`: of the whole run; `raw_seconds`: without evaluation and checkpoints."""
         steps = self.window.steps
-        figures = self.window.final_figures() | self.stopwatch.medians_in_milliseconds(steps)
-        reporter.log((), figures, f"benchmark of {steps} steps: {format_metrics(figures)}")
+        metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
+        nvidias = {
+            "training_sequences_per_second": metrics["sequences_per_second"],
+            "e2e_train_time": seconds,
+            "raw_train_time": raw_seconds,
+            "final_loss": final_loss,
+        }
+        reporter.log((), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}")
 
 
 # --- sinks ------------------------------------------------------------------------------------------------------------
@@ -136,14 +124,14 @@ Step = tuple[int, ...] | str
 
 
 class Sink(Protocol):
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        """Records `figures`; `text` is the same for people, on one line, or None for records that are not shown."""
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        """Records `metrics`; `text` is the same as one human-readable line, or None for records that are not shown."""
 
     def close(self) -> None: ...
 
 
 class TerminalSink:
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if text:
             print_line(text)
 
@@ -151,72 +139,61 @@ class TerminalSink:
         pass
 
 
-class DLLoggerTextSink:
-    """DLLogger's text, `DLL <date> - <epoch> <step> <key> : <value> ...`, on a standard output that is no terminal, for
-    programs that read NVIDIA's logs."""
-
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        if sys.stdout is None or sys.stdout.isatty():
-            return
-        words = [step] if isinstance(step, str) else [str(number) for number in step]
-        words += [f"{name} : {value}" for name, value in figures.items()]
-        print_line(f"DLL {datetime.datetime.now()} - {' '.join(words)}")
-
-    def close(self) -> None:
-        pass
-
-
 class DLLoggerSink:
-    """DLLogger's JSON lines, `DLLL {...}`, appended to a file that is opened with the first record. The dllogger
-    package writes them where it is installed."""
+    """Lines appended to a file that is opened with the first record, in the format of NVIDIA's DLLogger."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, flag: str):
+        self.path, self.flag = path, flag
         self.started = time.monotonic()
-        self.file = None
-        self.is_open = False
+        self.file: TextIO | None = None
 
-    def _open(self) -> None:
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            end_last_line(self.path)
-            if dllogger is not None:
-                backend = dllogger.JSONStreamBackend(dllogger.Verbosity.VERBOSE, str(self.path), append=True)
-                dllogger.init(backends=[backend])
-            else:
+            if self.file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.is_fifo() or self.path.is_socket():  # opening it would wait for a reader
+                    raise UserError(f"{self.path} is not a regular file: choose another {self.flag}")
+                end_last_line(self.path)
                 self.file = self.path.open("a", encoding="utf-8")
+            self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n")
+            self.file.flush()
         except OSError as error:
             raise UserError(
-                f"cannot write the report {self.path} ({error.strerror}): choose another --report-file"
+                f"cannot write {self.path} ({error.strerror}): free some space, or choose another {self.flag}"
             ) from error
-        self.is_open = True
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        if not self.is_open:
-            self._open()
-        figures = {name: finite_or_none(value) for name, value in figures.items()}
-        if self.file is None:
-            dllogger.log(step=step, data=figures)
-            dllogger.flush()
-            return
-        now = datetime.datetime.now()
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class DLLoggerJsonSink(DLLoggerSink):
+    """DLLogger's JSON lines, `DLLL {...}`."""
+
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         entry = {
             "timestamp": str(now.timestamp()),
             "datetime": str(now),
             "elapsedtime": str(round(time.monotonic() - self.started, 6)),
             "type": "LOG",
             "step": step if isinstance(step, str) else list(step),
-            "data": figures,
+            "data": {name: finite_or_none(value) for name, value in metrics.items()},
         }
-        try:
-            self.file.write(f"DLLL {json.dumps(entry, default=str, allow_nan=False)}\n")
-            self.file.flush()
-        except OSError as error:
-            raise UserError(f"cannot write the report {self.path} ({error.strerror}): make room") from error
+        return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
 
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
+
+class DLLoggerTextSink(DLLoggerSink):
+    """DLLogger's text with NVIDIA's names of steps: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`, `DLL <date> -
+    Summary:  ...`."""
+
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
+        if isinstance(step, tuple):
+            names = ("Epoch", "Step", "Validation Iteration")
+            step = "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False)) or "Summary: "
+        return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in metrics.items())}"
 
 
 def end_last_line(path: Path) -> None:
@@ -235,20 +212,20 @@ def finite_or_none(value: Any) -> Any:
 
 
 class RecordingSink:
-    """Keeps the figures of each step in memory."""
+    """Keeps the metrics of each step in memory."""
 
     def __init__(self) -> None:
         self.records: dict[Step, dict[str, Any]] = {}
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        self.records.setdefault(step, {}).update(figures)
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        self.records.setdefault(step, {}).update(metrics)
 
     def close(self) -> None:
         pass
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, by the `tensorboard` package."""
+    """Scalars for TensorBoard, by the `tensorboard` package; those of the whole run are under `final/`."""
 
     def __init__(self, folder: Path):
         try:
@@ -258,16 +235,19 @@ class TensorBoardSink:
                 "--tensorboard-dir needs the tensorboard package, which is not installed: pip install tensorboard"
             ) from error
         try:
-            self.writer = SummaryWriter(str(folder))
+            self.writer, self.last_step = SummaryWriter(str(folder)), 0
         except OSError as error:
             raise UserError(f"cannot write to --tensorboard-dir {folder} ({error.strerror})") from error
 
-    def write(self, step: Step, figures: dict[str, Any], text: str | None) -> None:
-        if isinstance(step, tuple) and step:
-            for name, value in figures.items():
-                if isinstance(value, int | float):
-                    self.writer.add_scalar(name, value, step[-1])
-            self.writer.flush()
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        if isinstance(step, str):
+            return
+        if step:
+            self.last_step = step[-1]
+        for name, value in metrics.items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name if step else f"final/{name}", value, self.last_step)
+        self.writer.flush()
 
     def close(self) -> None:
         self.writer.close()
@@ -279,29 +259,31 @@ class Reporter:
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = list(sinks)
 
-    def log(self, step: Step, figures: dict[str, Any], text: str | None = None) -> None:
+    def log(self, step: Step, metrics: dict[str, Any], text: str | None = None) -> None:
         for sink in self.sinks:
-            sink.write(step, figures, text)
+            sink.write(step, metrics, text)
 
     def close(self) -> None:
         for sink in self.sinks:
             sink.close()
 
 
-def make_reporter(report_file: Path | None, tensorboard_dir: Path | None, is_main: bool) -> Reporter:
+def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     """The sinks that the flags ask for. To add one, add it here."""
     if not is_main:
         return Reporter()
     sinks: list[Sink] = [TerminalSink()]
-    if report_file is not None:
-        sinks += [DLLoggerSink(report_file), DLLoggerTextSink()]
-    if tensorboard_dir is not None:
-        sinks.append(TensorBoardSink(tensorboard_dir))
+    if config.report_file is not None:
+        sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
+    if config.log_file is not None:
+        sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
+    if config.tensorboard_dir is not None:
+        sinks.append(TensorBoardSink(config.tensorboard_dir))
     return Reporter(sinks)
 
 
-def dllogger_figures(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
-    """The figures of a step under the names of NVIDIA's recipe."""
+def dllogger_metrics(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
+    """A step's metrics under the names of NVIDIA's recipe."""
     return {
         "step_cost": metrics["step_seconds"],
         "step_samples": step_samples,
@@ -309,7 +291,7 @@ def dllogger_figures(metrics: Mapping[str, float], step_samples: float) -> dict[
     }
 
 
-# --- figures as people read them --------------------------------------------------------------------------------------
+# --- human-readable text ----------------------------------------------------------------------------------------------
 
 # How each figure is shown on the terminal; {n} is the value as `format_number` writes it.
 FORMATS = {

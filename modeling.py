@@ -3,11 +3,11 @@
 Parameters carry Hugging Face's names and shapes. Every model takes either of two inputs:
 
     padded    model(input_ids, attention_mask, token_type_ids), each [B, S]; the mask is 1 on real tokens
-    stream    model(input_ids, token_type_ids=..., position_ids=..., cu_seqlens=..., max_seqlen=...): whole sequences
-              end to end without padding, see data_loading/packing.py
+    stream    model(stream), a packing.TokenStream: whole sequences end to end without padding
 
 Padded input is turned into a stream first. All token-wise layers run on real tokens only; only attention sees
-sequences (attention.py).
+sequences (attention.py). A model also tells the floating-point operations and the memory of a step
+(`training_flops`, `activation_memory`).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
 H heads, D head size, E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
@@ -16,18 +16,50 @@ One file for the encoder and all heads, as in Hugging Face's and Google's code, 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import PreparedAttention, default_implementation, prepare_attention
+from attention import IMPLEMENTATIONS, PreparedAttention, default_implementation, prepare_attention
 from bert_config import BertConfig
 from cpu.dropout import Dropout
 from cpu.packed_linear import PackedLinear
-from data_loading.packing import to_padded
+from data_loading.packing import PassSizes, TokenStream, to_padded
+
+# What `hidden_act` in a config means.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class LayerMemory(NamedTuple):
+    """Bytes of one layer in a training step (see packing.PassSizes): what its backward pass needs (`kept`, with its
+    input; `input` alone; `linear_outputs`), the gradients of its activations at their most (`backward`), and 16-bit or
+    fused copies of weights in its own pass (`weight_copies`) and for the whole forward pass (`cached_copies`)."""
+
+    kept: int
+    input: int
+    linear_outputs: int
+    backward: int
+    weight_copies: int
+    cached_copies: int
+
+
+class ActivationMemory(NamedTuple):
+    """Bytes of the activations of a training step; `head` without the logits of masked tokens."""
+
+    embeddings: int
+    embeddings_backward: int
+    layers: list[LayerMemory]
+    head: int
+
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
 
@@ -141,14 +173,16 @@ class BertIntermediate(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
-        return F.gelu(self.dense(hidden_TE))
+        return self.activation(self.dense(hidden_TE))
 
 
 class BertLayer(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
+        self.config = config
         self.attention = BertAttention(config)
         self.intermediate = BertIntermediate(config)
         self.output = BertResidualOutput(config.intermediate_size, config)
@@ -156,6 +190,34 @@ class BertLayer(nn.Module):
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
         attended_TE = self.attention(hidden_TE, attention, output_R)
         return self.output(self.intermediate(self.output.normalize_input(attended_TE)), attended_TE)
+
+    def forward_flops(self, lengths_N: np.ndarray) -> float:
+        """Of the matrix products, over sequences of real lengths."""
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        return float(lengths_N.sum() * (8 * hidden**2 + 4 * hidden * inner) + 4 * np.square(lengths_N).sum() * hidden)
+
+    def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
+        """rows: the tokens that are computed after the attention."""
+        config, product, residual = self.config, sizes.product, sizes.residual
+        hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
+        attention = IMPLEMENTATIONS[sizes.attention].memory(
+            sizes, config.num_attention_heads, hidden, config.attention_probs_dropout_prob > 0, rows
+        )
+        # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the activation function.
+        mask = sizes.mask if config.hidden_dropout_prob else 0
+        after_attention = rows * (2 * hidden * (residual + mask) + (2 * hidden + 2 * inner) * product)
+        # When the backward pass reaches the attention, what the rest of the layer kept is freed.
+        feed_forward_backward = rows * (2 * hidden * residual + 2 * inner * product)
+        attention_backward = tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
+        cached = (hidden**2 + 2 * hidden * inner) * product if sizes.autocast else 0  # query, key and value are fused
+        return LayerMemory(
+            kept=tokens * hidden * product + attention.kept + after_attention,
+            input=tokens * hidden * residual,
+            linear_outputs=(3 * tokens * hidden + rows * (2 * hidden + inner)) * product,
+            backward=max(feed_forward_backward, attention_backward),
+            weight_copies=3 * hidden**2 * product + cached,
+            cached_copies=cached,
+        )
 
 
 class BertEncoder(nn.Module):
@@ -165,12 +227,14 @@ class BertEncoder(nn.Module):
         if config.pre_layer_norm:
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_TE: Tensor, attentions: Sequence[PreparedAttention], output_R: Tensor | None = None
+    ) -> Tensor:
         """The last hidden states [T, E], or [R, E] of the tokens `output_R` only: then the last layer computes nothing
-        for the other tokens after its attention."""
-        for layer in self.layer[:-1]:
+        for the other tokens after its attention. `attentions`: one for each layer."""
+        for layer, attention in zip(self.layer[:-1], attentions[:-1], strict=True):
             hidden_TE = layer(hidden_TE, attention)
-        hidden = self.layer[-1](hidden_TE, attention, output_R)
+        hidden = self.layer[-1](hidden_TE, attentions[-1], output_R)
         return self.LayerNorm(hidden) if hasattr(self, "LayerNorm") else hidden
 
 
@@ -202,18 +266,63 @@ class SpanOutput(NamedTuple):
     start_logits: Tensor  # [T], or [B, S] of padded input
     end_logits: Tensor
 
+    @property
+    def logits(self) -> Tensor:
+        """Both in one, [T, 2] or [B, S, 2]."""
+        return torch.stack(self, dim=-1)
+
 
 class ClassificationOutput(NamedTuple):
     logits: Tensor  # [N, C], or [B, C] of padded input
 
 
 class BertPreTrainedModel(nn.Module):
-    """Base class: initial weights, inference mode, and loading from Hugging Face model folders."""
+    """Base class: initial weights, inference mode, costs, and loading from Hugging Face model folders."""
+
+    base_model_prefix = "bert"
 
     def __init__(self, config: BertConfig):
         super().__init__()
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
+
+    @property
+    def base_model(self) -> "BertModel":
+        """The encoder of a model with a head."""
+        return getattr(self, self.base_model_prefix, self)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.base_model.encoder.layer
+
+    @property
+    def word_embeddings(self) -> Embedding:
+        return self.base_model.embeddings.word_embeddings
+
+    def training_flops(self, lengths_N, num_targets: float) -> float:
+        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with `num_targets` masked
+        tokens: matrix products only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
+        lengths_N = np.asarray(lengths_N, dtype=np.float64)
+        layers = sum(layer.forward_flops(lengths_N) for layer in self.layers)
+        return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_targets))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        """Of the matrix products of the forward pass behind the layers."""
+        raise NotImplementedError
+
+    def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
+        hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
+        # With masked tokens, the last layer computes only these and the pooled ones after its attention.
+        rows = sizes.targets + sizes.sequences if sizes.targets else tokens
+        # On a CPU, a dropout mask has the width of the states.
+        mask = (residual if sizes.mask > 1 else 1) if self.config.hidden_dropout_prob else 0
+        *first, last = self.layers
+        return ActivationMemory(
+            embeddings=tokens * hidden * (residual + mask),
+            embeddings_backward=3 * tokens * hidden * residual,
+            layers=[*(layer.memory(sizes, tokens) for layer in first), last.memory(sizes, rows)],
+            head=rows * hidden * (3 * sizes.product + 2 * residual),
+        )
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """The names and initial values, from torch's random state, of all parameters whose names start with one of
@@ -286,63 +395,41 @@ class BertModel(BertPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | TokenStream,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         *,
-        position_ids: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        max_seqlen: int | None = None,
         output_positions: Tensor | None = None,
     ) -> EncoderOutput:
-        if cu_seqlens is None:
+        if not isinstance(input_ids, TokenStream):
             return self._forward_padded(input_ids, attention_mask, token_type_ids, output_positions)
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        if max_seqlen is None:
-            max_seqlen = int(cu_seqlens.diff().max())
-        if position_ids is None:
-            starts_N = cu_seqlens[:-1].long()
-            position_ids = torch.arange(len(input_ids), device=input_ids.device) - starts_N.repeat_interleave(
-                cu_seqlens.diff(), output_size=len(input_ids)
-            )
-        hidden_TE = self.embeddings(input_ids, token_type_ids, position_ids)
-        attention = prepare_attention(self._attention_implementation(hidden_TE), cu_seqlens, max_seqlen, len(input_ids))
+        stream = input_ids
+        hidden_TE = self.embeddings(stream.input_ids, stream.token_type_ids, stream.position_ids)
+        attentions = self.prepare_attentions(stream, hidden_TE)
         # An empty filler sequence may start at T; its pooled state is not used.
-        first_N = cu_seqlens[:-1].clamp(max=len(input_ids) - 1)
+        first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
         if output_positions is None:
-            last_TE = self.encoder(hidden_TE, attention)
+            last_TE = self.encoder(hidden_TE, attentions)
             return EncoderOutput(last_TE, self.pooler(last_TE[first_N]) if self.pooler is not None else None)
-        last_RE = self.encoder(hidden_TE, attention, torch.cat([first_N, output_positions]))
+        last_RE = self.encoder(hidden_TE, attentions, torch.cat([first_N, output_positions]))
         first_NE, last_ME = last_RE.tensor_split([len(first_N)])
         return EncoderOutput(last_ME, self.pooler(first_NE) if self.pooler is not None else None)
 
     def _forward_padded(self, input_ids, attention_mask, token_type_ids, output_positions) -> EncoderOutput:
-        if input_ids.dim() != 2:
-            raise ValueError(f"expected input_ids [B, S], or cu_seqlens with a stream; got {tuple(input_ids.shape)}")
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        batch, length = input_ids.shape
-        real_BS = attention_mask.bool()
-        # The pooler reads the first token of each sequence.
-        if not bool(real_BS[:, 0].all()):
-            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
-        flat_T = real_BS.flatten().nonzero().squeeze(1)
-        position_BS = torch.arange(length, device=input_ids.device).expand(batch, length)
-        encoded = self(
-            input_ids.flatten()[flat_T],
-            token_type_ids=token_type_ids.flatten()[flat_T],
-            position_ids=position_BS.flatten()[flat_T],
-            cu_seqlens=F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int(),
-            max_seqlen=length,
-            output_positions=torch.searchsorted(flat_T, output_positions) if output_positions is not None else None,
-        )
+        stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
         if output_positions is not None:
-            return encoded
-        hidden_BSE = to_padded(encoded.last_hidden_state, flat_T, batch, length)
-        return EncoderOutput(hidden_BSE, encoded.pooler_output)
+            return self(stream, output_positions=torch.searchsorted(flat_T, output_positions))
+        encoded = self(stream)
+        return EncoderOutput(to_padded(encoded.last_hidden_state, flat_T, *input_ids.shape), encoded.pooler_output)
+
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        """The attention of each layer; BERT's layers share one."""
+        implementation = self._attention_implementation(hidden_TE)
+        shared = prepare_attention(implementation, stream.cu_seqlens, stream.max_seqlen, stream.num_tokens)
+        return [shared] * len(self.encoder.layer)
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
 
     def _attention_implementation(self, hidden_TE: Tensor) -> str:
         if self.attention_implementation != "auto":
@@ -356,10 +443,11 @@ class BertPredictionHeadTransform(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_ME: Tensor) -> Tensor:
-        return self.LayerNorm(F.gelu(self.dense(hidden_ME)))
+        return self.LayerNorm(self.activation(self.dense(hidden_ME)))
 
 
 class BertLMPredictionHead(nn.Module):
@@ -397,20 +485,22 @@ class BertForPreTraining(BertPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | TokenStream,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         *,
         mlm_positions: Tensor | None = None,
-        **stream,
     ) -> PreTrainingOutput:
-        hidden, pooled_NE = self.bert(
-            input_ids, attention_mask, token_type_ids, output_positions=mlm_positions, **stream
-        )
+        hidden, pooled_NE = self.bert(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
         logits = self.cls.predictions(hidden, self.bert.embeddings.word_embeddings.weight)
         if mlm_positions is None:  # without the padding: callers expect the real vocabulary
             logits = logits[..., : self.config.vocab_size]
         return PreTrainingOutput(logits, self.cls.seq_relationship(pooled_NE))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        hidden = self.config.hidden_size
+        masked_tokens = num_targets * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
+        return masked_tokens + num_sequences * (2 * hidden**2 + 4 * hidden)
 
 
 class BertForQuestionAnswering(BertPreTrainedModel):
@@ -426,13 +516,15 @@ class BertForQuestionAnswering(BertPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | TokenStream,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        **stream,
     ) -> SpanOutput:
-        hidden = self.bert(input_ids, attention_mask, token_type_ids, **stream).last_hidden_state
+        hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
         return SpanOutput(*self.qa_outputs(hidden).unbind(dim=-1))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return num_tokens * 4 * self.config.hidden_size
 
 
 class BertForSequenceClassification(BertPreTrainedModel):
@@ -450,12 +542,15 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | TokenStream,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        **stream,
     ) -> ClassificationOutput:
-        nothing = input_ids.new_empty(0)  # the last layer then computes the pooled tokens only
-        encoded = self.bert(input_ids, attention_mask, token_type_ids, output_positions=nothing, **stream)
-        pooled_NE = encoded.pooler_output
-        return ClassificationOutput(self.classifier(self.dropout(pooled_NE)))
+        token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
+        nothing = token_ids.new_empty(0)  # the last layer then computes the pooled tokens only
+        encoded = self.bert(input_ids, attention_mask, token_type_ids, output_positions=nothing)
+        return ClassificationOutput(self.classifier(self.dropout(encoded.pooler_output)))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        hidden = self.config.hidden_size
+        return num_sequences * (2 * hidden**2 + 2 * hidden * self.config.num_labels)

@@ -1,12 +1,12 @@
 """Optimizers: LAMB, PyTorch's AdamW, apex's FusedLAMB.
 
-They follow the protocol of PyTorch's fused optimizers. Before `step()`, two attributes may be set to tensors of one
-element: gradients are divided by `grad_scale` (loss scale times clipping), and if `found_inf` is not zero the step
-changes nothing. The `lr` of a group may be a tensor, so that a schedule can live on the device.
+They follow the protocol of PyTorch's fused optimizers. Before `step()`, two attributes are set to tensors of one
+element (see `apply_step`): gradients are divided by `grad_scale` (loss scale times clipping), and if `found_inf` is not
+zero the step changes nothing. The `lr` of a group may be a tensor, so that a schedule can live on the device.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from run_config import OptimizerConfig
 from utils.errors import UserError
 
-OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
 CHUNK = 2**19  # elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call
 
 
@@ -251,76 +251,152 @@ def total_norm(tensors: list[Tensor], shard_group: "dist.ProcessGroup | None" = 
     return tensor_norms(tensors).norm()
 
 
-def is_decayed(name: str) -> bool:
-    """Biases and LayerNorm parameters take no weight decay, and in LAMB no trust ratio."""
-    return not (name.endswith("bias") or "LayerNorm" in name)
+NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
-def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
-    """One group with `weight_decay` and one without, for biases and LayerNorms."""
-    named = [(name, p) for name, p in named_parameters if p.requires_grad]
+def undecayed_parameters(model: nn.Module) -> set[str]:
+    """The names of the parameters that take no weight decay, and in LAMB no trust ratio: biases, the parameters of
+    normalization modules, and all parameters with fewer than two dimensions."""
+    return {
+        name
+        for prefix, module in model.named_modules()
+        for name, p in module.named_parameters(prefix, recurse=False)
+        if p.ndim < 2 or name.endswith("bias") or isinstance(module, NORMALIZATIONS)
+    }
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
+) -> list[dict]:
+    """One group with `weight_decay`, and one without for biases and normalization (see `undecayed_parameters`).
+
+    parameters: the tensors to update, by name, where they are not the model's own, such as shards or float32 copies.
+    """
+    undecayed = undecayed_parameters(model)
+    named = dict(model.named_parameters()) if parameters is None else parameters
+    trained = {name: p for name, p in named.items() if p.requires_grad}
     return [
-        {"params": [p for name, p in named if is_decayed(name)], "weight_decay": weight_decay},
-        {"params": [p for name, p in named if not is_decayed(name)], "weight_decay": 0.0},
+        {"params": [p for name, p in trained.items() if name not in undecayed], "weight_decay": weight_decay},
+        {"params": [p for name, p in trained.items() if name in undecayed], "weight_decay": 0.0},
     ]
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """`name` is one of OPTIMIZERS; the last three are those of Lamb. The optimizers do not clip: the trainer divides by
-    `grad_scale` (see `apply_step`)."""
+# --- the optimizers of --optimizer ------------------------------------------------------------------------------------
 
-    name: str = "Lamb"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
-    trust_bounds: tuple[float, float] | None = None
-    adapt_undecayed: bool = False
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A float32 tensor that an optimizer keeps for a parameter. is_count: it is the number of the parameter's updates,
+    otherwise it has the parameter's shape."""
+
+    is_count: bool = False
+
+
+MOMENTS = {"exp_avg": StateTensor(), "exp_avg_sq": StateTensor()}
+COUNTED_MOMENTS = {"step": StateTensor(is_count=True), **MOMENTS}
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """What the rest of the program knows about an optimizer. To add one, write a function that makes it, an entry in
+    SPECS under the name of its class, and its name in run_config.py.
+
+    make: the optimizer of a model, its parameters (see `parameter_groups`), a learning rate, and a `shard_group` (see
+        Lamb). Its `step` reads `grad_scale` and `found_inf` (see the top of this file).
+    state: what it keeps for the parameter of a name and shape, by key; checkpoints hold and check these tensors.
+    counts_in_groups: the number of updates is in its parameter groups, as `step`.
+    updates_shards: it can update shards.
+    update_elements: the float32 numbers that a step needs besides gradients and state, for parameters of these numbers
+        of elements; `multi_tensor`: on GPUs and on shards.
+    """
+
+    make: Callable[..., torch.optim.Optimizer]
+    state: Callable[[str, tuple[int, ...]], Mapping[str, StateTensor]] = lambda _name, _shape: COUNTED_MOMENTS
+    counts_in_groups: bool = False
+    updates_shards: bool = True
+    update_elements: Callable[[list[int], bool], int] = lambda _sizes, _multi_tensor: 0
+
+    def state_elements(self, model: nn.Module) -> int:
+        """The float32 numbers that the optimizer keeps for `model`, without counts."""
+        return sum(
+            p.numel() * sum(not tensor.is_count for tensor in self.state(name, tuple(p.shape)).values())
+            for name, p in model.named_parameters()
+        )
+
+
+def make_lamb(config: OptimizerConfig, model, parameters, lr, shard_group) -> Lamb:
+    return Lamb(
+        parameter_groups(model, config.weight_decay, parameters),
+        *(lr, config.betas, config.eps, config.weight_decay),
+        max_grad_norm=None,
+        bias_correction=config.bias_correction,
+        trust_bounds=config.trust_bounds,
+        adapt_undecayed=config.adapt_undecayed,
+        shard_group=shard_group,
+    )
+
+
+def make_adamw(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.AdamW:
+    groups = parameter_groups(model, config.weight_decay, parameters)
+    return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
+
+
+def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.Optimizer:
+    class FusedLAMB(import_fused_lamb()):
+        """apex's optimizer takes a number as learning rate and reads neither `grad_scale` nor `found_inf`."""
+
+        def step(self) -> None:
+            if not bool(self.found_inf):
+                for group in self.param_groups:
+                    group["lr"] = float(lr)
+                torch._foreach_div_(gradients(self), self.grad_scale)
+                super().step()
+
+    return FusedLAMB(
+        parameter_groups(model, config.weight_decay, parameters),
+        float(lr),
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=float("inf"),
+    )
+
+
+SPECS = {
+    "Lamb": OptimizerSpec(
+        make_lamb, update_elements=lambda sizes, multi_tensor: sum(sizes) if multi_tensor else max(sizes)
+    ),
+    "AdamW": OptimizerSpec(make_adamw),
+    "FusedLAMB": OptimizerSpec(
+        make_fused_lamb, lambda _name, _shape: MOMENTS, counts_in_groups=True, updates_shards=False
+    ),
+}
+
+
+def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    return SPECS[type(optimizer).__name__]
 
 
 def check_shardable(name: str) -> None:
     """Raises UserError if the optimizer `name` cannot update shards."""
-    if name == "FusedLAMB":
+    if not SPECS[name].updates_shards:
         raise UserError(
-            "--optimizer FusedLAMB takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
+            f"--optimizer {name} takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
             "use --optimizer Lamb, or --data-parallel-shard-degree 1"
         )
 
 
 def make_optimizer(
     config: OptimizerConfig,
-    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    model: nn.Module,
     lr: float | Tensor,
+    parameters: Mapping[str, nn.Parameter] | None = None,
     shard_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer that `config` names. `shard_group`: see Lamb."""
+    """The optimizer that `config` names. parameters: see `parameter_groups`; shard_group: see Lamb."""
     if shard_group is not None:
         check_shardable(config.name)
-    groups = parameter_groups(named_parameters, config.weight_decay)
-    if config.name == "Lamb":
-        return Lamb(
-            *(groups, lr, config.betas, config.eps, config.weight_decay),
-            max_grad_norm=None,
-            bias_correction=config.bias_correction,
-            trust_bounds=config.trust_bounds,
-            adapt_undecayed=config.adapt_undecayed,
-            shard_group=shard_group,
-        )
-    if config.name == "AdamW":
-        return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
-    if config.name == "FusedLAMB":
-        optimizer = import_fused_lamb()(
-            groups,
-            float(lr),
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            max_grad_norm=float("inf"),
-        )
-        optimizer.learning_rate = lr  # apex takes numbers only: `apply_step` copies it
-        return optimizer
-    raise ValueError(f"unknown optimizer {config.name!r}: expected one of {OPTIMIZERS}")
+    return SPECS[config.name].make(config, model, parameters, lr, shard_group)
 
 
 def import_fused_lamb() -> type[torch.optim.Optimizer]:
@@ -335,22 +411,8 @@ def import_fused_lamb() -> type[torch.optim.Optimizer]:
     return FusedLAMB
 
 
-def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """The names of the float32 tensors that the optimizer keeps for each parameter."""
-    moments = ("exp_avg", "exp_avg_sq")
-    return moments if type(optimizer).__name__ == "FusedLAMB" else ("step", *moments)
-
-
-@torch.no_grad()
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
     """One step with gradients divided by `grad_scale`; no step if `found_inf` is not zero. Both are float32 tensors of
     one element."""
-    if isinstance(optimizer, Lamb) or optimizer.defaults.get("fused"):
-        optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
-        optimizer.step()
-        return
-    if not bool(found_inf):  # apex's optimizers do not read these attributes
-        for group in optimizer.param_groups:
-            group["lr"] = float(optimizer.learning_rate)
-        torch._foreach_div_(gradients(optimizer), grad_scale)
-        optimizer.step()
+    optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
+    optimizer.step()

@@ -7,11 +7,12 @@ import torch
 from attention import COMPILED_ON_CPU
 from modeling import BertPreTrainedModel
 from parallel.activation_checkpointing import checkpoint_activations
-from parallel.base import ParallelConfig, ParallelModel
-from parallel.ddp import ReplicatedModel
+from parallel.base import ParallelModel
+from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import make_deepspeed_model
 from parallel.fsdp import ShardedModel
 from precision import Precision
+from run_config import ParallelConfig
 from utils.distributed import DistributedContext
 
 
@@ -26,14 +27,14 @@ def parallelize(
     its initial weights here, from torch's random state."""
     if config.shard_degree == 1:
         materialize(model, device)
-    checkpoint_activations(model.bert.encoder.layer, config.activation_checkpoint)
+    checkpoint_activations(model.layers, config.activation_checkpoint)
     if config.deepspeed is not None:
         return make_deepspeed_model(model, config.deepspeed, precision, device, distributed)
     compile_model(model, config.compile, device)
     if config.shard_degree > 1:
         return ShardedModel(model, config, precision, device, distributed)
     if distributed.world_size > 1:
-        return ReplicatedModel(model, precision, device)
+        return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)
     return ParallelModel(model, precision)
 
 
@@ -49,8 +50,8 @@ def materialize(model: BertPreTrainedModel, device: torch.device) -> None:
 
 def compile_model(model: BertPreTrainedModel, what: str, device: torch.device) -> None:
     """Compiles `model` in place, for micro-batches of fixed sizes (see packing.stream_sizes)."""
-    modules = {"none": [], "layers": model.bert.encoder.layer, "model": [model]}[what]
+    modules = {"none": [], "layers": model.layers, "model": [model]}[what]
     if what != "none" and device.type == "cpu":
-        model.bert.attention_implementation = COMPILED_ON_CPU
+        model.base_model.attention_implementation = COMPILED_ON_CPU
     for module in modules:
         module.compile(fullgraph=True, dynamic=False)

@@ -1,14 +1,16 @@
 """Mixed precision: the types of a run, loss scaling, and float32 master weights."""
 
 import contextlib
+import platform
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from run_config import AMP_DTYPES
 from utils.errors import UserError
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,17 @@ def has_float16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_fp16_supported()) if hasattr(torch.cpu, "_is_avx512_fp16_supported") else False
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether `device` multiplies bfloat16 matrices faster than float32 ones. oneDNN converts the numbers to float32 on
+    processors without such instructions, and on x86 without AVX-512 torch multiplies them one by one."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device) -> Precision:
     """The precision that the flags ask for. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the
     device does not compute in the type."""
@@ -51,13 +64,18 @@ def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: 
     dtype = DTYPES[amp_dtype]
     if dtype == torch.float16 and not has_float16(device):
         raise UserError("--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU")
-    if (
-        dtype == torch.bfloat16
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    if dtype == torch.bfloat16 and device.type == "cuda" and not has_bfloat16(device):
         raise UserError("--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16")
     return Precision(dtype, pure)
+
+
+def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
+    """A line for the user where `precision` is slower than float32 on `device`."""
+    if precision.dtype != torch.bfloat16 or has_bfloat16(device):
+        return None
+    return (
+        "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit --amp and --use-pure-fp16"
+    )
 
 
 class LossScale:

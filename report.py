@@ -10,63 +10,52 @@ import argparse
 import time
 from pathlib import Path
 
-import report_page
-from report_charts import check_matplotlib
-from report_records import find_log_files, has_records, read_runs
+from reporting.page import render
+from reporting.records import find_log_files, has_records, printable, read_runs
 from utils import command_line
-from utils.errors import run_main
+from utils.errors import UserError, run_main
 from utils.files import write_atomically
 from utils.progress import print_line
 
-DEFAULT_WATCH_SECONDS = 30
+WATCH_HELP = "look for new records every SECONDS (30) and write the page again, until Ctrl-C"
 
 
 def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
     parser = command_line.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=None
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="folder that a run wrote to (searched for log files), or a log file",
-    )
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=command_line.positive_float,
-        const=DEFAULT_WATCH_SECONDS,
-        metavar="SECONDS",
-        help=f"look for new records every SECONDS ({DEFAULT_WATCH_SECONDS}) and write the page again, until Ctrl-C",
-    )
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder to search for log files, or a log file")
+    add("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    add("--watch", nargs="?", type=command_line.positive_float, const=30, metavar="SECONDS", help=WATCH_HELP)
+    args = parser.parse_args(argv)
+    if args.output.exists() and not args.output.is_file():
+        raise UserError(f"--output {args.output} is not a regular file: choose another path")
+    return args
 
 
-def write_page(runs: list[Path], output: Path, refresh_seconds: float | None = None) -> None:
-    page = report_page.render(read_runs(runs), refresh_seconds)
+def write_page(paths: list[Path], output: Path, refresh_seconds: float | None = None) -> list[str]:
+    """Writes the page and returns the notes on its logs."""
+    runs = read_runs(paths)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page)
+    write_atomically(output, render(runs, refresh_seconds))
+    return [run.note for run in runs if run.note]
 
 
-def log_sizes(runs: list[Path]) -> dict[Path, int]:
-    return {file: file.stat().st_size for run in runs for file in find_log_files(run)}
-
-
-def watch(runs: list[Path], output: Path, seconds: float) -> None:
+def watch(paths: list[Path], output: Path, seconds: float) -> list[str]:
     """Writes the page whenever the logs have grown, and at the end without the instruction to reload. Waits for the
     first record of each run."""
-    written = None
-    waits = False
+    written, waits = None, False
     try:
         while True:
-            missing = [run for run in runs if written is None and not has_records(run)]
+            missing = [path for path in paths if written is None and not has_records(path)]
             if missing and not waits:
                 print_line(f"waiting for the first record in {missing[0]}; Ctrl-C ends this")
                 waits = True
-            if not missing and (sizes := log_sizes(runs)) != written:
-                write_page(runs, output, seconds)
+            if not missing:
+                sizes = {file: file.stat().st_size for path in paths for file in find_log_files(path)}
+                if sizes != written:
+                    write_page(paths, output, seconds)
                 if written is None:
                     print_line(f"{output} is written again every {seconds:g} s while the logs grow; Ctrl-C ends this")
                 written = sizes
@@ -74,17 +63,14 @@ def watch(runs: list[Path], output: Path, seconds: float) -> None:
     except KeyboardInterrupt:
         if written is None:
             raise
-        write_page(runs, output)
+        return write_page(paths, output)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
-    check_matplotlib()
-    if args.watch is not None:
-        watch(args.runs, args.output, args.watch)
-    else:
-        write_page(args.runs, args.output)
-    print_line(f"report: {args.output}")
+    notes = write_page(args.runs, args.output) if args.watch is None else watch(args.runs, args.output, args.watch)
+    for line in [*(f"note: {note}" for note in notes), f"report: {args.output}"]:
+        print_line(printable(line))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From parsed arguments to a running trainer, once for all programs: typed configs, and the parts in their order."""
+"""From settings to a running trainer, for all programs: the runtime, the completed settings, and the parts."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,59 +9,55 @@ from pathlib import Path
 
 import torch
 
-from arguments import MAX_BATCH, amp_dtype, optimizer_config, parallel_config
 from bert_config import BertConfig
 from checkpoint.identity import make_record
-from checkpoint.state import CheckpointMetadata, StartConfig, TrainState, find_start, load_weights
-from data_loading.loader import LoaderConfig, StepLoader, StreamDataset
-from data_loading.packing import stream_sizes
+from checkpoint.model_choice import ModelChoice, choose_model
+from checkpoint.state import TrainState, find_start, load_weights
+from data_loading.loader import StepLoader, StreamDataset
+from data_loading.packing import MicroBatchLimits, stream_sizes
 from device import Runtime, keep_freed_memory, select_device, set_num_threads, total_memory
+from diagnostics.estimates import MemorySettings, format_estimate
 from evaluation import evaluate
-from lr_scheduler import ScheduleConfig, make_schedule
+from lr_scheduler import make_schedule
 from metrics import make_reporter
-from model_choice import ModelChoice
 from modeling import BertPreTrainedModel
-from optimizer import OptimizerConfig, make_optimizer
-from parallel.base import ParallelConfig, ParallelModel
+from optimizer import check_shardable, make_optimizer
+from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallelize import parallelize
-from precision import LossScale, select_precision
+from precision import DTYPES, LossScale, Precision, select_precision, slow_bfloat16
+from run_config import RunConfig
 from tasks import Task
-from tokenizer import BertTokenizer
-from trainer import Trainer, TrainerConfig
+from trainer import Trainer
 from utils.affinity import set_cpu_affinity
-from utils.command_line import Arguments, format_arguments
-from utils.distributed import init_distributed, read_environment
-from utils.errors import UserError, is_out_of_memory
+from utils.distributed import init_distributed
+from utils.errors import UserError, is_out_of_memory, reports_errors
 from utils.launcher import stop_with_launcher
 from utils.progress import print_line
 from utils.terminal import may_lose_terminal
 
-INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --scale-loss is not given
-
 
 @contextmanager
-def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
-    """Selects device and precision, joins the other processes, and opens the log; leaves everything at the end."""
+def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
+    """Selects device and precision, joins the other processes, and opens the logs; cleans up on exit."""
+    settings, parallel = config.runtime, config.parallel
     stop_with_launcher()
-    device = select_device(args.device)
-    amp = args.amp or args.fp16
-    precision = select_precision(amp, amp_dtype(args), args.use_pure_fp16, args.tf32, device)
-    parallel = parallel_config(args, read_environment().world_size, on_gpu=device.type == "cuda")
+    device = select_device(settings.device)
+    precision = select_precision(settings.amp, settings.amp_dtype, settings.pure_fp16, settings.tf32, device)
+    check_parallel(config, device)
     if parallel.deepspeed is not None:
         check_engine_config(parallel.deepspeed, device)
     set_num_threads()
     keep_freed_memory()
-    with may_lose_terminal(), init_distributed(device, args.distributed_timeout_minutes) as distributed:
-        if args.enable_cpu_affinity:
+    with may_lose_terminal(), init_distributed(device, settings.timeout_minutes) as distributed:
+        if settings.cpu_affinity:
             set_cpu_affinity(device, distributed.local_rank, distributed.local_world_size)
-        if args.show_config and distributed.is_main:
-            print_line(format_arguments(args, f"{title} on {distributed.world_size} x {device.type}:"))
-        if precision.dtype == torch.float16 and args.amp_dtype is None and distributed.is_main:
-            print_line(
-                "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 needs none)"
-            )
-        reporter = make_reporter(args.report_file, args.tensorboard_dir, distributed.is_main)
+        if distributed.is_main:
+            for message in (f"{title} on {distributed.world_size} x {device.type}", *settings.messages):
+                print_line(message)
+            if slow := slow_bfloat16(precision, device):
+                print_line(f"note: {slow}")
+        reporter = make_reporter(settings, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
         except (RuntimeError, MemoryError, OSError) as error:
@@ -73,6 +69,14 @@ def start_runtime(args: Arguments, title: str) -> Iterator[Runtime]:
             ) from error
         finally:
             reporter.close()
+
+
+def check_parallel(config: RunConfig, device: torch.device) -> None:
+    """Raises UserError for what the device or the optimizer cannot do in parallel."""
+    if config.parallel.shard_degree != 1:
+        check_shardable(config.optimizer.name)
+    if config.parallel.cpu_offload and device.type == "cpu":
+        raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
 
 
 def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
@@ -100,17 +104,47 @@ def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_param
         )
 
 
+# --- estimates --------------------------------------------------------------------------------------------------------
+
+
+def memory_settings(config: RunConfig) -> MemorySettings:
+    """What a run's settings say about memory. --device cuda needs no GPU."""
+    loader, runtime, parallel = config.loader, config.runtime, config.parallel
+    on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if on_gpu else "cpu")
+    check_parallel(config, device)
+    sixteen_bits = runtime.amp or runtime.pure_fp16
+    return MemorySettings(
+        MicroBatchLimits.of(replace(loader, num_sizes=1 if parallel.compile != "none" else None)),
+        loader.batch_size,
+        -(-loader.global_batch_size // (config.world_size * loader.batch_size)),
+        config.optimizer.name,
+        Precision(DTYPES[runtime.amp_dtype], runtime.pure_fp16) if sixteen_bits else Precision(),
+        parallel,
+        config.world_size,
+        device,
+        saves=not config.trainer.benchmark,
+    )
+
+
+def print_estimate(model_class: type[BertPreTrainedModel], config: RunConfig) -> None:
+    """Carries out --estimate-memory: prints the table on the first process, and allocates nothing."""
+    with torch.device("meta"):
+        model = model_class(choose_model(config.model, config.start).config)
+    text = format_estimate(model, memory_settings(config))
+    if reports_errors():
+        print_line(text)
+
+
 # --- fine-tuned models ------------------------------------------------------------------------------------------------
 
 
-def find_fine_tuned(args: Arguments, runtime: Runtime) -> Path:
+def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
     """The model folder to predict with, which the flags name."""
-    start = StartConfig(
-        args.from_checkpoint,
-        args.last_step_of_checkpoint,
-        from_pretrained_params=args.from_pretrained_params or args.from_checkpoint,
-    )
-    found = runtime.distributed.on_main(lambda: find_start(start, args.output_dir, saves=False))
+    start = config.start
+    start = replace(start, from_pretrained_params=start.from_pretrained_params or start.from_checkpoint)
+    folder = start.from_checkpoint or config.trainer.checkpoint_folder
+    found = runtime.distributed.on_main(lambda: find_start(start, folder, saves=False))
     return Path(found["checkpoint"] or found["weights"])
 
 
@@ -132,21 +166,6 @@ def load_fine_tuned(
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """The settings of a training run, one part per module."""
-
-    trainer: TrainerConfig
-    loader: LoaderConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    parallel: ParallelConfig
-    start: StartConfig
-    metadata: CheckpointMetadata
-    loss_scale: float = 1.0
-    dynamic_loss_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,98 +194,72 @@ class TrainingPlan:
         return make_loader(self.dataset, self.config, trainer)
 
 
-def make_run_config(
-    args: Arguments,
-    loader: LoaderConfig,
+def plan_run(
+    config: RunConfig,
+    choice: ModelChoice,
+    model_class: type[BertPreTrainedModel],
+    task: Task,
+    dataset: StreamDataset,
+    phase: str,
     runtime: Runtime,
-    model: ModelChoice,
-    metadata: CheckpointMetadata,
-    data_digest: str,
-    max_steps: int,
-    eval_steps: int = 0,
+    *,
     result_files: tuple[str, ...] = (),
-) -> RunConfig:
-    """The flags that all programs share (see arguments.py) as a RunConfig. data_digest: see
-    run_identity.make_record; result_files: see StartConfig."""
-    folder = args.output_dir / model.name / metadata.phase
-    from_checkpoint, last_step = args.from_checkpoint, args.last_step_of_checkpoint
-    if args.resume_from_checkpoint:
-        from_checkpoint, last_step = folder, "auto"
-    dynamic = args.use_dynamic_loss_scaling or args.fp16
-    weights = getattr(args, "from_phase1_final_params", None) or args.from_pretrained_params
+    initial_loss: float | None = None,
+    eval_dataset: StreamDataset | None = None,
+) -> TrainingPlan:
+    """Completes `config` with what depends on the model, the data and the device.
+
+    phase: the subfolder of the model's folder for results; result_files: see StartConfig.
+    """
+    max_steps, start, trainer = count_steps(config, len(dataset)), config.start, config.trainer
+    folder = trainer.checkpoint_folder / choice.name / phase
     record = None
-    if runtime.distributed.is_main and not args.benchmark:
+    if runtime.distributed.is_main and not trainer.benchmark:
         record = make_record(
-            args,
-            weights=weights,
-            data=data_digest,
-            vocabulary=model.vocab_file,
-            architecture=model.config.to_dict(),
-            global_batch_size=loader.global_batch_size,
+            config.hyperparameters,
+            seed=config.metadata.seed,
+            weights=start.from_phase1_final_params or start.from_pretrained_params,
+            data=dataset.digest(),
+            vocabulary=choice.vocab_file,
+            architecture=choice.config.to_dict(),
+            global_batch_size=config.loader.global_batch_size,
             max_steps=max_steps,
         )
-    return RunConfig(
-        TrainerConfig(
+    if start.resume:
+        start = replace(start, from_checkpoint=folder, last_step_of_checkpoint="auto")
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, config.parallel.compile != "none")
+    config = replace(
+        config,
+        trainer=replace(
+            trainer,
             max_steps=max_steps,
             checkpoint_folder=folder,
             record=record,
-            steps_this_run=args.steps_this_run,
-            max_grad_norm=args.max_grad_norm,
-            max_skipped_steps=args.max_skipped_steps,
-            log_freq=args.log_freq,
-            steps_per_checkpoint=args.num_steps_per_checkpoint,
-            eval_steps=eval_steps,
-            benchmark=args.benchmark,
-            benchmark_steps=args.benchmark_steps,
-            benchmark_warmup_steps=args.benchmark_warmup_steps,
+            eval_steps=(trainer.eval_steps or max_steps) if eval_dataset is not None else 0,
         ),
-        loader,
-        optimizer_config(args),
-        ScheduleConfig(
-            total_steps=max_steps,
-            learning_rate=args.learning_rate,
-            decay=args.lr_decay,
-            warmup_proportion=args.warmup_proportion,
-            warmup_start_lr=args.warmup_start_lr,
-            power=args.lr_decay_power,
-            rate=args.lr_decay_rate,
-            decay_steps=args.lr_decay_steps,
-            offset=args.lr_offset,
+        loader=replace(config.loader, num_sizes=num_sizes),
+        schedule=replace(config.schedule, total_steps=max_steps),
+        start=replace(start, result_files=result_files),
+        metadata=replace(
+            config.metadata,
+            phase=phase,
+            num_samples=len(dataset),
+            vocab_file=choice.vocab_file,
+            do_lower_case=choice.do_lower_case,
         ),
-        runtime.parallel,
-        StartConfig(
-            from_checkpoint,
-            last_step,
-            getattr(args, "from_phase1_final_params", None),
-            args.from_pretrained_params,
-            args.overwrite,
-            getattr(args, "lr_rewarmup", False),
-            result_files,
-        ),
-        metadata,
-        INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
-        dynamic,
     )
+    return TrainingPlan(choice, model_class, task, dataset, config, initial_loss, eval_dataset)
 
 
-def count_steps(args: Arguments, num_samples: int, batch_size: int) -> int:
-    """Updates of a fine-tuning run: as many as --epochs need, and at most --max-steps."""
-    steps = math.ceil(args.epochs * num_samples / batch_size)
-    steps = min(steps, args.max_steps) if args.max_steps > 0 else steps
+def count_steps(config: RunConfig, num_samples: int) -> int:
+    """Updates of a run: `max_steps`, or as many as `epochs` need if these are fewer."""
+    steps, epochs = config.trainer.max_steps, config.epochs
+    if epochs is not None:
+        needed = math.ceil(epochs * num_samples / config.loader.global_batch_size)
+        steps = min(needed, steps) if steps > 0 else needed
     if steps >= 2**31:
-        raise UserError(f"--epochs {args.epochs:g} takes {steps} updates: give fewer epochs, or --max-steps")
+        raise UserError(f"--epochs {epochs:g} takes {steps} updates: give fewer epochs, or --max-steps")
     return steps
-
-
-def global_batch_size(args: Arguments, batch_size: int, world_size: int) -> int:
-    """Sequences per update over all ranks."""
-    global_batch = args.global_batch_size or batch_size * args.gradient_merge_steps * world_size
-    if global_batch > MAX_BATCH:
-        raise UserError(
-            f"an update would take {global_batch} sequences, and at most {MAX_BATCH} are possible: lower the batch "
-            f"size or --gradient-merge-steps"
-        )
-    return global_batch
 
 
 def build_trainer(
@@ -283,7 +276,7 @@ def build_trainer(
     device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
     optimizer = make_optimizer(
-        config.optimizer, parallel.named_parameters().items(), learning_rate, parallel.shard_group
+        config.optimizer, parallel.model, learning_rate, parallel.named_parameters(), parallel.shard_group
     )
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)
@@ -312,7 +305,7 @@ def build_trainer(
 def evaluate_with(
     parallel: ParallelModel, task: Task, dataset: StreamDataset, config: RunConfig, runtime: Runtime
 ) -> Callable[[], dict[str, float]]:
-    return partial(evaluate, parallel, task, dataset, config.loader.limits, runtime)
+    return partial(evaluate, parallel, task, dataset, MicroBatchLimits.of(config.loader), runtime)
 
 
 def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> StepLoader:
@@ -328,49 +321,18 @@ def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> 
     )
 
 
-def plan_fine_tuning(
-    args: Arguments,
-    choice: ModelChoice,
-    model_class: type[BertPreTrainedModel],
-    task: Task,
-    dataset: StreamDataset,
-    tokenizer: BertTokenizer,
-    phase: str,
-    runtime: Runtime,
-    result_files: tuple[str, ...],
-    initial_loss: float | None = None,
-) -> TrainingPlan:
-    """The plan of a fine-tuning task; `phase` is its folder."""
-    loader = LoaderConfig(
-        args.train_batch_size,
-        global_batch_size(args, args.train_batch_size, runtime.distributed.world_size),
-        args.max_seq_length,
-        num_workers=args.num_workers,
-        num_sizes=stream_sizes(runtime.device, runtime.precision.dtype, args.compile != "none"),
-    )
-    max_steps = count_steps(args, len(dataset), loader.global_batch_size)
-    metadata = CheckpointMetadata(
-        phase=phase,
-        arguments=args.as_dict(),
-        num_samples=len(dataset),
-        seed=args.seed,
-        vocab_file=Path(tokenizer.vocab_file),
-        do_lower_case=tokenizer.do_lower_case,
-        prefix=args.model_prefix,
-    )
-    config = make_run_config(
-        args, loader, runtime, choice, metadata, dataset.digest(), max_steps, result_files=result_files
-    )
-    return TrainingPlan(choice, model_class, task, dataset, config, initial_loss)
-
-
-def fine_tune(args: Arguments, plan: TrainingPlan, runtime: Runtime) -> tuple[ParallelModel, int, bool]:
+def fine_tune(plan: TrainingPlan, runtime: Runtime) -> tuple[ParallelModel, int, bool]:
     """Trains a fine-tuning task; returns the model, the exit code, and whether training is complete."""
-    max_steps = plan.config.trainer.max_steps
+    config = plan.config
     runtime.reporter.log(
         "PARAMETER",
-        {"training_features": len(plan.dataset), "train_batch_size": args.train_batch_size, "steps": max_steps},
+        {
+            "training_features": len(plan.dataset),
+            "train_batch_size": config.loader.batch_size,
+            "steps": config.trainer.max_steps,
+        },
     )
     trainer = plan.build_trainer(runtime)
     exit_code = trainer.train(plan.make_loader(trainer))
-    return trainer.parallel, exit_code, trainer.state.step >= max_steps or args.benchmark
+    is_complete = trainer.state.step >= config.trainer.max_steps or config.trainer.benchmark
+    return trainer.parallel, exit_code, is_complete

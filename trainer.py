@@ -9,54 +9,32 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoint.identity import RunRecord
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
 from device import Runtime, peak_flops
-from lr_scheduler import ScheduleTable
+from lr_scheduler import rate_table
 from metrics import (
     Benchmark,
     GlobalBatchStats,
     MeasuringWindow,
-    dllogger_figures,
+    dllogger_metrics,
     format_duration,
     format_metrics,
-    training_flops,
 )
 from parallel.base import ParallelModel
+from run_config import TrainerConfig
 from tasks import Task
 from utils.distributed import translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch
 from utils.progress import progress_bar
 from utils.stop_signal import StopSignal
-
-
-@dataclass(frozen=True)
-class TrainerConfig:
-    """The length of a run, and what it does besides training. `eval_steps` 0: no evaluation. `record`: see
-    checkpoint/identity.py; None on ranks other than the main one, and for benchmarks."""
-
-    max_steps: int
-    checkpoint_folder: Path
-    record: RunRecord | None = None
-    steps_this_run: int | None = None
-    max_grad_norm: float = 1.0
-    max_skipped_steps: int = 25
-    log_freq: int = 10
-    steps_per_checkpoint: int = 100
-    eval_steps: int = 0
-    benchmark: bool = False
-    benchmark_steps: int = 20
-    benchmark_warmup_steps: int = 20
 
 
 class Trainer:
@@ -78,9 +56,9 @@ class Trainer:
         self.config, self.runtime, self.device = config, runtime, runtime.device
         self.distributed, self.reporter, self.evaluate = runtime.distributed, runtime.reporter, evaluate
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
-        # Where the optimizer works: with CPU offload, that is not the device of the forward pass.
-        device = parallel.optimizer_device
-        self.schedule = ScheduleTable(schedule, state.step, config.max_steps, device)
+        self.first_step, self.last_step = state.step, self._last_step()
+        device = parallel.optimizer_device  # with CPU offload, not the device of the forward pass
+        self.rates = rate_table(schedule, self.first_step, self.last_step, device)
         self.writer = CheckpointWriter(
             config.checkpoint_folder, self.distributed, sharded=parallel.shard_group is not None
         )
@@ -94,7 +72,7 @@ class Trainer:
 
     def train(self, loader: Iterable[StepBatch]) -> int:
         """Trains to `max_steps`, or as far as this run goes, and returns the exit code of the process."""
-        state, config, last_step = self.state, self.config, self._last_step()
+        state, config, last_step = self.state, self.config, self.last_step
         self._begin()
         batches, window = iter(loader), self._new_window()
         benchmark = None
@@ -103,7 +81,7 @@ class Trainer:
         with (
             contextlib.closing(self.writer),
             StopSignal() as stop,
-            self._progress_bar(last_step) as bar,
+            self._progress_bar() as bar,
             self._save_on_error(),
         ):
             while state.step < last_step:
@@ -122,9 +100,8 @@ class Trainer:
                 state.samples_consumed += int(stats.sequences)
                 window.count(stats, waited)
                 state.step = step
-                if logs or evaluates or saves or self.schedule.is_short(step) or self.device.type == "cpu":
+                if logs or evaluates or saves or self.device.type == "cpu":
                     self._read_step(int(stats.sequences))
-                    self.schedule.advance(state.step)
                 bar.update(state.step - bar.n)
 
                 state.raw_train_seconds += time.perf_counter() - started
@@ -134,17 +111,18 @@ class Trainer:
                     benchmark.count(stats, waited)
                 else:
                     with window.paused():
-                        if evaluates:
-                            self._log_evaluation()
                         if saves:
                             self.save()
+                        if evaluates:
+                            self._log_evaluation()
                 if stops:
                     break
             bar.close()
             if not benchmark:
                 self._finish(stop.received)
             elif stop.received is None:
-                benchmark.log(self.reporter)
+                state.read_clock()
+                benchmark.log(self.reporter, state.train_seconds, state.raw_train_seconds, self.final_loss)
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
 
     def training_step(
@@ -154,31 +132,23 @@ class Trainer:
         rank's sums. `max_micro_batches`: the most of any rank; None if there is one rank."""
         parallel, task = self.parallel, self.task
         parallel.model.train()
-        if parallel.needs_warm_up():
-            with self.runtime.precision.context(self.device):
-                sums = task.sums(parallel.module, to_device(batch.make_filler(), self.device))
-            task.loss(sums, stats.sequences, stats.targets).backward()
-            parallel.model.zero_grad()
         torch.manual_seed(seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank))
-        parallel.begin_step(max_micro_batches or len(batch.micro_batches))
-        micro_batches = parallel.equalize(batch)
         step_sums: dict[str, Tensor] = {}
-        for number, micro_batch in enumerate(micro_batches, 1):
-            with parallel.gradient_sync(is_last=number == len(micro_batches)):
-                with self.stopwatch.lap("forward"):
-                    with self.runtime.precision.context(self.device):
-                        sums = task.sums(parallel.module, to_device(micro_batch, self.device))
-                    loss = task.loss(sums, stats.sequences, stats.targets)
-                with self.stopwatch.lap("backward"):
-                    parallel.backward(loss, self.loss_scale.value)
+        for micro_batch in parallel.micro_batches(batch, max_micro_batches or len(batch.micro_batches)):
+            with self.stopwatch.lap("forward"):
+                with self.runtime.precision.context(self.device):
+                    sums = task.sums(parallel.module, to_device(micro_batch, self.device))
+                loss = task.loss(sums, stats.sequences, stats.targets)
+            with self.stopwatch.lap("backward"):
+                parallel.backward(loss, self.loss_scale.value)
             for name, value in sums.items():
                 step_sums[name] = step_sums.get(name, 0.0) + value.detach()
-        parallel.reduce_gradients()
         return step_sums
 
     def optimizer_step(self) -> None:
         """Makes an update. If the gradients are not finite, only the loss scale changes."""
-        self.learning_rate.copy_(self.schedule.rate(self.state.device_step))
+        update = (self.state.device_step - self.first_step).clamp(max=len(self.rates) - 1)
+        self.learning_rate.copy_(self.rates.take(update))  # rates[update] would read the index on the host
         self.grad_norm, not_finite = self.parallel.step(
             self.optimizer, self.loss_scale.value, self.config.max_grad_norm
         )
@@ -193,9 +163,7 @@ class Trainer:
         self.reporter.log("PARAMETER", {"train_start": True})
         if not self.config.benchmark:
             self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
-            # Weights and two moments, in float32.
-            num_bytes = 12 * sum(p.numel() for p in self.parallel.named_parameters().values())
-            self.writer.reserve(num_bytes, pinned=self.device.type == "cuda")
+            self.writer.reserve(self.state.num_bytes(), pinned=self.device.type == "cuda")
 
     def _last_step(self) -> int:
         config, step = self.config, self.state.step
@@ -205,9 +173,9 @@ class Trainer:
             config.max_steps if config.steps_this_run is None else min(config.max_steps, step + config.steps_this_run)
         )
 
-    def _progress_bar(self, last_step: int):
+    def _progress_bar(self):
         phase, is_main = self.state.metadata.phase, self.distributed.is_main
-        return progress_bar(last_step, phase, "step", self.state.step, enabled=is_main, lines=False)
+        return progress_bar(self.last_step, phase, "step", self.state.step, enabled=is_main, lines=False)
 
     def _new_window(self) -> MeasuringWindow:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
@@ -219,25 +187,25 @@ class Trainer:
         folder = self.config.checkpoint_folder / str(step)
         reached = f"{phase}: step {step} of {self.config.max_steps}"
         if stopped_by is not None and step < self.config.max_steps:
-            reached += f", stopped by {signal.Signals(stopped_by).name}: the same command goes on from here"
+            reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command to resume"
         self.state.read_clock()
-        figures = {"step": step, "checkpoint": str(folder)}
+        summary = {"step": step, "checkpoint": str(folder)}
         if self.final_loss is not None:
             state = self.state
             rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
-            figures |= {
+            summary |= {
                 "e2e_train_time": state.train_seconds,
                 "raw_train_time": state.raw_train_seconds,
                 "training_sequences_per_second": rate,
                 "final_loss": self.final_loss,
             }
-        self.reporter.log((), figures, f"{reached}; checkpoint in {folder}")
+        self.reporter.log((), summary, f"{reached}; checkpoint in {folder}")
 
     # --- exchange with the other ranks and the device ---
 
     def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
         """The counts of the global batch, the most micro-batches of any rank, and whether any rank wants to stop."""
-        flops = training_flops(self.parallel.model.config, batch.lengths, batch.num_targets.sum())
+        flops = self.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
         counts = [len(batch.lengths), batch.lengths.sum(), batch.num_targets.sum(), flops]
         micro_batches = [0] * self.distributed.world_size
         micro_batches[self.distributed.rank] = len(batch.micro_batches)
@@ -278,12 +246,12 @@ class Trainer:
         metrics["grad_norm"] = float(self.grad_norm)
         if self.runtime.precision.needs_loss_scale:
             metrics["loss_scale"] = float(self.loss_scale.value)
-        metrics.update(window.figures())
+        metrics.update(window.metrics())
         window.restart()
         self.final_loss = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
         text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
-        self.reporter.log(self._log_step(), metrics | dllogger_figures(metrics, stats.sequences), text)
+        self.reporter.log(self._log_step(), metrics | dllogger_metrics(metrics, stats.sequences), text)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
     def _log_evaluation(self) -> None:
@@ -292,7 +260,7 @@ class Trainer:
         self.reporter.log(self._log_step(), {f"eval_{name}": value for name, value in metrics.items()}, text)
 
     def _log_step(self) -> tuple[int, int]:
-        """The epoch, from 0 up, and the number of the last update."""
+        """The epoch, counted from 0, and the number of the last update."""
         state = self.state
         return (state.samples_consumed - 1) // state.metadata.num_samples, state.step
 

@@ -22,8 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.results import format_quartiles, quartiles, write_result
 from data_loading.hdf5_shards import KEYS
-from data_loading.loader import LoaderConfig, StepLoader
+from data_loading.loader import StepLoader
 from data_loading.sample_order import sample_order
+from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import run_main

@@ -1,22 +1,30 @@
 #!/usr/bin/env python3
-"""Checks on a device that the fast paths compute the same as the plain one. Run it first on a new GPU.
+"""Checks on a device that every fast path computes the same as the plain one. Run it first on a new GPU.
 
     python3 benchmarks/device_checks.py --device cuda
     python3 benchmarks/device_checks.py --model tiny --device cpu
 
-The loss and all gradients of one step without dropout, on sequences of unequal lengths, are compared with those of
-padded attention in float32, by ||difference|| / ||reference||: flash attention, fixed sizes, compiled, bfloat16, 16-bit
-weights. The forms of LAMB are compared in the same way. On a GPU, whole steps with dropout must not make the host wait
-for the device. The exit code is 1 if a check fails.
+The reference is this project in float32 with padded attention on the CPU. Without dropout, the loss and the gradient of
+every parameter are compared with it, tensor by tensor, as ||difference|| / ||reference||. With dropout, the gradient is
+compared with differences of the loss along three directions, with the same dropout masks. The forms of LAMB, AdamW and
+the loss of many rows are compared with references of their own. On a GPU, whole steps must not make the host wait for
+the device. A check that raises an error does not end the others. The exit code is 1 if a check fails.
 """
 
+import contextlib
 import dataclasses
+import socket
 import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,19 +34,32 @@ from attention import default_implementation
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.optimizer_step import check_forms
-from bert_config import BertConfig
-from data_loading.loader import LoaderConfig, StepBatch, make_step_batch
+from data_loading.loader import StepBatch, make_step_batch
+from data_loading.packing import MicroBatchLimits
 from device import Runtime, select_device, set_num_threads
+from loss import FLOAT32_ROWS, summed_cross_entropy
 from modeling import BertForPreTraining
-from precision import Precision
+from optimizer import apply_step, make_optimizer
+from parallel.ddp import ReplicatedModel
+from precision import Precision, has_float16
+from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import one_line, run_main
 from utils.progress import print_line
 
-FLOAT32, BFLOAT16, PURE_BFLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.bfloat16, pure=True)
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
+PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)
+# Of each tensor. float16 has a finer mantissa than bfloat16, but small gradients underflow without a loss scale.
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+PURE_LIMIT = 1e-1  # of 16-bit weights: sums over tokens, as for biases, are rounded to 16 bits too
+LOSS_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 3e-3}
+# The central difference of losses has an error of its own: rounding, and the third derivative.
+DIRECTION_LIMITS = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
+DIRECTIONS = {"value": "attention.self.value.weight", "feed-forward": "intermediate.dense.weight",
+              "embedding": "word_embeddings.weight"}  # fmt: skip
+OPTIMIZER_LIMIT = 1e-5
 
 
 def parse_arguments(argv=None) -> Arguments:
@@ -59,6 +80,7 @@ class Case(NamedTuple):
     precision: Precision
     attention: str = "auto"
     compile: str = "none"
+    activation_checkpoint: str = "none"
     num_sizes: int | None = None
 
 
@@ -67,114 +89,255 @@ REFERENCE = Case("padded, fp32", FLOAT32, "padded")
 
 def cases(device: torch.device) -> list[Case]:
     fast = default_implementation(device, torch.bfloat16)
-    on_cpu = [Case(f"{fast}, fp32", FLOAT32, fast)] if device.type == "cpu" else []
+    on_cpu = [Case(f"{fast}, fp32", FLOAT32, fast)] if device.type == "cpu" else [REFERENCE]
+    float16 = [Case(f"{fast}, fp16", FLOAT16, fast)] if has_float16(device) else []
     return [
         *on_cpu,
         Case("padded, fp32, fixed sizes", FLOAT32, "padded", num_sizes=1),
         Case("padded, bf16", BFLOAT16, "padded"),
         Case(f"{fast}, bf16", BFLOAT16, fast),
+        *float16,
         Case(f"{fast}, bf16, fixed sizes", BFLOAT16, fast, num_sizes=1),
+        Case("activation checkpointing, bf16", BFLOAT16, activation_checkpoint="full"),
+        Case("selective checkpointing, bf16", BFLOAT16, activation_checkpoint="selective"),
         Case("compiled layers, bf16", BFLOAT16, compile="layers", num_sizes=1),
         Case("compiled model, bf16", BFLOAT16, compile="model", num_sizes=1),
+        Case("compiled, checkpointing, bf16", BFLOAT16, "auto", "layers", "full", 1),
         Case("16-bit weights", PURE_BFLOAT16),
         Case("compiled, 16-bit weights", PURE_BFLOAT16, compile="model", num_sizes=1),
     ]
 
 
-def prepare_step(
-    args: Arguments, bert_config: BertConfig, case: Case, device: torch.device
-) -> tuple[Trainer, StepBatch]:
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def prepare_step(args: Arguments, case: Case, device: torch.device, dropout: bool) -> tuple[Trainer, StepBatch]:
     """A trainer with the weights of seed 0, and a batch."""
+    bert_config = load_bert_config(args.model)
+    if not dropout:
+        bert_config = dataclasses.replace(bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     targets = args.seq_length // 7 + 1
     loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, targets, num_sizes=case.num_sizes)
     torch.manual_seed(0)
     with torch.device("meta"):
         model = BertForPreTraining(bert_config)
     task = PretrainingTask(True, args.seq_length)
-    trainer = make_trainer(model, task, loader, Runtime(device, case.precision), "Lamb", case.compile)
+    strategy = ParallelConfig(case.compile, case.activation_checkpoint)
+    trainer = make_trainer(model, task, loader, Runtime(device, case.precision), "Lamb", strategy)
     if case.attention != "auto":
         model.bert.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
     pin = device.type == "cuda"
-    return trainer, make_step_batch(dataset, np.arange(args.batch_size), loader.limits, pin_memory=pin)
+    return trainer, make_step_batch(dataset, np.arange(args.batch_size), MicroBatchLimits.of(loader), pin_memory=pin)
 
 
-def loss_and_gradients(args: Arguments, case: Case, device: torch.device) -> dict[str, Tensor]:
-    """The loss of the batch and the gradient of every parameter, in float64."""
-    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    bert_config = dataclasses.replace(load_bert_config(args.model), **without_dropout)
-    trainer, batch = prepare_step(args, bert_config, case, device)
+def step_loss(trainer: Trainer, batch: StepBatch) -> float:
+    """The loss of `batch`; its gradients are left in the trainer's parameters."""
+    for p in trainer.parallel.named_parameters().values():
+        p.grad = None
     stats = batch_stats(batch)
     sums = trainer.training_step(batch, stats)
+    return float(trainer.task.loss(sums, stats.sequences, stats.targets).double())
+
+
+def loss_and_gradients(args: Arguments, case: Case, device: torch.device) -> tuple[float, dict[str, Tensor]]:
+    """The loss without dropout, and the gradient of every parameter in float64 on the CPU."""
+    trainer, batch = prepare_step(args, case, device, dropout=False)
+    loss = step_loss(trainer, batch)
     # The gradient of the keys' biases is zero in exact arithmetic; computed, it is only rounding errors.
     parameters = {n: p for n, p in trainer.parallel.named_parameters().items() if not n.endswith("key.bias")}
-    loss = trainer.task.loss(sums, stats.sequences, stats.targets).double()
-    return {"loss": loss, **{name: p.grad.double() for name, p in parameters.items()}}
+    return loss, {name: p.grad.double().cpu() for name, p in parameters.items()}
 
 
-def relative_errors(found: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
-    """The errors of the loss, and of all gradients as one vector."""
-    names = [name for name in reference if name != "loss"]
-    difference = torch.stack([(found[name] - reference[name]).norm() for name in names]).norm()
-    whole = torch.stack([reference[name].norm() for name in names]).norm()
-    loss = (found["loss"] - reference["loss"]).abs() / reference["loss"].abs()
-    return {"loss": float(loss), "gradients": float(difference / whole)}
+@cache
+def reference(model: str, seq_length: int, batch_size: int) -> tuple[float, dict[str, Tensor]]:
+    args = parse_arguments(["--model", model, "--seq-length", str(seq_length), "--batch-size", str(batch_size)])
+    return loss_and_gradients(args, REFERENCE, torch.device("cpu"))
 
 
-def check_gradients(args: Arguments, device: torch.device) -> list[dict]:
-    reference = loss_and_gradients(args, REFERENCE, device)
-    results = []
-    for case in cases(device):
-        errors = relative_errors(loss_and_gradients(args, case, device), reference)
-        limit = TOLERANCES[case.precision.dtype]
-        passed = all(error < limit for error in errors.values())
-        results.append({"check": case.title, **errors, "limit": limit, "passed": passed})
-        show(results[-1], f"loss {errors['loss']:.1e}  gradients {errors['gradients']:.1e}  (limit {limit:.0e})")
-    return results
+def compare(args: Arguments, found: tuple[float, dict[str, Tensor]], precision: Precision) -> dict:
+    """The relative errors of the loss and of the worst gradient."""
+    (loss, gradients), (expected_loss, expected) = found, reference(args.model, args.seq_length, args.batch_size)
+    errors = {name: float((gradients[name] - e).norm() / e.norm()) for name, e in expected.items()}
+    worst = max(errors, key=lambda name: errors[name] if np.isfinite(errors[name]) else np.inf)
+    loss_error, limit = (
+        abs(loss - expected_loss) / expected_loss,
+        PURE_LIMIT if precision.pure else LIMITS[precision.dtype],
+    )
+    return {
+        "loss": loss_error,
+        "gradient": errors[worst],
+        "worst": worst,
+        "limit": limit,
+        "passed": loss_error < LOSS_LIMITS[precision.dtype] and all(error < limit for error in errors.values()),
+    }
 
 
-def check_waiting(args: Arguments, device: torch.device) -> list[dict]:
+def check_gradients(args: Arguments, device: torch.device, case: Case) -> dict:
+    return compare(args, loss_and_gradients(args, case, device), case.precision)
+
+
+def check_replica(args: Arguments, device: torch.device) -> dict:
+    """DDP with one process: NCCL on a GPU, gloo on a CPU."""
+    trainer, batch = prepare_step(args, REFERENCE, device, dropout=False)
+    with one_process_group(device):
+        trainer.parallel = ReplicatedModel(trainer.parallel.model, FLOAT32, device)
+        loss = step_loss(trainer, batch)
+        gradients = {n: p.grad.double().cpu() for n, p in trainer.parallel.named_parameters().items()}
+    return compare(args, (loss, gradients), FLOAT32)
+
+
+@contextlib.contextmanager
+def one_process_group(device: torch.device) -> Iterator[None]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_direction(args: Arguments, device: torch.device, case: Case, part: str) -> dict:
+    """With dropout: g . d for the normalized gradient d of some parameters, against a central difference of losses."""
+    trainer, batch = prepare_step(args, case, device, dropout=True)
+    step_loss(trainer, batch)
+    weights = {n: p for n, p in trainer.parallel.named_parameters().items() if DIRECTIONS[part] in n}
+    gradients = {name: p.grad.clone() for name, p in weights.items()}
+    slope = float(torch.stack([g.double().norm() for g in gradients.values()]).norm())
+    losses = []
+    # A step that changes the loss by far more than its rounding, and not by more than is nearly linear.
+    change = 0.002 if case.precision.dtype == torch.float32 else 0.01
+    step = change * step_loss(trainer, batch) / slope
+    for sign in (1, -2):
+        with torch.no_grad():
+            for name, p in weights.items():
+                p.add_(gradients[name], alpha=sign * step / slope)
+        losses.append(step_loss(trainer, batch))
+    error, limit = abs((losses[0] - losses[1]) / (2 * step) / slope - 1), DIRECTION_LIMITS[case.precision.dtype]
+    return {"gradient": error, "limit": limit, "passed": error < limit}
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def check_loss(device: torch.device) -> dict:
+    """Cross-entropy of more rows than are computed at once, against float64."""
+    generator = torch.Generator().manual_seed(0)
+    rows = FLOAT32_ROWS[device.type] + 5
+    logits = torch.randn(rows, 1024, generator=generator)
+    labels = torch.randint(0, 1024, (rows,), generator=generator)
+    labels[::7] = -100
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, labels, reduction="sum")
+    expected.backward()
+    found = logits.to(device).requires_grad_()
+    total, _ = summed_cross_entropy(found, labels.to(device))
+    total.backward()
+    gradient_error = float((found.grad.cpu() - exact.grad).norm() / exact.grad.norm())
+    loss_error = abs(float(total.detach()) / float(expected.detach()) - 1)
+    passed = max(loss_error, gradient_error) < 1e-5
+    return {"loss": loss_error, "gradient": gradient_error, "limit": 1e-5, "passed": passed}
+
+
+def check_adamw(device: torch.device) -> dict:
+    """Three updates of fused AdamW, the middle one without a finite gradient, against a loop in float64."""
+    config, generator = OptimizerConfig("AdamW"), torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(20, 50, generator=generator), torch.randn(3, 20, 50, generator=generator)
+    model = torch.nn.Linear(50, 20, bias=False, device=device)
+    p = model.weight
+    p.data.copy_(start)
+    optimizer = make_optimizer(config, model, torch.tensor(1e-2, device=device))
+    weight, m, v, count = start.double(), 0.0, 0.0, 0
+    (beta1, beta2), scale = config.betas, 8.0
+    for number, gradient in enumerate(gradients):
+        p.grad = (gradient * scale).to(device)
+        found_inf = float(number == 1)
+        apply_step(optimizer, torch.tensor(scale, device=device), torch.tensor(found_inf, device=device))
+        if found_inf:
+            continue
+        count += 1
+        m = beta1 * m + (1 - beta1) * gradient.double()
+        v = beta2 * v + (1 - beta2) * gradient.double() ** 2
+        update = m / (1 - beta1**count) / ((v / (1 - beta2**count)).sqrt() + config.eps)
+        weight = weight - 1e-2 * (update + config.weight_decay * weight)
+    error = float((p.detach().cpu() - weight).norm() / (weight - start).norm())
+    return {"update": error, "limit": OPTIMIZER_LIMIT, "passed": error < OPTIMIZER_LIMIT}
+
+
+def check_waiting(args: Arguments, device: torch.device, compile: str) -> dict:
     """Whole steps under CUDA's own check for calls that make the host wait for the device."""
-    results = []
-    for compile in ("none", "layers", "model"):
-        case = Case(f"no step waits, --compile {compile}", BFLOAT16, "auto", compile, compile != "none")
-        trainer, batch = prepare_step(args, load_bert_config(args.model), case, device)
-        waits = None
+    case = Case("", BFLOAT16, "auto", compile, num_sizes=1 if compile != "none" else None)
+    trainer, batch = prepare_step(args, case, device, dropout=True)
+    try:
         for mode in ("default", "default", "error"):  # the first steps may wait: they compile and allocate memory
             torch.cuda.set_sync_debug_mode(mode)
-            try:
-                train_step(trainer, batch)
-            except RuntimeError as error:
-                waits = one_line(str(error))
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        results.append({"check": case.title, "error": waits, "passed": waits is None})
-        show(results[-1], waits or "")
-    return results
+            train_step(trainer, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return {"passed": True}
 
 
-def check_optimizer(args: Arguments, device: torch.device) -> list[dict]:
-    results = check_forms(args.model, device, compiled=True)
-    for result in results:
-        show(result, f"update {result['update']:.1e}  (limit {result['limit']:.0e})")
-    return results
+def check_preset_size(device: torch.device) -> dict:
+    """A step of BERT-large with a micro-batch of the presets: a finite loss near ln(V) + ln(2)."""
+    args = parse_arguments(["--model", "large", "--seq-length", "128", "--batch-size", "256"])
+    trainer, batch = prepare_step(args, Case("", BFLOAT16), device, dropout=True)
+    loss = step_loss(trainer, batch)
+    expected = float(np.log(30522) + np.log(2))
+    memory = torch.cuda.max_memory_allocated(device) / 2**30
+    return {"loss": loss, "peak_memory_gib": memory, "passed": abs(loss - expected) < 0.5}
 
 
-def show(result: dict, text: str) -> None:
-    print_line(f"{'ok  ' if result['passed'] else 'FAIL'} {result['check']:32} {text}")
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], dict]]:
+    fast = default_implementation(device, torch.bfloat16)
+    checks = {case.title: partial(check_gradients, args, device, case) for case in cases(device)}
+    checks["DDP, one process"] = partial(check_replica, args, device)
+    dropout_cases = [Case("fp32", FLOAT32), Case(f"{fast}, bf16", BFLOAT16, fast)]
+    for case in dropout_cases:
+        for part in DIRECTIONS:
+            checks[f"dropout, {case.title}, {part}"] = partial(check_direction, args, device, case, part)
+    checks["loss of many rows"] = partial(check_loss, device)
+    checks["AdamW"] = partial(check_adamw, device)
+    if device.type == "cuda":
+        for compile in ("none", "layers", "model"):
+            checks[f"no step waits, --compile {compile}"] = partial(check_waiting, args, device, compile)
+        checks["BERT-large, 256 x 128"] = partial(check_preset_size, device)
+    return checks
+
+
+def run_check(title: str, check: Callable[[], dict]) -> dict:
+    started = time.monotonic()
+    try:
+        result = check()
+    except Exception as error:
+        result = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "passed": False}
+    result = {"check": title, **result, "seconds": round(time.monotonic() - started, 2)}
+    figures = [f"{key} {value:.1e}" for key, value in result.items() if isinstance(value, float) and key != "seconds"]
+    notes = [result[key] for key in ("worst", "error") if key in result and not result["passed"]]
+    print_line(f"{'ok  ' if result['passed'] else 'FAIL'} {title:36} {'  '.join(figures + notes)}")
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     device = select_device(args.device)
     set_num_threads()
-    checks = check_gradients(args, device) + check_optimizer(args, device)
-    if device.type == "cuda":
-        checks += check_waiting(args, device)
-    result = {"arguments": args.as_dict(), "checks": checks}
-    path = write_result(args.output, f"device_checks-{device.type}-{args.model}", device, result)
-    print_line(f"written to {path}")
-    return 0 if all(check["passed"] for check in checks) else 1
+    results: list[dict] = []
+    try:
+        for title, check in all_checks(args, device).items():
+            results.append(run_check(title, check))
+        forms = run_check("forms of LAMB", lambda: {"forms": (found := check_forms(args.model, device, compiled=True)),
+                                                    "passed": all(form["passed"] for form in found)})  # fmt: skip
+        results.append(forms)
+    finally:
+        result = {"arguments": args.as_dict(), "checks": results}
+        path = write_result(args.output, f"device_checks-{device.type}-{args.model}", device, result)
+        print_line(f"written to {path}")
+    return 0 if all(check["passed"] for check in results) else 1
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from benchmarks.common.fine_tuning import (
 )
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from device import select_device, set_num_threads
-from tasks.glue import label_values, mean_and_deviation, score
+from fine_tuning import mean_and_deviation
+from tasks.glue import label_values, score
 from tasks.glue_files import TASKS, Examples, TextTask, read_examples
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import run_main

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Peak memory of real pre-training steps on the CPU, beside the estimate of diagnostics/memory.py.
+"""Peak memory of real pre-training steps on the CPU, beside the estimate of diagnostics/estimates.py.
 
     python3 benchmarks/memory.py
     python3 benchmarks/memory.py --models tiny mini
@@ -29,12 +29,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import run_pretraining
+from arguments import make_run_config
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS
-from diagnostics.memory import MemoryEstimate, estimate_memory
-from diagnostics.memory_report import settings_of
-from model_choice import choose_model
+from checkpoint.model_choice import choose_model
+from diagnostics.estimates import MemoryEstimate, estimate_memory
 from modeling import BertForPreTraining
+from run_setup import memory_settings
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
@@ -149,9 +150,10 @@ def measure_here(kind: str, folder: str, *arguments: str) -> None:
 
 def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
     args = run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
+    config = make_run_config(args)
     with torch.device("meta"):
-        model = BertForPreTraining(choose_model(args).config)
-    return estimate_memory(model, settings_of(args, args.batch_size, args.max_predictions_per_seq))
+        model = BertForPreTraining(choose_model(config.model, config.start).config)
+    return estimate_memory(model, memory_settings(config))
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:

@@ -30,7 +30,8 @@ from benchmarks.common.training import LEARNING_RATE, MODELS, load_bert_config
 from benchmarks.common.worker import take_turns
 from device import select_device, set_num_threads
 from modeling import BertForPreTraining
-from optimizer import Lamb, OptimizerConfig, apply_step, parameter_groups
+from optimizer import Lamb, apply_step, parameter_groups
+from run_config import OptimizerConfig
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main
 from utils.measure import synchronize
@@ -84,16 +85,16 @@ def lamb_of_one_tensor(
     weights.copy_(torch.where(is_finite, weights - lr * ratio * grads, weights))
 
 
-def random_parameters(model: str, device: torch.device) -> dict[str, nn.Parameter]:
-    """Parameters of BERT's names and shapes, with gradients."""
+def random_model(name: str, device: torch.device) -> BertForPreTraining:
+    """BERT with random weights and gradients."""
     with torch.device("meta"):
-        shapes = BertForPreTraining(load_bert_config(model))
+        model = BertForPreTraining(load_bert_config(name))
     torch.manual_seed(0)
-    parameters = {}
-    for name, p in shapes.named_parameters():
-        parameters[name] = nn.Parameter(torch.empty(p.shape, device=device).uniform_(-0.04, 0.04))
-        parameters[name].grad = torch.empty(p.shape, device=device).uniform_(-1e-3, 1e-3)
-    return parameters
+    model.to_empty(device=device)
+    for p in model.parameters():
+        p.data.uniform_(-0.04, 0.04)
+        p.grad = torch.empty_like(p).uniform_(-1e-3, 1e-3)
+    return model
 
 
 def lamb_forms(device: torch.device, compiled: bool) -> dict[str, Callable[..., Lamb]]:
@@ -102,19 +103,19 @@ def lamb_forms(device: torch.device, compiled: bool) -> dict[str, Callable[..., 
 
 
 def make_updates(
-    parameters: dict[str, nn.Parameter], forms: dict[str, Callable[..., Lamb]], device: torch.device
+    model: nn.Module, forms: dict[str, Callable[..., Lamb]], device: torch.device
 ) -> dict[str, Callable[[], None]]:
-    """Functions that make one update of `parameters`, with AdamW and with each form of LAMB. All share the memory of
+    """Functions that make one update of `model`, with AdamW and with each form of LAMB. All share the memory of
     their moments, so that they fit where one fits."""
     config = OptimizerConfig()
     lr, one, zero = (torch.tensor(value, device=device) for value in (LEARNING_RATE, 1.0, 0.0))
-    groups = parameter_groups(parameters.items(), config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay)
     options = {"betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
     adamw = torch.optim.AdamW(groups, lr, **options, fused=True)
     lambs = {name: form(groups, lr, **options, max_grad_norm=None) for name, form in forms.items()}
-    moments = {p: {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)} for p in parameters.values()}
+    moments = {p: {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)} for p in model.parameters()}
     for optimizer in (adamw, *lambs.values()):
-        for p in parameters.values():
+        for p in model.parameters():
             optimizer.state[p] = {"step": torch.zeros((), device=device), **moments[p]}
     # As in training: gradients are divided by a scale, and no update if they are not finite.
     return {name: partial(apply_step, optimizer, one, zero) for name, optimizer in {"AdamW": adamw, **lambs}.items()}
@@ -125,15 +126,15 @@ def check_forms(model: str, device: torch.device, compiled: bool) -> list[dict]:
     from the same weights and gradients."""
     updates = {}
     for name, form in lamb_forms(device, compiled).items():
-        parameters = random_parameters(model, device)
-        before = [p.detach().clone() for p in parameters.values()]
-        gradients = [p.grad for p in parameters.values()]
-        update = make_updates(parameters, {name: form}, device)[name]
+        bert = random_model(model, device)
+        before = [p.detach().clone() for p in bert.parameters()]
+        gradients = [p.grad for p in bert.parameters()]
+        update = make_updates(bert, {name: form}, device)[name]
         for factor in (1.0, -3.0):
-            for p, gradient in zip(parameters.values(), gradients, strict=True):
+            for p, gradient in zip(bert.parameters(), gradients, strict=True):
                 p.grad = gradient * factor
             update()
-        updates[name] = [p.detach() - old for p, old in zip(parameters.values(), before, strict=True)]
+        updates[name] = [p.detach() - old for p, old in zip(bert.parameters(), before, strict=True)]
     reference = updates.pop("Lamb")
     whole = torch.stack([update.norm() for update in reference]).norm()
     results = []
@@ -145,8 +146,8 @@ def check_forms(model: str, device: torch.device, compiled: bool) -> list[dict]:
 
 
 def measure(args: Arguments, device: torch.device) -> dict:
-    parameters = random_parameters(args.model, device)
-    count = sum(p.numel() for p in parameters.values())
+    model = random_model(args.model, device)
+    count = sum(p.numel() for p in model.parameters())
 
     def seconds_of(update: Callable[[], None]) -> float:
         synchronize(device)
@@ -155,7 +156,7 @@ def measure(args: Arguments, device: torch.device) -> dict:
         synchronize(device)
         return time.perf_counter() - started
 
-    updates = make_updates(parameters, lamb_forms(device, args.compile), device)
+    updates = make_updates(model, lamb_forms(device, args.compile), device)
     turns = {name: lambda _, update=update: seconds_of(update) for name, update in updates.items()}
     seconds = take_turns(turns, args.rounds, "updates")
     figures = {}

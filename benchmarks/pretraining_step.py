@@ -35,13 +35,13 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
-from data_loading.loader import LoaderConfig, StepBatch, make_step_batch, to_device
-from data_loading.packing import IGNORED_LABEL, stream_sizes
+from data_loading.loader import StepBatch, make_step_batch, to_device
+from data_loading.packing import IGNORED_LABEL, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
 from device import peak_flops, set_num_threads
-from metrics import training_flops
 from modeling import BertForPreTraining
 from precision import Precision
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main
@@ -100,19 +100,30 @@ class Implementation(ABC):
         return 1e3 * self.data_seconds / len(self.batches)
 
     def turn(self, number: int) -> dict:
-        """The steps of one turn: their time, in all and by part, and their amount of work."""
+        """The steps of one turn: their time, in all and by part, and their amount of work. On a GPU, a step that is not
+        timed comes first, and the memory of activations is given back at the end: both models' would not fit."""
         batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
+        with torch.device("meta"):
+            flops = BertForPreTraining(self.config).training_flops
+        is_cuda = self.runtime.device.type == "cuda"
+        if is_cuda:
+            self.step(batches[0])
+            synchronize(self.runtime.device)
         self.stopwatch.seconds()
         started = time.perf_counter()
         for batch in batches:
             self.step(batch)
         synchronize(self.runtime.device)
+        seconds = time.perf_counter() - started
+        parts = {kind: sum(laps) for kind, laps in self.stopwatch.seconds().items()}
+        if is_cuda:
+            torch.cuda.empty_cache()
         return {
-            "seconds": time.perf_counter() - started,
-            "parts": {kind: sum(laps) for kind, laps in self.stopwatch.seconds().items()},
+            "seconds": seconds,
+            "parts": parts,
             "tokens": sum(int(batch.lengths.sum()) for batch in batches),
             "sequences": sum(len(batch.lengths) for batch in batches),
-            "flops": sum(training_flops(self.config, b.lengths, b.num_targets.sum()) for b in batches),
+            "flops": sum(flops(b.lengths, b.num_targets.sum()) for b in batches),
         }
 
 
@@ -122,13 +133,17 @@ class ThisProject(Implementation):
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
         task = PretrainingTask(True, args.seq_length)
-        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, args.optimizer, args.compile)
+        self.trainer = make_trainer(
+            self.model, task, self.loader, self.runtime, args.optimizer, ParallelConfig(args.compile)
+        )
         self.stopwatch = self.trainer.stopwatch
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
         loader = dataclasses.replace(self.loader, num_sizes=stream_sizes(self.runtime.device, dtype, compiled))
-        return make_step_batch(dataset, indices, loader.limits, pin_memory=self.runtime.device.type == "cuda")
+        return make_step_batch(
+            dataset, indices, MicroBatchLimits.of(loader), pin_memory=self.runtime.device.type == "cuda"
+        )
 
     def step(self, batch: StepBatch) -> None:
         train_step(self.trainer, batch)
@@ -151,7 +166,7 @@ class Transformers(Implementation):
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
-        parts = [make_step_batch(dataset, some, self.loader.limits) for some in rows]
+        parts = [make_step_batch(dataset, some, MicroBatchLimits.of(self.loader)) for some in rows]
         pin = self.runtime.device.type == "cuda"
         return dataclasses.replace(
             parts[0],

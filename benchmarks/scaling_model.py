@@ -19,9 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bert_config import BertConfig
-from metrics import training_flops
 from modeling import BertForPreTraining
-from optimizer import is_decayed
 from utils.command_line import ArgumentParser
 from utils.errors import run_main
 from utils.progress import print_line
@@ -101,7 +99,7 @@ def optimizer_collectives(config: BertConfig, layout: Layout) -> list[Collective
     update of each tensor that has a trust ratio."""
     if layout.shard_degree == 1:
         return []
-    adapted = sum(is_decayed(name) for block in parameter_blocks(config) for name in block)
+    adapted = sum(len(shape) > 1 for block in parameter_blocks(config) for shape in block.values())
     return [Collective("all_reduce", size, layout.shard_degree) for size in (8, 16 * adapted)]
 
 
@@ -124,7 +122,8 @@ CLUSTERS = {
     "A100": Cluster(peak=312e12, nvlink=300 * GB, infiniband=25 * GB, memory=2039 * GB),  # NVLink 3, HDR 200 Gb/s
 }
 LINK_EFFICIENCY = 0.8  # assumed: of the rates above
-HOP_SECONDS = 5e-6  # assumed: latency of one of the log2(n) hops of a collective
+NODE_HOP_SECONDS = 4e-6  # assumed: latency of a hop between nodes; 3 to 5 us are usual
+GPU_HOP_SECONDS = 0.7e-6  # assumed: of a hop between GPUs of a node
 BUCKET_BYTES = 25 * MIB  # DDP's; its last bucket cannot overlap with the backward pass
 LAMB_BYTES = 60  # read and written per parameter: 15 float32 numbers (optimizer.py)
 
@@ -150,12 +149,14 @@ PHASES = (
 
 def ring_seconds(collective: Collective, cluster: Cluster) -> float:
     """The time of a collective: rings within nodes, then one ring per GPU between nodes, each with its share of the
-    data. An all-reduce goes through both twice."""
+    data. A ring of n has n - 1 hops. An all-reduce goes through both twice; between nodes NCCL uses trees for it, whose
+    hops are log2(n)."""
     inside = min(collective.group_size, collective.ranks_per_node)
     nodes = collective.group_size // inside
     seconds = collective.num_bytes * (inside - 1) / inside / (cluster.nvlink * LINK_EFFICIENCY)
     seconds += collective.num_bytes / inside * (nodes - 1) / nodes / (cluster.infiniband * LINK_EFFICIENCY)
-    seconds += math.log2(collective.group_size) * HOP_SECONDS
+    hops = math.log2(nodes) if collective.kind == "all_reduce" else nodes - 1
+    seconds += hops * NODE_HOP_SECONDS + (inside - 1) * GPU_HOP_SECONDS
     return 2 * seconds if collective.kind == "all_reduce" else seconds
 
 
@@ -250,10 +251,10 @@ def main(argv: list[str] | None = None) -> int:
     print_line("\n".join(collectives_table(config, 64, 1)))
     print_line("\nScaling of BERT-large's pre-training (computed, not measured):")
     print_line("\n".join(scaling_table(config)))
-    check = hours(config, Layout(8), CLUSTERS["A100"])
-    print_line(f"\nThe same model for 8 A100s: {check:.1f} h for both phases; NVIDIA publishes about 50 h.")
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
     for phase in PHASES:
-        flops = training_flops(config, [phase.length], phase.targets)
+        flops = model.training_flops([phase.length], phase.targets)
         share = phase.published * flops / CLUSTERS["A100"].peak
         print_line(f"Utilization in {phase.name} (length {phase.length}): {share:.0%} of the peak, as on an A100.")
     return 0

@@ -39,12 +39,13 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
-from data_loading.loader import LoaderConfig, make_step_batch, to_device, to_tensors
-from data_loading.packing import stream_sizes
+from data_loading.loader import make_step_batch, to_device, to_tensors
+from data_loading.packing import MicroBatchLimits, TokenStream, stream_sizes
 from data_loading.sample_order import sample_order
 from device import select_device, set_num_threads
-from evaluation import PredictionConfig, prediction_batches, prediction_limits
+from evaluation import prediction_batches, prediction_limits
 from modeling import BertForQuestionAnswering
+from run_config import LoaderConfig, ParallelConfig, PredictionConfig
 from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
@@ -150,18 +151,18 @@ class ThisProject(Implementation):
         batch_size = args.train_batch_size
         self.loader = LoaderConfig(batch_size, batch_size, args.max_seq_length, num_sizes=num_sizes)
         task = SquadTask(args.max_seq_length)
-        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", "none")
+        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", ParallelConfig())
 
     def train(self, features: np.ndarray) -> None:
-        train_step(self.trainer, make_step_batch(self.dataset, features, self.loader.limits))
+        train_step(self.trainer, make_step_batch(self.dataset, features, MicroBatchLimits.of(self.loader)))
 
     @torch.inference_mode()
     def predict(self, features: np.ndarray) -> np.ndarray:
         stream = {name: array for name, array in self.dataset.stream(features).items() if name not in LABELS}
-        inputs = to_tensors(stream, prediction_limits(self.dataset, len(features), self.runtime), pin_memory=False)
+        inputs = to_tensors(stream, (), prediction_limits(self.dataset, len(features), self.runtime), pin_memory=False)
         max_seqlen = int(self.dataset.lengths[features].max())
         with self.runtime.precision.context(self.runtime.device):
-            output = self.inference_model(**to_device(inputs, self.runtime.device), max_seqlen=max_seqlen)
+            output = self.inference_model(TokenStream.from_batch(to_device(inputs, self.runtime.device), max_seqlen))
         tokens = int(self.dataset.lengths[features].sum())
         return torch.stack(output)[:, :tokens].float().cpu().numpy()
 

@@ -7,41 +7,29 @@ change while a run is unfinished; each change is named. What changes no result i
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint.folder import MANIFEST_FILE, checkpoint_steps, remove_checkpoint
-from checkpoint.model_files import WEIGHT_FILES
-from utils.command_line import Arguments
+from checkpoint.folder import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    RECORD_FILE,
+    checkpoint_steps,
+    find_model_folder,
+    newest_checkpoint,
+)
+from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import file_digest, read_json_object, write_json
+from utils.files import file_digest, read_json_object, remove, write_json
 
-RECORD_FILE = "run.json"
-RANDOM = (
-    "random"  # starting weights of a run without a model folder, also of one that continues from its own checkpoint
-)
-
-# Flags that people change on purpose in the middle of a run; all are flags of every training program.
-HYPERPARAMETERS = (
-    *("optimizer", "learning_rate", "warmup_start_lr", "warmup_proportion", "lr_decay", "lr_decay_power"),
-    *("lr_decay_rate", "lr_decay_steps", "lr_offset", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
-    *("lamb_min_coeff", "lamb_max_coeff", "lamb_bias_correction", "lamb_adapt_undecayed", "lr_rewarmup"),
-    *("amp", "amp_dtype", "use_pure_fp16", "fp16", "tf32", "scale_loss", "use_dynamic_loss_scaling"),
-)
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """`identity` and `hyperparameters` by name, as JSON values. An identity of None is not known."""
-
-    identity: dict[str, Any]
-    hyperparameters: dict[str, Any]
+WEIGHTS = "starting weights"
+RANDOM = "random"  # WEIGHTS without a model folder, also of a run that resumes its own checkpoint
 
 
 def make_record(
-    args: Arguments,
+    hyperparameters: dict[str, Any],
     *,
+    seed: int,
     weights: Path | None,
     data: str,
     vocabulary: Path,
@@ -49,32 +37,30 @@ def make_record(
     global_batch_size: int,
     max_steps: int,
 ) -> RunRecord:
-    """The record of a run with these flags. weights: the model folder that the flags name, or None for a random
-    initialization; data: a digest of the training data."""
+    """The record of a run. hyperparameters: the flags that change results, by name. weights: the model folder that the
+    flags name, or None for a random initialization; data: a digest of the training data."""
     identity = {
-        "starting weights": RANDOM if weights is None else weights_digest(weights),
+        WEIGHTS: RANDOM if weights is None else weights_digest(weights),
         "data": data,
         "vocabulary": file_digest(vocabulary),
         "architecture": json.loads(json.dumps(architecture)),
-        "seed": args.seed,
+        "seed": seed,
     }
-    values = args.as_dict()
-    hyperparameters = {f"--{name.replace('_', '-')}": values[name] for name in HYPERPARAMETERS if name in values}
     return RunRecord(identity, hyperparameters | {"the global batch size": global_batch_size, "--max-steps": max_steps})
 
 
-def weights_digest(folder: Path) -> str | None:
-    """A digest of the weights in a model folder, or in the newest checkpoint of a folder of steps; None if there are
-    none, as when the checkpoints of phase 1 were removed after phase 2 had begun."""
-    for candidate in (folder, *(folder / str(step) for step in reversed(checkpoint_steps(folder)))):
-        manifest = candidate / MANIFEST_FILE
-        if manifest.is_file():
-            files = read_json_object(manifest, "the manifest of a checkpoint").get("files")
-            return digest_of(files.get(WEIGHT_FILES[0]) if isinstance(files, dict) else None)
-        paths = sorted(path for path in candidate.glob("*") if path.name.startswith(("model", "pytorch_model")))
-        if paths := [path for path in paths if path.suffix in (".safetensors", ".bin")]:
-            return digest_of([file_digest(path) for path in paths])
-    return None
+def weights_digest(path: Path) -> str | None:
+    """A digest of the weights that a run takes from the model folder, or the folder of steps, `path`; None if there
+    are none, as when the checkpoints of phase 1 were removed after phase 2 had begun."""
+    try:
+        folder = find_model_folder(path, log=lambda _: None)
+    except UserError:  # raised again by find_start if the run needs them
+        return None
+    manifest = folder / MANIFEST_FILE
+    if manifest.is_file():
+        return digest_of(json.loads(manifest.read_text(encoding="utf-8"))["files"][MODEL_FILE])
+    paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
+    return digest_of([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])
 
 
 def digest_of(value: Any) -> str:
@@ -96,13 +82,13 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
         then = identity.get(name)
-        is_unknown = None in (then, now) or (name == "starting weights" and now == RANDOM)
-        if not is_unknown and then != now:
+        if then is not None and not _is_unknown(name, now) and then != now:
             raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
-    step = checkpoint_steps(folder)[-1]
+    newest = newest_checkpoint(folder, log=lambda _: None)
+    step = int(newest.name) if newest is not None else 0
     max_steps = record.hyperparameters["--max-steps"]
     if step > max_steps:
-        raise UserError(f"{folder} already holds step {step}, and --max-steps is {max_steps}: raise it, or {ways_out}")
+        raise UserError(f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or {ways_out}")
     is_finished = step == max_steps
     for name, now in record.hyperparameters.items():
         then = hyperparameters.get(name, now)  # an earlier version may not have had the flag
@@ -113,23 +99,31 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
         log(f"note: {name} was {then} and is {now} now")
 
 
+def _is_unknown(name: str, value: Any) -> bool:
+    return value is None or (name == WEIGHTS and value == RANDOM)
+
+
 def _difference(name: str, then: Any, now: Any) -> str:
     if isinstance(then, dict) and isinstance(now, dict):
         key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
         return f"{key} {then.get(key)} (this one has {now.get(key)})"
-    if name in ("data", "vocabulary", "starting weights") and RANDOM not in (then, now):
+    if name in ("data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
         return f"other {name}"
     return f"{name} {then} (this one has {now})"
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
-    """Makes `folder` that of the run."""
-    write_json(folder / RECORD_FILE, {"identity": record.identity, "hyperparameters": record.hyperparameters})
+    """Makes `folder` that of the run. What a resumed run does not know of its identity stays as it was recorded."""
+    identity, path = record.identity, folder / RECORD_FILE
+    if path.is_file() and checkpoint_steps(folder):
+        stored = read_json_object(path, "the record of a run")["identity"]
+        identity = {name: stored.get(name) if _is_unknown(name, now) else now for name, now in identity.items()}
+    write_json(path, {"identity": identity, "hyperparameters": record.hyperparameters})
 
 
 def overwrite(folder: Path, result_files: Iterable[str]) -> None:
     """Removes the checkpoints, the record and the result files of a run in a folder of steps, and nothing else."""
     for step in checkpoint_steps(folder):
-        remove_checkpoint(folder / str(step))
+        remove(folder / str(step))
     for name in (RECORD_FILE, *result_files):
         (folder / name).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ size; then every rank writes its rows at their offsets. The format: https://gith
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -51,10 +52,7 @@ def file_layout(tensors: Iterable[TensorRows], metadata: dict[str, str] | None =
     ends: dict[str, int] = {}
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: (-tensor.rows.element_size(), tensor.name)):
-        count = 1
-        for length in tensor.shape:
-            count *= length
-        start, end = end, end + count * tensor.rows.element_size()
+        start, end = end, end + math.prod(tensor.shape) * tensor.rows.element_size()
         entries[tensor.name] = {
             "dtype": DTYPE_NAMES[tensor.rows.dtype],
             "shape": list(tensor.shape),

@@ -8,64 +8,44 @@ it.
 import math
 import platform
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from checkpoint.folder import (
-    checkpoint_steps,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_SUFFIX,
     find_checkpoint,
     find_model_folder,
-    is_valid,
-    optimizer_file,
-    prepare_folder,
-    progress_file,
+    is_step,
+    newest_checkpoint,
+    remove_leftovers,
+    verify_checkpoint,
 )
-from checkpoint.identity import RunRecord, check_record, overwrite, write_record
-from checkpoint.model_files import open_model_weights
-from checkpoint.progress import check_progress
+from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
-from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
+from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, open_model_weights, select_weights
 from checkpoint.writer import Checkpoint
-from optimizer import state_names
+from optimizer import spec_of
 from parallel.base import ParallelModel
 from precision import LossScale
+from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
-from utils.files import lock_folder
+from utils.files import FolderLock, lock_folder, read_json_object, temporary_path
 from utils.progress import print_line
 
-
-@dataclass(frozen=True)
-class StartConfig:
-    """Where a run starts from, as the flags of the same names say. result_files: what `overwrite` removes besides
-    checkpoints."""
-
-    from_checkpoint: Path | None = None
-    last_step_of_checkpoint: str | None = None
-    from_phase1_final_params: Path | None = None
-    from_pretrained_params: Path | None = None
-    overwrite: bool = False
-    lr_rewarmup: bool = False
-    result_files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """What a checkpoint folder records besides the run's state."""
-
-    phase: str
-    arguments: dict[str, Any]
-    num_samples: int
-    seed: int
-    vocab_file: Path
-    do_lower_case: bool
-    prefix: str = "model"
+ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
+# Keys of the progress file and of its loss scale. Checkpoints of earlier versions lack those with a default.
+PROGRESS_KEYS: dict[type, tuple[str, ...]] = {
+    str: ("phase", "optimizer"),
+    int: ("step", "samples_consumed", "schedule_start", "seed", "num_samples"),
+    float: ("train_seconds", "raw_train_seconds", "value", "clean_steps"),
+}
+PROGRESS_DEFAULTS = {"train_seconds": 0.0, "raw_train_seconds": 0.0, "schedule_start": 0}
 
 
 class TrainState:
@@ -89,7 +69,7 @@ class TrainState:
         # Over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
-        self.lock: BinaryIO | None = None  # of the folder of steps
+        self.lock: FolderLock | None = None  # of the folder of steps
 
     def read_clock(self) -> None:
         """Adds the time since the last reading, or since the state was made, to `train_seconds`."""
@@ -107,16 +87,14 @@ class TrainState:
                 if isinstance(value, Tensor):
                     optimizer.append(self._rows(name, f"{name}.{key}", value))
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
-        metadata = self.metadata
-        return Checkpoint(
-            self.step,
-            model,
-            optimizer,
-            config,
-            self._progress(),
-            metadata.vocab_file,
-            metadata.do_lower_case,
-            metadata.prefix,
+        return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
+
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint on this rank: weights and optimizer state, in float32."""
+        spec = spec_of(self.optimizer)
+        return 4 * sum(
+            p.numel() * (1 + sum(not state.is_count for state in spec.state(name, self.shapes[name]).values()))
+            for name, p in self.parallel.named_parameters().items()
         )
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
@@ -126,7 +104,7 @@ class TrainState:
             return TensorRows(name, (), tensor)
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
-        count = max(num_rows - start, 0) if self.parallel.saves_rows(self.distributed.is_main) else 0
+        count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
         return TensorRows(name, shape, tensor[:count], min(start, num_rows))
 
     def _progress(self) -> dict[str, Any]:
@@ -136,11 +114,9 @@ class TrainState:
             "schedule_start": self.schedule_start,
             "phase": self.metadata.phase,
             "seed": self.metadata.seed,
-            "random_state": "torch.manual_seed(seed_of_step(seed, samples_consumed, rank)) before each step",
             "num_samples": self.metadata.num_samples,
             "world_size": self.distributed.world_size,
             "optimizer": type(self.optimizer).__name__,
-            "optimizer_step": [group.get("step") for group in self.optimizer.param_groups],
             "loss_scale": self.loss_scale.state_dict(),
             "train_seconds": self.train_seconds,
             "raw_train_seconds": self.raw_train_seconds,
@@ -179,11 +155,20 @@ class TrainState:
         """Makes `checkpoint_folder` that of this run, before its first step; see `start_from`."""
 
         def claim() -> dict[str, str | None]:
-            prepare_folder(checkpoint_folder)
-            if self.lock is None:
-                self.lock = lock_folder(checkpoint_folder)
+            try:
+                checkpoint_folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(
+                    f"cannot write checkpoints to {checkpoint_folder} ({error.strerror}): choose another --output-dir"
+                ) from error
+            self.lock = self.lock or lock_folder(checkpoint_folder)
+            remove_leftovers(checkpoint_folder)
             write_record(checkpoint_folder, record)
-            return {} if self.parallel.shard_group is None else {"probe": make_probe(checkpoint_folder)}
+            if self.parallel.shard_group is None:
+                return {}
+            probe = temporary_path(checkpoint_folder / "probe")
+            probe.touch(exist_ok=False)
+            return {"probe": str(probe)}
 
         self._check_shared(self.distributed.on_main(claim))
 
@@ -215,84 +200,94 @@ class TrainState:
 
     def restore(self, folder: Path) -> None:
         """Continues from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
-        progress = check_progress(folder, self.metadata.prefix)
-        if progress["phase"] != self.metadata.phase:
+        progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
+        if progress["phase"] != metadata.phase:
             raise UserError(
-                f"checkpoint {folder} is of {progress['phase']}, and this is {self.metadata.phase}: to start from its "
-                f"weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
+                f"checkpoint {folder} was saved in {progress['phase']}; this run is {metadata.phase}: to start from "
+                f"its weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
             )
+        for name, key, now in (
+            ("--seed", "seed", metadata.seed),
+            ("the number of samples", "num_samples", metadata.num_samples),
+        ):
+            if progress[key] != now:
+                raise UserError(
+                    f"checkpoint {folder}: {name} was {progress[key]}; this run uses {now}: use the same, or take only "
+                    f"its weights with --from-pretrained-params"
+                )
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = progress["samples_consumed"], progress["schedule_start"]
-        self.train_seconds = float(progress["train_seconds"])
-        self.raw_train_seconds = float(progress["raw_train_seconds"])
+        self.train_seconds, self.raw_train_seconds = progress["train_seconds"], progress["raw_train_seconds"]
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
-        for what, now, then in [
-            ("--seed", self.metadata.seed, progress["seed"]),
-            ("the number of samples", self.metadata.num_samples, progress["num_samples"]),
-        ]:
-            if now != then:
-                raise UserError(
-                    f"checkpoint {folder} is of a run whose {what} is {then}, and this one's is {now}: use the same, "
-                    f"or take only its weights with --from-pretrained-params"
-                )
 
     def continue_phase1(self, folder: Path) -> None:
         """Continues from the last checkpoint of phase 1 on other data: weights, optimizer, loss scale and number of
-        updates, with a schedule that begins anew."""
-        self._restore_updates(folder, check_progress(folder, self.metadata.prefix))
+        updates, with a new schedule."""
+        self._restore_updates(folder, read_progress(folder, self.metadata.prefix))
         self.schedule_start = self.step
         self._log(f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate")
 
     def _restore_updates(self, folder: Path, progress: dict[str, Any]) -> None:
         if progress["optimizer"] != type(self.optimizer).__name__:
             raise UserError(
-                f"checkpoint {folder} was made with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
+                f"checkpoint {folder} was saved with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
                 f"use the same --optimizer, or take only its weights with --from-pretrained-params"
             )
-        self._restore_optimizer(folder, progress)
+        self._restore_optimizer(folder, progress["step"])
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress["loss_scale"])
         self.step = progress["step"]
         self.device_step.fill_(self.step)
 
-    def _restore_optimizer(self, folder: Path, progress: dict[str, Any]) -> None:
+    def _restore_optimizer(self, folder: Path, step: int) -> None:
         """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
-        path = folder / optimizer_file(self.metadata.prefix)
-        tensors = open_safetensors(path)
-        parameters = self.parallel.named_parameters()
+        path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
+        tensors, spec, parameters = open_safetensors(path), spec_of(self.optimizer), self.parallel.named_parameters()
         expected = {
-            f"{name}.{key}": () if key == "step" else self.shapes[name]
-            for name in parameters
-            for key in state_names(self.optimizer)
+            (name, key): state for name in parameters for key, state in spec.state(name, self.shapes[name]).items()
         }
-        check_tensors(path, tensors, expected)
-        check_steps(path, tensors, progress["step"])
-        for name, p in parameters.items():
-            for key in state_names(self.optimizer):
-                tensor = tensors[f"{name}.{key}"]
-                value = torch.empty(() if key == "step" else p.shape, dtype=torch.float32, device=p.device)
-                copy_rows(value, self.parallel.row_start(name), tensor)
-                check_state(f"{path}: {name}.{key}", key, value, progress["step"])
-                state = self.parallel.optimizer_state(self.optimizer, name)
-                if key in state:  # in memory that is not the optimizer's own
-                    state[key].copy_(value)
-                else:
-                    state[key] = value
-        counted = None if "step" in state_names(self.optimizer) else progress["step"]
-        for group, step in zip(self.optimizer.param_groups, progress["optimizer_step"], strict=True):
-            if step != counted:
-                raise UserError(
-                    f"{folder / progress_file(self.metadata.prefix)}: optimizer_step is {step}, expected {counted}: "
-                    f"use the checkpoint before it"
-                )
-            if step is not None:
+        shapes = {
+            f"{name}.{key}": () if state.is_count else self.shapes[name] for (name, key), state in expected.items()
+        }
+        check_tensors(path, tensors, shapes)
+        for (name, key), tensor in expected.items():
+            p = parameters[name]
+            value = torch.empty(() if tensor.is_count else p.shape, dtype=torch.float32, device=p.device)
+            copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
+            state = self.parallel.optimizer_state(self.optimizer, name)
+            if key in state:  # in memory that is not the optimizer's own
+                state[key].copy_(value)
+            else:
+                state[key] = value
+        if spec.counts_in_groups:
+            for group in self.optimizer.param_groups:
                 group["step"] = step
+
+
+def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
+    """The progress file of a checkpoint. Raises UserError if a key is missing or has another type, as in a checkpoint
+    of another version."""
+    path = folder / (prefix + PROGRESS_SUFFIX)
+    if not path.is_file():
+        raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
+    progress = {**PROGRESS_DEFAULTS, **read_json_object(path, "the progress of a checkpoint")}
+    scale = progress.get("loss_scale")
+    values = {**progress, **(scale if isinstance(scale, dict) else {})}
+    for kind, keys in PROGRESS_KEYS.items():
+        for key in keys:
+            value = values.get(key)
+            is_known = isinstance(value, int | float if kind is float else kind)
+            if not is_known or (kind is not str and not 0 <= value <= (2**53 if kind is int else 3e38)):
+                raise UserError(f"{path}: {key} is {value!r}, which this version cannot read: {ADVICE}")
+    if is_step(folder.name) and progress["step"] != int(folder.name):
+        raise UserError(f"{path}: step is {progress['step']}, but the folder is {folder.name}: rename the folder")
+    return progress
 
 
 def load_weights(
     parallel: ParallelModel, folder: Path, log: Callable[[str], None], required: tuple[str, ...] = ()
 ) -> None:
-    """Loads this rank's rows of the weights in a model folder; see pretrained.select_weights."""
+    """Loads this rank's rows of the weights in a model folder; see weights.select_weights."""
     parameters = parallel.named_parameters()
     weights = select_weights(parallel.model, open_model_weights(folder), folder, log, required)
     for name, tensor in weights.items():
@@ -302,71 +297,44 @@ def load_weights(
 
 def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]) -> None:
     """Raises UserError, naming a tensor, unless `tensors` are exactly `expected`, in float32."""
-    advice = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
     if missing := sorted(expected.keys() - tensors.keys()):
-        raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {advice}")
+        raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {advice}")
+        raise UserError(f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}")
     for name, shape in expected.items():
         tensor = tensors[name]
         if tensor.shape != shape or tensor.dtype != torch.float32:
             raise UserError(
                 f"{path}: {name} is {list(tensor.shape)} {tensor.dtype}, expected {list(shape)} {torch.float32}: "
-                f"{advice}"
+                f"{ADVICE}"
             )
-
-
-def make_probe(folder: Path) -> str:
-    """The path of a new file, for other processes to look for."""
-    probe = folder / f".probe-{uuid.uuid4().hex}"
-    probe.touch()
-    return str(probe)
-
-
-def check_steps(path: Path, tensors: dict[str, LazyTensor], last: int) -> None:
-    """Raises UserError, naming a tensor, unless the optimizer's step counts are whole numbers up to `last`."""
-    for name, tensor in tensors.items():
-        if name.endswith(".step") and not ((step := float(tensor.read())).is_integer() and 0 <= step <= last):
-            raise UserError(
-                f"{path}: {name} is {step}, expected a whole number from 0 to {last}: use the checkpoint before it, or "
-                f"take only its weights with --from-pretrained-params"
-            )
-
-
-def check_state(where: str, key: str, value: Tensor, step: int) -> None:
-    """Raises UserError unless the moment `value` is finite, and not below 0 if it is one of squares."""
-    lowest, highest = value.aminmax() if value.numel() else (value.new_zeros(()), value.new_zeros(()))
-    is_possible = math.isfinite(lowest) and math.isfinite(highest) and (key != "exp_avg_sq" or lowest >= 0)
-    if not is_possible:
-        raise UserError(
-            f"{where} holds values that are impossible at step {step}: use the checkpoint before it, or take only its "
-            f"weights with --from-pretrained-params"
-        )
 
 
 def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
-    """The checkpoint, or else the model folder, that `config` names; see `TrainState.start_from`."""
-    if config.last_step_of_checkpoint is not None and config.from_checkpoint is None:
-        raise UserError("--last-step-of-checkpoint needs --from-checkpoint: give the folder of steps")
-    checkpoint = None
+    """The checkpoint, or else the model folder, that `config` names, verified; see `TrainState.start_from`.
+
+    saves: whether the run will save to `checkpoint_folder`, which then must hold no checkpoint that is newer."""
+    checkpoint = folder = None
     if config.from_checkpoint is not None:
         checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
         if checkpoint is None:
+            if config.from_checkpoint.resolve() != checkpoint_folder.resolve():
+                raise UserError(
+                    f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's "
+                    f"own folder, {checkpoint_folder}, may be empty)"
+                )
             print_line(f"no checkpoint in {config.from_checkpoint} yet: starting at step 1")
-    if saves:
-        refuse_newer_checkpoints(checkpoint_folder, checkpoint)
+    if saves and (newest := newest_checkpoint(checkpoint_folder, log=lambda _: None)) is not None:
+        resumes_here = checkpoint is not None and checkpoint.parent.resolve() == checkpoint_folder.resolve()
+        if not resumes_here or int(newest.name) > int(checkpoint.name):
+            raise UserError(
+                f"{checkpoint_folder} already holds step {newest.name}: to resume from it, add --from-checkpoint "
+                f"{checkpoint_folder} --last-step-of-checkpoint auto; to start again, move it away or choose another "
+                f"--output-dir"
+            )
     weights = config.from_phase1_final_params or config.from_pretrained_params
-    folder = find_model_folder(weights) if checkpoint is None and weights is not None else None
+    if checkpoint is None and weights is not None:
+        folder = find_model_folder(weights)
+        if config.lr_rewarmup:
+            verify_checkpoint(folder)
     return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
-
-
-def refuse_newer_checkpoints(folder: Path, found: Path | None) -> None:
-    """Raises UserError if the folder of steps `folder` holds checkpoints that are newer than `found`: two runs must not
-    mix in one folder."""
-    step = int(found.name) if found is not None and found.parent.resolve() == folder.resolve() else 0
-    newer = [other for other in checkpoint_steps(folder) if other > step and is_valid(folder / str(other))]
-    if newer:
-        raise UserError(
-            f"{folder} already holds step {newer[-1]}: to go on from it, add --from-checkpoint {folder} "
-            f"--last-step-of-checkpoint auto; to start afresh, move it away or choose another --output-dir"
-        )

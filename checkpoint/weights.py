@@ -1,23 +1,115 @@
-"""Weights from model folders: Hugging Face's names, heads that a model adds or lacks, and strict checks of the rest."""
+"""Weights of Hugging Face model folders: the four layouts of their files, the names of their tensors, heads that a
+model adds or lacks, and strict checks of the rest."""
 
 import math
-from collections.abc import Callable, Mapping
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bert_config import BertConfig
-from checkpoint.folder import CONFIG_FILE, VOCAB_FILE
-from checkpoint.model_files import open_model_weights
-from checkpoint.rows import LazyTensor
+from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, VOCAB_FILE, WEIGHT_FILES
+from checkpoint.model_choice import read_config
+from checkpoint.rows import LazyTensor, open_safetensors
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line
 
 HEADS = ("cls.", "qa_outputs.", "classifier.")
 UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
+SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # two names of one function
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
+    """The weights in a Hugging Face model folder by name.
+
+    Takes the first of these that is there: `model.safetensors`, its shards with `model.safetensors.index.json`,
+    `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. Tensors in safetensors files are read when they
+    are used, by rows. No pickle is executed. Raises UserError if there is none, a shard is missing, or the shards do
+    not hold what the index says.
+    """
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            return _open_tensor_file(folder / name)
+        if (folder / (name + INDEX_SUFFIX)).is_file():
+            return _open_shards(folder / (name + INDEX_SUFFIX))
+    expected = ", ".join(f"{name} or {name}{INDEX_SUFFIX}" for name in WEIGHT_FILES)
+    raise UserError(f"model folder {folder} holds no weights: expected {expected}")
+
+
+def _open_tensor_file(path: Path) -> dict[str, LazyTensor]:
+    """The tensors in one file: `.safetensors`, or else what `torch.save` wrote of a state dict."""
+    if path.suffix == ".safetensors":
+        return open_safetensors(path)
+    return {name: LazyTensor.of(tensor) for name, tensor in state_dict_of(read_torch_file(path), path).items()}
+
+
+def _open_shards(index_path: Path) -> dict[str, LazyTensor]:
+    weight_map = read_json_object(index_path, "index of weight files").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f"{index_path} has no weight_map of tensors to files: fetch it again")
+    tensors: dict[str, LazyTensor] = {}
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name:
+            raise UserError(f"{index_path} names {name!r}: shards must be in the same folder")
+        shard = index_path.parent / name
+        if not shard.is_file():
+            raise UserError(f"{shard} does not exist: {index_path.name} names it, fetch the missing shard")
+        found = _open_tensor_file(shard)
+        expected = {tensor for tensor, file in weight_map.items() if file == name}
+        if difference := sorted(found.keys() ^ expected):
+            where = "only in the index" if difference[0] in expected else "not in the index"
+            raise UserError(f"{shard}: tensor {difference[0]} is {where}: fetch the shard and {index_path.name} again")
+        tensors.update(found)
+    return tensors
+
+
+def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
+    """`value` as a dictionary of tensors. Raises UserError, naming the first entry that is none."""
+    if not isinstance(value, dict) or not value:
+        raise UserError(f"{path} holds no state dict (a {type(value).__name__}): give a file with a model's weights")
+    for name, tensor in value.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise UserError(
+                f"{path}: entry {name!r} is a {type(tensor).__name__}, not a tensor: give a file with a model's weights"
+            )
+    return dict(value)
+
+
+def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -> Any:
+    """The value that `torch.save` wrote to `path`, with tensors on the CPU. Executes nothing (`weights_only`).
+
+    replacements: classes to use for the classes and functions of these full names. Any other class than those of
+    tensors and plain containers raises UserError, which names it.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: check the path")
+    try:
+        with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on unusual pickles, which are read or refused
+            value = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise anything
+        if isinstance(error, pickle.UnpicklingError) and (forbidden := re.search(r"GLOBAL (\S+)", str(error))):
+            raise forbidden_class(path, forbidden[1]) from error
+        raise UserError(f"{path} is not a complete PyTorch file: check that it is one, or fetch it again") from error
+    return value
+
+
+def forbidden_class(path: Path, name: str) -> UserError:
+    return UserError(
+        f"{path}: its pickle names {name}, and only tensors and plain containers are read: nothing was executed; save "
+        f"the file again with the weights alone, if you trust it"
+    )
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict[str, LazyTensor]:
@@ -41,18 +133,18 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
     """Raises UserError where weights of the right shapes would mean something else in this run: another number of
     heads, or another vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
-        theirs = read_json_object(folder / CONFIG_FILE, "the config")
-        theirs = {"pre_layer_norm": False, **theirs}
+        theirs = {"pre_layer_norm": False, **read_json_object(folder / CONFIG_FILE, "the config")}
         for key in ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm"):
-            if theirs.get(key, config[key]) != config[key]:
+            then, now = (SAME_ACTS.get(str(value), value) for value in (theirs.get(key, config[key]), config[key]))
+            if then != now:
                 raise UserError(
-                    f"{folder / CONFIG_FILE}: {key} is {theirs[key]}, and this run's config has {config[key]}: use "
-                    f"the config that the weights were made with"
+                    f"{folder / CONFIG_FILE}: {key} is {then}, but this run's config has {now}: use the config that "
+                    f"the weights were trained with"
                 )
     given = folder / VOCAB_FILE
     if given.is_file() and given.read_bytes().split() != vocab_file.read_bytes().split():
         raise UserError(
-            f"{given} and {vocab_file} hold other words: use the vocabulary that the weights were made with"
+            f"{given} and {vocab_file} contain different tokens: use the vocabulary that the weights were made with"
         )
 
 
@@ -94,8 +186,9 @@ def select_weights(
 
     required: prefixes of heads that must be there, to predict with."""
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
-    if not required:
-        given = without_other_classifier(given, wanted)
+    head = "classifier.weight"
+    if not required and head in given and head in wanted and given[head].shape != wanted[head]:  # of another task
+        given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
     misshapen = [
         f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
         for name, shape in wanted.items()
@@ -117,8 +210,8 @@ def select_weights(
     if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
     unexpected = sorted(given.keys() - wanted.keys())
-    if strangers := [name for name in unexpected if not name.startswith(UNUSED_HEADS)]:
-        raise UserError(f"{source} has {len(strangers)} tensors that the model lacks ({', '.join(strangers[:3])})")
+    if unknown := [name for name in unexpected if not name.startswith(UNUSED_HEADS)]:
+        raise UserError(f"{source} has {len(unknown)} tensors that the model lacks ({', '.join(unknown[:3])})")
     if missing:
         log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
     if unexpected:
@@ -126,26 +219,12 @@ def select_weights(
     return {name: given[name] for name in wanted if name in given}
 
 
-def without_other_classifier(
-    given: dict[str, LazyTensor], wanted: Mapping[str, tuple[int, ...]]
-) -> dict[str, LazyTensor]:
-    """`given` without a classifier of another number of labels, which is that of another task."""
-    name = "classifier.weight"
-    if name not in given or name not in wanted or given[name].shape == wanted[name]:
-        return given
-    return {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
-
-
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     """`model_class` with the config and the weights in `folder`; see BertPreTrainedModel.from_pretrained."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
-    read_json_object(folder / CONFIG_FILE, "the config")
-    try:
-        config = BertConfig.from_json_file(folder / CONFIG_FILE)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    config = read_config(folder / CONFIG_FILE)
     with torch.device("meta"):  # initializes nothing that would be overwritten
         model = model_class(config, **kwargs)
     weights = select_weights(model, open_model_weights(folder), folder)

@@ -5,7 +5,6 @@ import itertools
 import json
 import shutil
 import threading
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,22 +18,22 @@ from checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
-    TEMPORARY_SUFFIX,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_SUFFIX,
     TOKENIZER_FILE,
     VOCAB_FILE,
     block_digests,
     is_valid,
     manifest_of,
     num_blocks,
-    optimizer_file,
-    progress_file,
-    remove_checkpoint,
     remove_old_checkpoints,
 )
-from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
+from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, write_rows
+from run_config import CheckpointMetadata
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import sync
+from utils.files import publish_folder, temporary_path
+from utils.measure import available_memory
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes, of tensors in the writer's memory
@@ -51,20 +50,25 @@ class Checkpoint:
     optimizer: Sequence[TensorRows]
     config: dict[str, Any]
     progress: dict[str, Any]
-    vocab_file: Path
-    do_lower_case: bool
-    prefix: str = "model"
+    metadata: CheckpointMetadata
 
     def tensor_files(self) -> dict[str, tuple[Sequence[TensorRows], dict[str, str]]]:
-        return {MODEL_FILE: (self.model, {"format": "pt"}), optimizer_file(self.prefix): (self.optimizer, {})}
+        return {
+            MODEL_FILE: (self.model, {"format": "pt"}),
+            self.metadata.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {}),
+        }
 
     def text_files(self) -> dict[str, str]:
         tokenizer = {
             "tokenizer_class": "BertTokenizer",
-            "do_lower_case": self.do_lower_case,
+            "do_lower_case": self.metadata.do_lower_case,
             "model_max_length": self.config.get("max_position_embeddings", 512),
         }
-        values = {CONFIG_FILE: self.config, progress_file(self.prefix): self.progress, TOKENIZER_FILE: tokenizer}
+        values = {
+            CONFIG_FILE: self.config,
+            self.metadata.prefix + PROGRESS_SUFFIX: self.progress,
+            TOKENIZER_FILE: tokenizer,
+        }
         return {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
 
 
@@ -83,45 +87,59 @@ class CheckpointWriter:
         self.parent, self.distributed = Path(parent), distributed
         self.is_writer = sharded or distributed.is_main
         self.writers = distributed.world_size if sharded else 1
-        # Writers on this machine, which take their memory at the same time.
+        # Writers on this machine, which allocate their memory at the same time.
         self.local_writers = distributed.local_world_size if sharded else 1
         # The thread's collectives must not mix with those of training.
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
-        self.memory = torch.empty(0, dtype=torch.uint8)
-        self.closing = False
         self.reserving: threading.Thread | None = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.is_pinned = self.closing = False
 
     # --- in the training loop ---
 
     def reserve(self, num_bytes: int, pinned: bool = False) -> None:
         """Allocates memory for checkpoints of about `num_bytes` in the background, so that the first one is as quick as
         the others; `pinned` for tensors on a GPU."""
-        if not self.is_writer:
-            return
         num_bytes += num_bytes // 64 + 2**20  # alignment, and the optimizer's small tensors
-        self.reserving = threading.Thread(target=self._reserve, args=(num_bytes, pinned), name="reserve", daemon=True)
+        # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
+        if self.is_writer and 3 * num_bytes * self.local_writers <= available_memory():
+            self._start_allocating(num_bytes, torch.cuda.current_device() if pinned else None)
+
+    def _start_allocating(self, num_bytes: int, gpu: int | None) -> None:
+        self.reserving = threading.Thread(target=self._allocate, args=(num_bytes, gpu), name="reserve", daemon=True)
         self.reserving.start()
 
-    def _reserve(self, num_bytes: int, pinned: bool) -> None:
-        # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
-        if 3 * num_bytes * self.local_writers > available_memory():
-            return
-        with contextlib.suppress(RuntimeError):  # not enough memory: `_copy` tries again
-            self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    def _allocate(self, num_bytes: int, gpu: int | None) -> None:
+        """Replaces the writer's memory, unless there is not enough; pinned for copies from `gpu`.
+
+        In a thread of its own: CUDA would report a failure to pin again, at the next kernel of the same thread."""
+        self._unpin()
+        with contextlib.suppress(RuntimeError):  # the system's limits are lower than what is free
+            self.memory = torch.empty(num_bytes, dtype=torch.uint8)
         pages = self.memory.numpy()[::PAGE]
         for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
             if self.closing:
                 return
             pages[start : start + 1024] = 0
+        if gpu is not None:
+            # Not `pin_memory=True`: torch rounds such memory up to a power of two. Where this fails, copies are slower.
+            with torch.cuda.device(gpu):
+                status = torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), len(self.memory), 0)
+            self.is_pinned = int(status) == 0
+
+    def _unpin(self) -> None:
+        if self.is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+            self.is_pinned = False
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint` after the one before it; the tensors, on any device, may change after the call."""
         if not self.is_writer:
             return
         self.wait()
-        attempt = f"{checkpoint.step}{TEMPORARY_SUFFIX}-{uuid.uuid4().hex[:8]}"
+        attempt = temporary_path(self.parent / str(checkpoint.step)).name
         if self.writers > 1:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
@@ -137,21 +155,19 @@ class CheckpointWriter:
             self.reserving.join()
         tensors = [*checkpoint.model, *checkpoint.optimizer]
         ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
-        on_gpu = any(tensor.rows.is_cuda for tensor in tensors)
+        gpu = next((tensor.rows.device.index for tensor in tensors if tensor.rows.is_cuda), None)
         needed = ends[-1] if ends else 0
-        if needed > len(self.memory):
-            if needed * self.local_writers > available_memory():
-                return None
-            try:
-                self.memory = torch.empty(needed, dtype=torch.uint8, pin_memory=on_gpu)
-            except RuntimeError:  # the system's limits are lower than what is free
-                return None
+        if len(self.memory) < needed <= available_memory() / self.local_writers:
+            self._start_allocating(needed, gpu)
+            self.reserving.join()
+        if len(self.memory) < needed:
+            return None
         copies = []
         for tensor, start in zip(tensors, [0, *ends], strict=False):
             rows = tensor.rows.detach()
             place = self.memory[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)
             copies.append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
-        if on_gpu:
+        if gpu is not None:
             torch.cuda.synchronize()
         count = len(checkpoint.model)
         return replace(checkpoint, model=copies[:count], optimizer=copies[count:])
@@ -171,6 +187,7 @@ class CheckpointWriter:
         self.closing = True
         if self.reserving is not None:
             self.reserving.join()
+        self._unpin()
 
     # --- in the background ---
 
@@ -188,9 +205,8 @@ def write_checkpoint(
     rank: int = 0,
     writers: int = 1,
     group: "dist.ProcessGroup | None" = None,
-    keep: int = KEPT_CHECKPOINTS,
 ) -> Path:
-    """Writes `parent`/step, called on all `writers`, and then removes older checkpoints so that `keep` are left.
+    """Writes `parent`/step, called on all `writers`, and then removes checkpoints but the newest KEPT_CHECKPOINTS.
 
     A valid folder of that name stays: the same step of the same run has the same content. `attempt` names the temporary
     folder. Raises UserError if it cannot be written, and PeerError if another rank could not write its part.
@@ -208,7 +224,8 @@ def write_checkpoint(
         lambda: _write_parts(temporary, checkpoint, layouts),
         lambda: digests.append(_hash_blocks(temporary, rank, writers)),
         lambda: _write_manifest(temporary, digests[0], rank, group),
-        lambda: rank == 0 and _publish(temporary, folder, keep),
+        lambda: rank == 0 and publish_folder(temporary, folder),
+        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS),
     )
     for stage in stages:
         try:
@@ -228,7 +245,7 @@ def write_checkpoint(
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     raise UserError(
         f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
-        f"choose another --output-dir, then run the same command again"
+        f"choose another --output-dir, then rerun the same command to resume"
     ) from error
 
 
@@ -241,17 +258,17 @@ def agree(flag: bool, group: "dist.ProcessGroup | None") -> bool:
     return bool(tensor)
 
 
-def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
+def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
     """Everything but the tensors' rows."""
     folder.mkdir(parents=True)
     for name, layout in layouts.items():
         create_file(folder / name, layout)
     for name, text in checkpoint.text_files().items():
         (folder / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(checkpoint.vocab_file, folder / VOCAB_FILE)
+    shutil.copyfile(checkpoint.metadata.vocab_file, folder / VOCAB_FILE)
 
 
-def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict) -> None:
+def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
     for name, (tensors, _) in checkpoint.tensor_files().items():
         write_rows(folder / name, layouts[name], tensors)
 
@@ -276,23 +293,3 @@ def _write_manifest(folder: Path, digests_32: Tensor, rank: int, group: "dist.Pr
     if rank == 0:
         manifest = manifest_of(_file_sizes(folder), [bytes(row.tolist()).hex() for row in digests_32])
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _publish(temporary: Path, folder: Path, keep: int) -> None:
-    for path in temporary.iterdir():
-        sync(path)
-    sync(temporary)
-    if folder.is_dir():  # a damaged checkpoint of the same step
-        remove_checkpoint(folder)
-    temporary.rename(folder)
-    sync(folder.parent)
-    remove_old_checkpoints(folder.parent, int(folder.name), keep)
-
-
-def available_memory() -> float:
-    """Bytes of memory that this machine can still give, where it tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))

@@ -1,10 +1,7 @@
 """The folder that a conversion writes: `model.safetensors`, `config.json`, `vocab.txt` and `tokenizer_config.json`."""
 
 import contextlib
-import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from torch import Tensor
 from bert_config import VOCAB_MULTIPLE, BertConfig
 from tokenizer import BertTokenizer, read_tokenizer_file
 from utils.errors import UserError, one_line
-from utils.files import read_json, sync, write_json
+from utils.files import atomic_folder, read_json, write_json
 
 CONFIG_FILES = ("config.json", "bert_config.json")
 VOCAB_FILES = ("vocab.txt", "tokenizer.json")  # transformers 5 writes only the second
@@ -39,13 +36,10 @@ def read_config(path: Path) -> tuple[BertConfig, dict[str, Any]]:
     if not isinstance(values, dict):
         raise UserError(f"config {path} is not a JSON object: give a BERT config")
     values.setdefault("model_type", "bert")  # BertConfig then takes the further keys of Google's multilingual configs
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        copy.write_text(json.dumps(values), encoding="utf-8")
-        try:
-            return BertConfig.from_json_file(copy), values
-        except ValueError as error:
-            raise UserError(f"{str(error).replace(str(copy), str(path))}: give a BERT config") from error
+    try:
+        return BertConfig.from_dict(values), values
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: give a BERT config") from error
 
 
 def output_config(config: BertConfig, source_values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict:
@@ -79,19 +73,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: choose another FOLDER")
-    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in temporary.iterdir():
-            sync(path)
-        sync(temporary)
-        temporary.rename(folder)
-        sync(folder.parent)
+        with atomic_folder(folder) as temporary:
+            yield temporary
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}): choose another FOLDER") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bert_config import BertConfig
-from checkpoint.model_files import forbidden_class
+from checkpoint.weights import forbidden_class
 from checkpoint_formats.source_weights import SourceWeights, find_file
 from utils.errors import UserError
 

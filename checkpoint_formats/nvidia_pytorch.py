@@ -1,11 +1,16 @@
-"""Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`."""
+"""Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`.
+
+Since 2022 NVIDIA's model computes GELU by tanh, and before by erf; both configs say `gelu`. The entries beside `model`
+tell checkpoints of the two apart: the later code saves a gradient scaler, the earlier one apex's master parameters.
+"""
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from bert_config import BertConfig
-from checkpoint.model_files import read_torch_file, state_dict_of
+from checkpoint.weights import read_torch_file, state_dict_of
 from checkpoint_formats.source_weights import SourceWeights, find_file, translate
 
 # A checkpoint from the middle of a run holds its data loader, with a NumPy copy of a shard in it.
@@ -25,13 +30,30 @@ DATA_LOADER_CLASSES = (
 )
 
 
+HIDDEN_ACTS = {"grad_scaler": "gelu_pytorch_tanh", "master params": "gelu", "files": "gelu"}
+
+
+class InertObject:
+    """Stands in for an object in a pickle that is not needed. It takes any state and does nothing with it."""
+
+    def __new__(cls, *_args: Any) -> "InertObject":
+        return super().__new__(cls)
+
+    def __init__(self, *_args: Any):
+        pass
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+
 def read(source: Path, _config: BertConfig) -> SourceWeights:
     """Reads the entry `model` of a checkpoint, or a bare state dict; what stands beside `model` is not used."""
     path = find_file(source, ".pt")
-    value = read_torch_file(path, inert=DATA_LOADER_CLASSES)
+    value = read_torch_file(path, [(InertObject, name) for name in DATA_LOADER_CLASSES])
     is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
     weights = translate(path, state_dict_of(value["model"] if is_checkpoint else value, path), hugging_face_name)
     if is_checkpoint:
+        weights.hidden_act = next((act for name, act in HIDDEN_ACTS.items() if name in value), None)
         for name in value:
             if name != "model":
                 weights.skip("state of the training run", str(name))

@@ -25,6 +25,7 @@ class SourceWeights:
     origin: name in the source of each tensor, for error messages.
     unused: what is not converted, as reason -> names in the source.
     notes: what else the user should know.
+    hidden_act: the activation function, where the file shows which one the weights were trained with.
     """
 
     path: Path
@@ -32,6 +33,7 @@ class SourceWeights:
     origin: dict[str, str] = field(default_factory=dict)
     unused: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    hidden_act: str | None = None
 
     def add(self, name: str, tensor: Tensor, source_name: str) -> None:
         if name in self.tensors:

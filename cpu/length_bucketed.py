@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cpu.dropout import apply_mask, dropout_mask
+from data_loading.packing import AttentionMemory, PassSizes
 
 # Sequences share a bucket where the shorter one has at least this share of the longer one's length: then padding makes
 # attention's work at most a fifth larger, which costs less than a batched product of its own.
@@ -147,3 +148,10 @@ class LengthBucketedAttention:
         if self.buckets is None:  # the same for all layers
             self.buckets = length_buckets(self.cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1)
         return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
+
+    @staticmethod
+    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+        # Query, key and value; the probabilities and their dropout mask.
+        pairs = sizes.pairs(num_heads)
+        kept = sizes.product * (3 * sizes.tokens * hidden_size + pairs * (1 + has_dropout))
+        return AttentionMemory(kept, backward=2 * pairs * sizes.product)

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from data_loading.packing import MicroBatchLimits, filler_stream, pack, pad_stream
+from data_loading.packing import Label, MicroBatchLimits, filler_stream, pack, pad_stream
 from data_loading.sample_order import rank_positions, sample_order
+from run_config import LoaderConfig
 
 STEPS_AHEAD = 2  # per worker
 MicroBatch = dict[str, torch.Tensor]
@@ -32,32 +33,13 @@ class Samples(Protocol):
 
 
 class StreamDataset(Protocol):
-    """A data set that is read as token streams; `stream_arrays` are the names of a stream's arrays."""
+    """A data set that is read as token streams; `stream_labels` are the labels of its streams."""
 
-    stream_arrays: tuple[str, ...]
+    stream_labels: tuple[Label, ...]
 
     def __len__(self) -> int: ...
 
     def read(self, indices: np.ndarray) -> Samples: ...
-
-
-@dataclass(frozen=True)
-class LoaderConfig:
-    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
-    `num_sizes`: see packing.stream_sizes."""
-
-    batch_size: int
-    global_batch_size: int
-    max_seq_length: int
-    max_predictions_per_seq: int = 0
-    num_workers: int = 1
-    num_sizes: int | None = None
-
-    @property
-    def limits(self) -> MicroBatchLimits:
-        return MicroBatchLimits.for_batch(
-            self.batch_size, self.max_seq_length, self.max_predictions_per_seq, self.num_sizes
-        )
 
 
 @dataclass(frozen=True)
@@ -75,18 +57,18 @@ class StepBatch:
         return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
 
 
-def to_tensors(stream: dict[str, np.ndarray], limits: MicroBatchLimits, pin_memory: bool) -> MicroBatch:
+def to_tensors(
+    stream: dict[str, np.ndarray], labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool
+) -> MicroBatch:
     if limits.num_sizes is not None:
-        stream = pad_stream(stream, limits)
+        stream = pad_stream(stream, labels, limits)
     tensors = {name: torch.from_numpy(array) for name, array in stream.items()}
     return {name: tensor.pin_memory() for name, tensor in tensors.items()} if pin_memory else tensors
 
 
 @functools.lru_cache(maxsize=4)
-def filler_micro_batch(
-    stream_arrays: tuple[str, ...], limits: MicroBatchLimits, pin_memory: bool = False
-) -> MicroBatch:
-    return to_tensors(filler_stream(stream_arrays), limits, pin_memory)
+def filler_micro_batch(labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool = False) -> MicroBatch:
+    return to_tensors(filler_stream(labels), labels, limits, pin_memory)
 
 
 def make_step_batch(
@@ -102,10 +84,10 @@ def make_step_batch(
     groups = pack(costs, (limits.tokens, limits.targets, limits.sequences))
     return StepBatch(
         first_position,
-        [to_tensors(samples.stream(group), limits, pin_memory) for group in groups],
+        [to_tensors(samples.stream(group), dataset.stream_labels, limits, pin_memory) for group in groups],
         samples.lengths,
         samples.num_targets,
-        functools.partial(filler_micro_batch, dataset.stream_arrays, limits, pin_memory),
+        functools.partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory),
     )
 
 
@@ -135,7 +117,7 @@ class StepLoader:
         first = self.first_position + step * global_batch_size
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        return make_step_batch(self.dataset, indices, self.config.limits, first, self.pin_memory)
+        return make_step_batch(self.dataset, indices, MicroBatchLimits.of(self.config), first, self.pin_memory)
 
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers

@@ -1,26 +1,39 @@
-"""Packing: which sequences share a micro-batch, filler up to recurring sizes, and the padded view of a token stream.
+"""Packing: which sequences share a micro-batch, filler up to recurring sizes, token streams and their padded view.
 
 A token stream is a micro-batch of whole sequences laid end to end without padding, as a dict of arrays:
 
     input_ids, token_type_ids, position_ids  [T]    all tokens
     cu_seqlens                               [N+1]  where each sequence starts, and where the last one ends
-    mlm_positions, mlm_labels                [M]    pre-training: masked tokens, as places in the stream
-    and one label per sequence               [N]    for example nsp_labels, or start_positions and end_positions
+    and the labels that the data set declares, each with its axis (see `Label`)
 
-Legend: T tokens in the stream, N sequences, M masked tokens, S padded length, n samples to pack, K costs of a sample.
+Legend: T tokens in the stream, N sequences, M targets (masked tokens), S padded length, n samples to pack, K costs of a
+sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from run_config import LoaderConfig
 
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 CPU_SIZES = 32  # see `stream_sizes`
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
-TARGET_ARRAYS = ("mlm_positions", "mlm_labels")
+STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
+
+
+class Label(NamedTuple):
+    """An array of a data set's streams besides STREAM_INPUTS: its name, its axis (token [T], sequence [N] or
+    target [M]), and its value for filler."""
+
+    name: str
+    axis: Literal["token", "sequence", "target"]
+    filler: int = IGNORED_LABEL
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,10 @@ class MicroBatchLimits:
     num_sizes: int | None = None
 
     @classmethod
+    def of(cls, config: LoaderConfig) -> "MicroBatchLimits":
+        return cls.for_batch(config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes)
+
+    @classmethod
     def for_batch(
         cls, batch_size: int, max_seqlen: int, targets_per_sequence: int, num_sizes: int | None = None
     ) -> "MicroBatchLimits":
@@ -45,6 +62,37 @@ class MicroBatchLimits:
         """The smallest of the `num_sizes` sizes up to `limit` that is not below `size`."""
         step = max(limit // self.num_sizes, 1)
         return min(-(-max(size, 1) // step) * step, limit)
+
+
+@dataclass(frozen=True)
+class PassSizes:
+    """What the memory of a micro-batch's forward and backward pass depends on, besides the model.
+
+    tokens, sequences, targets: the largest numbers T, N and M; 0 targets without masked tokens. product, residual,
+    mask: bytes of an element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention:
+    a key of attention.IMPLEMENTATIONS."""
+
+    tokens: int
+    sequences: int
+    targets: int
+    max_seqlen: int
+    product: int
+    residual: int
+    mask: int
+    attention: str
+    autocast: bool
+    device_type: str
+
+    def pairs(self, num_heads: int) -> int:
+        """Pairs of tokens, in all heads and sequences."""
+        return self.sequences * num_heads * self.max_seqlen**2
+
+
+class AttentionMemory(NamedTuple):
+    """Bytes that attention keeps for its backward pass, and that this takes besides its input's gradient."""
+
+    kept: int
+    backward: int = 0
 
 
 def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
@@ -80,37 +128,75 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
     return groups
 
 
-def pad_stream(stream: dict[str, np.ndarray], limits: MicroBatchLimits) -> dict[str, np.ndarray]:
-    """Fills `stream` up to sizes T, N and M that recur (see MicroBatchLimits).
+def pad_stream(
+    stream: dict[str, np.ndarray], labels: Sequence[Label], limits: MicroBatchLimits
+) -> dict[str, np.ndarray]:
+    """Fills `stream`, which has `labels`, up to sizes T, N and M that recur (see MicroBatchLimits).
 
-    Filler tokens are at the end and belong to no sequence. Filler sequences are empty, and filler labels are
-    `IGNORED_LABEL`. Raises ValueError if the stream holds too many sequences.
+    Filler tokens are at the end and belong to no sequence. Filler sequences are empty. Raises ValueError if the stream
+    holds too many sequences.
     """
     tokens = limits.padded_size(len(stream["input_ids"]), limits.tokens)
     sequences = limits.padded_size(len(stream["cu_seqlens"]) - 1, limits.sequences)
     if len(stream["cu_seqlens"]) - 1 > sequences:
         raise ValueError(f"{len(stream['cu_seqlens']) - 1} sequences do not fit the {sequences} of the limits")
-    filled = {}
-    for name, values in stream.items():
-        if name == "cu_seqlens":
-            filled[name] = np.pad(values, (0, sequences + 1 - len(values)), mode="edge")
-            continue
-        if name in TARGET_ARRAYS:
-            size = limits.padded_size(len(values), limits.targets)
-        else:
-            size = tokens if name in TOKEN_ARRAYS else sequences
-        filler = 0 if name in (*TOKEN_ARRAYS, "mlm_positions") else IGNORED_LABEL
+    cu_seqlens = stream["cu_seqlens"]
+    filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
+    for name, axis, filler in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
+        values = stream[name]
+        size = {"token": tokens, "sequence": sequences}.get(axis) or limits.padded_size(len(values), limits.targets)
         filled[name] = np.pad(values, (0, size - len(values)), constant_values=filler)
     return filled
 
 
-def filler_stream(stream_names: Sequence[str]) -> dict[str, np.ndarray]:
-    """A stream of one sequence of one token whose labels all are `IGNORED_LABEL`: a micro-batch without loss, for a
-    rank that has none left while others still have. `stream_names` are the arrays of a real stream."""
-    filler = {name: np.zeros(1, np.int64) for name in stream_names}
-    for name in filler.keys() - {*TOKEN_ARRAYS, "mlm_positions"}:
-        filler[name] = np.full(1, IGNORED_LABEL)
-    return filler | {"cu_seqlens": np.array([0, 1], np.int32)}
+def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
+    """A stream of one sequence of one token whose labels are filler: a micro-batch without loss, for a rank that has
+    none left while others still have. `labels` are those of a real stream."""
+    filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
+    return filler | {label.name: np.full(1, label.filler) for label in labels}
+
+
+# --- the model's input ------------------------------------------------------------------------------------------------
+
+
+class TokenStream(NamedTuple):
+    """A token stream as the model reads it. Tokens behind `cu_seqlens[-1]` are filler."""
+
+    input_ids: Tensor  # [T]
+    token_type_ids: Tensor  # [T]
+    position_ids: Tensor  # [T]
+    cu_seqlens: Tensor  # [N+1], int32
+    max_seqlen: int  # no sequence is longer
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @classmethod
+    def from_batch(cls, micro_batch: Mapping[str, Tensor], max_seqlen: int) -> "TokenStream":
+        """The stream of a micro-batch, without its labels. The longest possible length serves as `max_seqlen`: the real
+        one would have to be read from the device."""
+        return cls(*(micro_batch[name] for name in STREAM_INPUTS), max_seqlen)
+
+    @classmethod
+    def from_padded(
+        cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> "tuple[TokenStream, Tensor]":
+        """The real tokens of padded input [B, S], whose mask is 1 on real tokens, and the places [T] of these in the
+        flattened input. Raises ValueError if the input has other dimensions or is padded on the left."""
+        if input_ids.dim() != 2:
+            raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
+        real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        # The pooler reads the first token of each sequence.
+        if not bool(real_BS[:, 0].all()):
+            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        position_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        flat_T = real_BS.flatten().nonzero().squeeze(1)
+        tokens = (values.flatten()[flat_T] for values in (input_ids, token_type_ids, position_BS))
+        cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
+        return cls(*tokens, cu_seqlens, input_ids.shape[1]), flat_T
 
 
 # --- the padded view of a stream --------------------------------------------------------------------------------------

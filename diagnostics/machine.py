@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,16 +12,14 @@ from pathlib import Path
 import torch
 
 from checkpoint.folder import checkpoint_steps
-from checkpoint.writer import KEPT_CHECKPOINTS, available_memory
+from checkpoint.writer import KEPT_CHECKPOINTS
 from device import Runtime
-from diagnostics.memory import MemorySettings, estimate_memory, num_parameters
-from diagnostics.run_time import LIBRARY_BYTES, memory_line
+from diagnostics.estimates import LIBRARY_BYTES, MemorySettings, estimate_memory, num_parameters
 from modeling import BertPreTrainedModel
-from optimizer import import_fused_lamb
-from tasks.glue import load_metrics
+from precision import slow_bfloat16
 from utils import requirements
-from utils.command_line import Arguments
 from utils.errors import UserError, one_line
+from utils.measure import available_memory
 from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,15 +33,10 @@ class Findings:
     def __init__(self) -> None:
         self.num_wrong = 0
 
-    def ok(self, text: str) -> None:
-        print_line(f"ok       {one_line(text)}")
-
-    def warning(self, text: str) -> None:
-        print_line(f"warning  {one_line(text)}")
-
-    def wrong(self, text: str) -> None:
-        print_line(f"wrong    {one_line(text)}")
-        self.num_wrong += 1
+    def report(self, level: str, text: str) -> None:
+        """level: ok, warning or wrong."""
+        print_line(f"{level:<8} {one_line(text)}")
+        self.num_wrong += level == "wrong"
 
     @contextlib.contextmanager
     def check(self) -> Iterator[None]:
@@ -52,92 +44,60 @@ class Findings:
         try:
             yield
         except UserError as error:
-            self.wrong(str(error))
+            self.report("wrong", str(error))
 
 
-# --- software ---------------------------------------------------------------------------------------------------------
-
-
-def check_packages(findings: Findings, args: Arguments) -> None:
+def check_packages(findings: Findings) -> None:
     problems = requirements.problems([ROOT / "requirements.txt"])
     for problem in problems:
-        findings.wrong(f"{problem}: run bash scripts/setup_environment.sh")
+        findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
     if not problems:
-        findings.ok(f"Python {platform.python_version()}, PyTorch {torch.__version__}, packages of requirements.txt")
-    if requirements.installed_version("matplotlib") is None:
-        findings.warning("matplotlib is not installed, so there will be no report page: pip install matplotlib")
-    if args.tensorboard_dir is not None and requirements.installed_version("tensorboard") is None:
-        findings.wrong("--tensorboard-dir needs a package that is not installed: pip install tensorboard")
-    if "num_seeds" in args.as_dict() and args.do_eval:
-        with findings.check():
-            load_metrics()
-    if args.optimizer == "FusedLAMB":
-        with findings.check():
-            import_fused_lamb()
-            findings.ok("apex, for FusedLAMB")
-    if args.compile != "none":
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None:
-            findings.wrong(f"--compile needs a C++ compiler, and {compiler} is not found: install one, or set CXX")
-        else:
-            findings.ok(f"C++ compiler {shutil.which(compiler)}, for --compile")
+        versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
+        findings.report("ok", f"{versions}, packages of requirements.txt")
 
 
-# --- device -----------------------------------------------------------------------------------------------------------
+def check_compiler() -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise UserError(f"--compile needs a C++ compiler, and {compiler} is not found: install one, or set CXX")
 
 
-def check_device(findings: Findings, args: Arguments, runtime: Runtime, processes: int) -> None:
-    """The device itself was found, and computes in the run's precision, when `runtime` was made."""
-    device, dtype = runtime.device, str(runtime.precision.dtype).removeprefix("torch.")
-    if device.type == "cpu":
-        findings.ok(f"computes on the CPU in {dtype} with {torch.get_num_threads()} threads")
-        if shutil.which("nvidia-smi") is not None and args.device != "cpu":
-            findings.warning(
-                f"an NVIDIA driver is installed, but PyTorch {torch.__version__} finds no GPU: install a build of "
-                f"PyTorch for CUDA"
-            )
-        if runtime.precision.dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
-            findings.warning("this CPU has no instructions for bfloat16, so it is slow: leave out --amp")
+def check_tensorboard() -> None:
+    if requirements.installed_version("tensorboard") is None:
+        raise UserError("--tensorboard-dir needs a package that is not installed: pip install tensorboard")
+
+
+def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
+    """The device was found, and computes in the run's precision, when `runtime` was made."""
+    dtype, name = runtime.precision.dtype, str(runtime.precision.dtype).removeprefix("torch.")
+    if runtime.device.type == "cpu":
+        findings.report("ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads")
+        if shutil.which("nvidia-smi") is not None and not torch.cuda.is_available():
+            version = f"PyTorch {torch.__version__} finds no GPU: install a build of PyTorch for CUDA"
+            findings.report("warning", f"an NVIDIA driver is installed, but {version}")
+        if slow := slow_bfloat16(runtime.precision, runtime.device):
+            findings.report("warning", slow)
         return
-    name, driver = torch.cuda.get_device_name(device), driver_version()
-    findings.ok(f"computes in {dtype} on {name}, driver {driver}, CUDA {torch.version.cuda}")
-    if runtime.precision.dtype == torch.float32 and not args.tf32 and torch.cuda.get_device_capability() >= (7, 0):
-        findings.warning("this GPU is several times faster with --amp")
-    found = torch.cuda.device_count()
-    if processes > 1:
-        if torch.distributed.is_nccl_available():
-            findings.ok(f"{processes} processes; NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
-        else:
-            findings.wrong("this PyTorch has no NCCL, which several GPUs need: install a build for CUDA on Linux")
-    elif found > 1:
-        findings.warning(f"this machine has {found} GPUs, and the run uses one: start it with torchrun")
-
-
-def driver_version() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        return output.splitlines()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return "unknown"
+    findings.report("ok", f"computes in {name} on {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+    if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        findings.report("warning", "GPUs with tensor cores are several times faster with --amp")
+    if processes > 1 and not torch.distributed.is_nccl_available():
+        raise UserError("this PyTorch has no NCCL, which several GPUs need: install a build for CUDA on Linux")
+    if processes == 1 < torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        findings.report("warning", f"this machine has {found} GPUs, and the run uses one: start it with torchrun")
 
 
 def check_memory(findings: Findings, model: BertPreTrainedModel, settings: MemorySettings) -> None:
     needed, free = needed_and_free_memory(model, settings)
-    on_gpu = settings.device.type == "cuda"
-    text = (
-        f"memory: {needed / 2**30:.1f} GiB are needed (estimated), {free / 2**30:.1f} GiB are free on "
-        f"{'this GPU' if on_gpu else 'this machine'}"
-    )
+    place = "GPU" if settings.device.type == "cuda" else "machine"
+    text = f"memory: {needed / 2**30:.1f} GiB are needed (estimated), {free / 2**30:.1f} GiB are free on this {place}"
     if needed > free:
-        findings.wrong(
+        raise UserError(
             f"{text}: lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for flags "
             f"that save memory"
         )
-    else:
-        findings.ok(text)
-    if not on_gpu:
-        findings.ok(memory_line(model, settings))
+    findings.report("ok", text)
 
 
 def needed_and_free_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tuple[float, float]:
@@ -149,21 +109,17 @@ def needed_and_free_memory(model: BertPreTrainedModel, settings: MemorySettings)
     return needed * settings.world_size, available_memory()
 
 
-# --- disk -------------------------------------------------------------------------------------------------------------
-
-
-def check_disk(findings: Findings, folder: Path, model: BertPreTrainedModel) -> float | None:
+def check_disk(findings: Findings, folder: Path, model: BertPreTrainedModel) -> float:
     """Checks that checkpoints can be written to `folder` and fit there. Returns the seconds that one takes."""
     size = CHECKPOINT_BYTES * num_parameters(model)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         speed = write_speed(existing)
     except OSError as error:
-        findings.wrong(
+        raise UserError(
             f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another folder, or change "
             f"its permissions"
-        )
-        return None
+        ) from error
     # While a checkpoint is written, the older ones are still there.
     missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
     free = shutil.disk_usage(existing).free
@@ -172,9 +128,8 @@ def check_disk(findings: Findings, folder: Path, model: BertPreTrainedModel) -> 
         f"{size / 1e9:.3g} GB; {speed / 1e6:,.0f} MB/s"
     )
     if missing * size > free:
-        findings.wrong(f"{text}: free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir")
-    else:
-        findings.ok(text)
+        raise UserError(f"{text}: free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir")
+    findings.report("ok", text)
     return size / speed
 
 

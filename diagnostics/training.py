@@ -1,6 +1,6 @@
 """The doctor's checks of a run: its data, its folder, a batch to overfit, the time of an update, and its losses.
 
-Legend: V vocabulary, n samples, P predictions per sequence.
+Updates are those of the production trainer. Legend: n samples.
 """
 
 import itertools
@@ -14,21 +14,19 @@ import numpy as np
 import torch
 
 from checkpoint.identity import check_record
-from checkpoint.state import StartConfig, find_start
+from checkpoint.state import find_start
 from data_loading.loader import StepBatch, make_step_batch
+from data_loading.packing import MicroBatchLimits
 from device import Runtime
+from diagnostics.estimates import MemorySettings, RunSize, devices_line, format_time, time_line
 from diagnostics.machine import Findings, needed_and_free_memory
-from diagnostics.memory import MemorySettings
-from diagnostics.run_time import RunSize, devices_line, format_time, time_line
-from lr_scheduler import ScheduleConfig
-from metrics import RecordingSink, Reporter, Step, training_flops
-from model_choice import is_uncased
-from optimizer import OptimizerConfig
-from report_records import Stage, has_records, read_runs
+from metrics import RecordingSink, Reporter
+from reporting.records import has_records, read_runs
+from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
 from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
-from utils.command_line import Arguments
+from utils.errors import UserError
 from utils.progress import print_line
 
 CHECKED_SAMPLES = 2000
@@ -49,176 +47,140 @@ LONG_RUN_SECONDS = 10 * 86400
 # --- data and folder --------------------------------------------------------------------------------------------------
 
 
-def check_data(findings: Findings, plan: TrainingPlan) -> None:
+def check_data(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> None:
     """Length, vocabulary and config were checked when `plan` was made; this reads samples."""
-    dataset, choice = plan.dataset, plan.choice
-    indices = sample_indices(plan)
+    dataset, vocab_file, indices = plan.dataset, plan.choice.vocab_file, sample_indices(plan)
     samples = dataset.read(indices)
     token_ids = samples.stream(np.arange(len(indices)))["input_ids"]
-    unknown = float((token_ids == BertTokenizer(choice.vocab_file).unk_token_id).mean())
+    unknown = float((token_ids == BertTokenizer(vocab_file).unk_token_id).mean())
     if unknown > UNKNOWN_WORDS:
-        findings.wrong(
+        findings.report(
+            "wrong",
             f"{unknown:.0%} of the tokens are [UNK]: the vocabulary or its casing does not fit the text: choose "
-            f"another --vocab-file or casing"
+            f"another --vocab-file or casing",
         )
-    if isinstance(dataset, PretrainingDataset):
-        made_lower_case = dataset.attributes.get("do_lower_case")
-        if made_lower_case is not None and bool(made_lower_case) != is_uncased(choice.vocab_file):
-            findings.wrong(
-                f"the shards in {dataset.folder} were made with --do-lower-case {bool(made_lower_case)}, which is not "
-                f"the casing of {choice.vocab_file}: make them again with the other casing"
-            )
-        if "vocab_sha256" not in dataset.attributes:
-            findings.warning(
-                f"the shards in {dataset.folder} do not say which vocabulary they were made with: check that it is "
-                f"{choice.vocab_file}"
-            )
     updates = len(dataset) / plan.config.loader.global_batch_size
-    findings.ok(
+    text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} of them all ids are "
         f"in range, {unknown:.2%} of the tokens are unknown, and the mean length is {samples.lengths.mean():.0f}"
     )
+    findings.report("ok", text)
 
 
-def sample_indices(plan: TrainingPlan) -> np.ndarray:
-    """Up to CHECKED_SAMPLES, evenly spread over the data set."""
-    return np.unique(np.linspace(0, len(plan.dataset) - 1, CHECKED_SAMPLES).astype(np.int64))
+def sample_indices(plan: TrainingPlan, count: int = CHECKED_SAMPLES) -> np.ndarray:
+    """Up to `count`, evenly spread over the data set."""
+    return np.unique(np.linspace(0, len(plan.dataset) - 1, count).astype(np.int64))
 
 
-def check_folder(findings: Findings, plan: TrainingPlan, args: Arguments) -> None:
+def check_folder(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> None:
     """Whether the run may write to its folder, and where it starts."""
-    folder, record = plan.config.trainer.checkpoint_folder, plan.config.trainer.record
-    if record is not None and not args.overwrite:
+    folder, record, start = plan.config.trainer.checkpoint_folder, plan.config.trainer.record, plan.config.start
+    saves = record is not None and not start.overwrite
+    if saves:
         check_record(folder, record, print_line)
-    start = find_start(plan.config.start, folder, saves=record is not None and not args.overwrite)
-    findings.ok(f"starts from {start['checkpoint'] or start['weights'] or 'random weights'}; writes to {folder}")
+    found = find_start(start, folder, saves)
+    findings.report(
+        "ok", f"starts from {found['checkpoint'] or found['weights'] or 'random weights'}; writes to {folder}"
+    )
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 def train(
-    plan: TrainingPlan, runtime: Runtime, warmup: int, steps: int, loader: Iterable[StepBatch] | None = None
-) -> dict[Any, dict[str, float]]:
-    """Trains as --benchmark does, saves nothing, and returns the figures by step."""
-    recorder = RecordingSink()
+    plan: TrainingPlan, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
+) -> tuple[list[float], dict[str, Any]]:
+    """Trains as --benchmark does, on a constant learning rate, and saves nothing. Returns the losses of `steps`
+    updates, and the metrics of all but the first."""
+    recorder, config = RecordingSink(), plan.config
     settings = replace(
-        plan.config.trainer,
-        benchmark=True,
-        benchmark_warmup_steps=warmup,
-        benchmark_steps=steps,
-        record=None,
-        log_freq=1,
+        config.trainer, benchmark=True, benchmark_warmup_steps=1, benchmark_steps=steps - 1, record=None, log_freq=1
     )
-    plan = replace(plan, config=replace(plan.config, trainer=settings))
+    schedule = ScheduleConfig(config.trainer.max_steps, config.schedule.learning_rate, "constant")
+    plan = replace(plan, config=replace(config, trainer=settings, schedule=schedule))
     trainer = plan.build_trainer(replace(runtime, reporter=Reporter([recorder])))
-    trainer.train(loader or plan.make_loader(trainer))
-    if () not in recorder.records:  # stopped by a signal
+    trainer.train(batches)
+    records = dict(recorder.records)
+    if () not in records:  # stopped by a signal
         raise KeyboardInterrupt
-    return recorder.records
+    return [records[step]["loss"] for step in sorted(records.keys() - {(), "PARAMETER"})], records[()]
 
 
-def losses_of(records: dict[Step, dict[str, Any]]) -> dict[int, float]:
-    """The loss of each update, by its number."""
-    return {step[-1]: figures["loss"] for step, figures in records.items() if step not in ((), "PARAMETER")}
+def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
+    loader = replace(plan.config.loader, batch_size=batch_size)
+    return make_step_batch(plan.dataset, sample_indices(plan, count), MicroBatchLimits.of(loader))
 
 
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
     """A small model of the run's class must learn one batch of the run's data by heart."""
-    loader = plan.config.loader
-    count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // loader.max_seq_length))
-    indices = np.linspace(0, len(plan.dataset) - 1, count).astype(np.int64)
-    batch = make_step_batch(plan.dataset, indices, replace(loader, batch_size=count).limits)
+    count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // plan.config.loader.max_seq_length))
     small = replace(plan.choice.config, **OVERFIT_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config = replace(
         plan.config,
         optimizer=OptimizerConfig("AdamW", weight_decay=0.0),
-        schedule=ScheduleConfig(OVERFIT_STEPS, 3e-3, "constant", 0.05),
+        schedule=replace(plan.config.schedule, learning_rate=3e-3),
         start=StartConfig(),
     )
     plan = replace(plan, choice=replace(plan.choice, config=small), config=config)
-    records = train(plan, runtime, 1, OVERFIT_STEPS - 1, itertools.repeat(batch))
-    losses = losses_of(records)
-    first, last = losses[min(losses)], losses[max(losses)]
-    text = f"a small model overfits {count} samples: loss {first:.2f} -> {last:.3f} in {OVERFIT_STEPS} steps"
-    if last < OVERFIT_LOSS:
-        findings.ok(text)
-    else:
-        findings.wrong(f"{text}, which should be near 0: the labels do not fit the inputs, or this device miscomputes")
+    losses, _ = train(plan, runtime, OVERFIT_STEPS, itertools.repeat(batch_of(plan, count, count)))
+    text = f"a small model overfits {count} samples: loss {losses[0]:.2f} -> {losses[-1]:.3f} in {OVERFIT_STEPS} steps"
+    if not losses[-1] < OVERFIT_LOSS:
+        raise UserError(f"{text}, which should be near 0: the labels do not fit the inputs, or this device miscomputes")
+    findings.report("ok", text)
 
 
-def check_speed(
+def check_updates(
     findings: Findings,
     plan: TrainingPlan,
     runtime: Runtime,
     settings: MemorySettings,
     checkpoint_seconds: float | None,
 ) -> None:
-    """Measures an update of the real model in this process, on fewer sequences where it would take long, and scales
-    it. settings: those of the run."""
+    """Makes updates of the real model in this process: their time, on fewer sequences where they would take long and
+    then scaled; the first loss; and what the learning rate does to it. settings: those of the run."""
     loader, trainer, processes = plan.config.loader, plan.config.trainer, settings.world_size
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(plan, runtime, per_process)
-    loader_cut = replace(loader, global_batch_size=measured, batch_size=min(loader.batch_size, measured))
-    cut_settings = replace(
-        settings,
-        limits=loader_cut.limits,
-        batch_size=loader_cut.batch_size,
-        micro_batches=-(-measured // loader_cut.batch_size),
-        parallel=runtime.parallel,
-        world_size=1,
-        saves=False,
-    )
-    needed, free = needed_and_free_memory(plan.make_model(), cut_settings)
+    micro_batches = -(-measured // loader.batch_size)
+    alone = replace(settings, parallel=runtime.parallel, world_size=1, micro_batches=micro_batches, saves=False)
+    needed, free = needed_and_free_memory(plan.make_model(), alone)
     if needed > free:
-        findings.warning("time: not measured, because the model does not fit one process here")
+        findings.report("warning", "time: not measured, because the model does not fit one process here")
         return
-    start = StartConfig(from_pretrained_params=first_weights(plan.config.start))
-    cut = replace(plan.config, loader=loader_cut, start=start)
-    records = train(replace(plan, config=cut), runtime, warmup=1, steps=1 if measured == 1 else 2)
-    figures = records[()]
-    optimizer = figures["optimizer_ms"] / 1e3
-    update = (figures["step_seconds"] - optimizer) * per_process / measured + optimizer
-    per_sequence = figures["model_tflops"] * 1e12 / figures["sequences_per_second"]
-    size = RunSize(
-        trainer.max_steps,
-        loader.global_batch_size,
-        update,
-        per_sequence * loader.global_batch_size,
-        runtime.device.type,
-        processes,
-    )
+    weights = plan.config.start.from_phase1_final_params or plan.config.start.from_pretrained_params
+    config = replace(plan.config, start=StartConfig(from_pretrained_params=weights))
+    batch = batch_of(plan, measured, min(loader.batch_size, measured))
+    losses, metrics = train(replace(plan, config=config), runtime, 3, itertools.repeat(batch))
+
+    optimizer = metrics["optimizer_ms"] / 1e3
+    update = (metrics["step_seconds"] - optimizer) * per_process / len(batch.lengths) + optimizer
+    per_sequence = metrics["model_tflops"] * 1e12 / metrics["sequences_per_second"]
+    flops = per_sequence * loader.global_batch_size
+    size = RunSize(trainer.max_steps, loader.global_batch_size, update, flops, runtime.device.type, processes)
     how = "measured" if measured == per_process else f"measured on {measured} of {per_process} sequences and scaled"
-    if processes > 1:
-        how += ", without communication"
+    how += ", without communication" if processes > 1 else ""
     text = f"time: {time_line(size)} ({how})"
     if size.seconds > LONG_RUN_SECONDS:
-        findings.warning(f"{text}: use more devices, fewer steps or a smaller model; {devices_line(size)}")
-    else:
-        findings.ok(text)
+        text += f": use more devices, fewer steps or a smaller model; {devices_line(size)}"
+    findings.report("warning" if size.seconds > LONG_RUN_SECONDS else "ok", text)
     if checkpoint_seconds is not None:
         interval = update * trainer.steps_per_checkpoint
         text = f"a checkpoint takes {format_time(checkpoint_seconds)}, and one is due every {format_time(interval)}"
         if checkpoint_seconds > interval:
-            findings.warning(f"{text}: raise --num-steps-per-checkpoint, or choose a faster disk")
+            findings.report("warning", f"{text}: raise --num-steps-per-checkpoint, or choose a faster disk")
         else:
-            findings.ok(text)
-    check_first_loss(findings, plan, losses_of(records)[1], has_weights=start.from_pretrained_params is not None)
+            findings.report("ok", text)
+    check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
+    check_learning_rate(findings, plan, losses)
 
 
 def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
     """As many as take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if they are not many more."""
-    loader = plan.config.loader
-    flops = training_flops(plan.choice.config, [loader.max_seq_length], loader.max_predictions_per_seq)
-    if runtime.device.type == "cuda":
-        count = max(loader.batch_size, int(MEASURED_SECONDS * GPU_FLOPS / flops))
-    else:
-        count = max(1, int(MEASURED_SECONDS * CPU_FLOPS_PER_THREAD * torch.get_num_threads() / flops))
+    loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
+    flops = plan.make_model().training_flops([loader.max_seq_length], loader.max_predictions_per_seq)
+    speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
+    count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
     return per_process if 2 * count >= per_process else count
-
-
-def first_weights(start: StartConfig) -> Path | None:
-    return start.from_phase1_final_params or start.from_pretrained_params
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -226,73 +188,71 @@ def first_weights(start: StartConfig) -> Path | None:
 
 def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool) -> None:
     expected = plan.initial_loss
+    text = f"the first loss is {loss:.2f}"
     if not math.isfinite(loss):
-        findings.wrong(f"the first loss is {loss}: use --amp-dtype bfloat16 or float32, and check the starting weights")
-    elif expected is None:
-        findings.ok(f"the first loss is {loss:.2f}")
-    elif has_weights:
-        text = f"the first loss is {loss:.2f}, that of random weights {expected:.2f}"
+        raise UserError(f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights")
+    if expected is not None and has_weights:
+        text += f", that of random weights {expected:.2f}"
         if loss > expected + INITIAL_LOSS_ABOVE or (plan.config.loader.max_predictions_per_seq and loss > expected - 1):
-            findings.wrong(f"{text}: the starting weights do not know this data: check vocabulary, casing and folder")
-        else:
-            findings.ok(text)
-    elif expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE:
-        findings.ok(f"the first loss is {loss:.2f}, expected {expected:.2f} of random weights")
-    else:
-        findings.wrong(
-            f"the first loss is {loss:.2f}, expected {expected:.2f} of random weights: check initializer_range and "
-            f"vocab_size in the config"
-        )
+            raise UserError(f"{text}: the starting weights do not know this data: check vocabulary, casing and folder")
+    elif expected is not None:
+        text += f", expected {expected:.2f} of random weights"
+        if not expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE:
+            raise UserError(f"{text}: check initializer_range and vocab_size in the config")
+    findings.report("ok", text)
 
 
-def check_run_losses(findings: Findings, plan: TrainingPlan, args: Arguments) -> None:
+def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
+    """losses: of updates on one batch, all at the highest learning rate."""
+    rate = plan.config.schedule.learning_rate
+    text = f"at learning rate {rate:g}, the loss of one batch goes from {losses[0]:.2f} to {losses[-1]:.2f}"
+    text += f" in {len(losses) - 1} updates"
+    if not max(losses) < losses[0] + DIVERGED_ABOVE:  # or NaN
+        raise UserError(f"{text}: lower --learning-rate")
+    findings.report("ok", text)
+
+
+def check_run_losses(findings: Findings, plan: TrainingPlan, output_dir: Path, report_file: Path | None = None) -> None:
     """The losses that the run has logged so far, if it has."""
-    stage = find_stage(plan, args)
-    losses = [] if stage is None else [(point.step, point.metrics["loss"]) for point in stage.points]
+    losses = logged_losses(plan, output_dir, report_file)
     if not losses:
-        findings.ok(f"no losses of this run are logged in {args.output_dir} yet")
+        findings.report("ok", f"no losses of this run are logged in {output_dir} yet")
         return
     step, last = losses[-1]
-    finite = [loss for _, loss in losses if math.isfinite(loss)]
-    warmup = args.warmup_proportion * plan.config.trainer.max_steps
+    lowest = min(finite := [loss for _, loss in losses if math.isfinite(loss)] or [math.nan])
+    settled = max(plan.config.schedule.warmup_proportion * plan.config.trainer.max_steps, SETTLED_STEP)
     limit = frequency_loss(plan)
     text = f"the run's loss went from {losses[0][1]:.2f} at step {losses[0][0]} to {last:.2f} at step {step}"
     advice = "look at the report page, and lower --learning-rate"
-    if not finite or last > min(finite) + DIVERGED_ABOVE or not math.isfinite(last):
-        findings.wrong(f"{text}: it diverges: {advice}")
-    elif plan.initial_loss is not None and max(finite) > plan.initial_loss + INITIAL_LOSS_ABOVE + 1:
-        findings.wrong(f"{text}, with {max(finite):.2f} between, far above that of random weights: {advice}")
-    elif limit is not None and step > max(warmup, SETTLED_STEP) and min(finite) > limit + FREQUENCY_LOSS_ABOVE:
-        findings.wrong(
-            f"{text}, and by now it should be below {limit:.2f}, that of a model which only knows word "
-            f"frequencies: check the data, or change --learning-rate"
+    if not last <= lowest + DIVERGED_ABOVE:  # or NaN
+        raise UserError(f"{text}: it diverges: {advice}")
+    if plan.initial_loss is not None and max(finite) > plan.initial_loss + INITIAL_LOSS_ABOVE + 1:
+        raise UserError(f"{text}, with {max(finite):.2f} between, far above that of random weights: {advice}")
+    if limit is not None and step > settled and lowest > limit + FREQUENCY_LOSS_ABOVE:
+        raise UserError(
+            f"{text}, and by now it should be below {limit:.2f}, that of a model which only knows word frequencies: "
+            f"check the data, or change --learning-rate"
         )
-    else:
-        known = "" if limit is None else f"; a model that only knows word frequencies has {limit:.2f}"
-        findings.ok(f"{text}{known}")
+    known = "" if limit is None else f"; a model that only knows word frequencies has {limit:.2f}"
+    findings.report("ok", f"{text}{known}")
 
 
-def find_stage(plan: TrainingPlan, args: Arguments) -> Stage | None:
-    """The log of this phase in the run's folder."""
-    stages = [
-        stage
-        for path in (args.output_dir, args.report_file)
-        if path is not None and has_records(path)
-        for run in read_runs([path])
-        for stage in run.stages
-        if Path(stage.settings.get("output_dir", "")).resolve() == args.output_dir.resolve()
-        and stage.name.split(" seed ")[0] == plan.config.metadata.phase
-    ]
-    return stages[0] if stages else None
+def logged_losses(plan: TrainingPlan, output_dir: Path, report_file: Path | None) -> list[tuple[int, float]]:
+    """The steps and losses in the log of this phase."""
+    for path in filter(None, (output_dir, report_file)):
+        for stage in (stage for run in read_runs([path]) for stage in run.stages) if has_records(path) else ():
+            is_same_folder = Path(stage.settings.get("output_dir", "")).resolve() == output_dir.resolve()
+            if is_same_folder and stage.name == plan.config.metadata.phase:
+                return [(point.step, point.metrics["loss"]) for point in stage.points]
+    return []
 
 
 def frequency_loss(plan: TrainingPlan) -> float | None:
     """The loss of a model that predicts each masked token by its frequency: the entropy of the labels with Miller and
     Madow's correction for a sample of n labels, plus ln 2 for the next sentence."""
-    dataset = plan.dataset
+    dataset, indices = plan.dataset, sample_indices(plan)
     if not isinstance(dataset, PretrainingDataset):
         return None
-    indices = sample_indices(plan)
     labels = dataset.rows("masked_lm_ids", indices)[dataset.rows("masked_lm_positions", indices) > 0]
     counts = np.bincount(labels.astype(np.int64).ravel())
     counts = counts[counts > 0]

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-MODES = ("none", "selective", "full")
-
 # What `selective` keeps: the outputs of linear layers, which cost most to compute again.
 SAVED_OPERATIONS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default}
 

@@ -4,10 +4,8 @@ The trainer and the optimizer see a `ParallelModel`: what to call, how gradients
 that the optimizer updates.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,35 +20,24 @@ from utils.distributed import DistributedContext
 Batch = TypeVar("Batch")
 
 
-@dataclass(frozen=True)
-class ParallelConfig:
-    """compile: none, layers (each layer is a graph) or model (one graph). activation_checkpoint: none, selective or
-    full (see parallel/activation_checkpointing.py). shard_degree: ranks that share one copy of the model; 1 for DDP.
-    reshard_after_forward and cpu_offload: see sharding.shard_model. deepspeed: the configuration of DeepSpeed's
-    engine, where that is used."""
-
-    compile: str = "none"
-    activation_checkpoint: str = "none"
-    shard_degree: int = 1
-    reshard_after_forward: str = "default"
-    cpu_offload: bool = False
-    deepspeed: dict[str, Any] | None = None
-
-
 class ParallelModel:
     """A model in one process; the base class of the other strategies.
 
     model: the plain model, for its config and names. module: what the forward pass calls. shard_group: the process
-    group over which the rows of parameters are sharded, or None.
+    group over which the rows of parameters are sharded, or None. saves_rows: whether this rank's rows go into a
+    checkpoint; one rank saves each row.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
+    saves_rows = True
 
     def __init__(self, model: BertPreTrainedModel, precision: Precision):
         self.model = self.module = model
         self.masters = MasterWeights(model) if precision.pure else None
         if precision.pure:
             model.to(precision.dtype)
+
+    # --- what the optimizer and the checkpoints see ---
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates: float32, and only this rank's rows if parameters are sharded."""
@@ -64,13 +51,6 @@ class ParallelModel:
         """The first row of parameter `name` that this rank has."""
         return 0
 
-    def saves_rows(self, is_main: bool) -> bool:
-        """Whether this rank's rows go into a checkpoint: every row is saved by one rank."""
-        return is_main
-
-    def begin_step(self, max_micro_batches: int) -> None:
-        """`max_micro_batches`: the largest number of micro-batches of any rank in this step."""
-
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once, before training: from then on, `optimizer` updates `named_parameters`."""
 
@@ -78,40 +58,27 @@ class ParallelModel:
         """What `optimizer` keeps for parameter `name`, for the rows that this rank has."""
         return optimizer.state[self.named_parameters()[name]]
 
-    def needs_warm_up(self) -> bool:
-        """Whether a forward and backward pass must come before the first step, for the same results after a resume."""
-        return False
+    def write_back(self) -> None:
+        """Called after `named_parameters` have changed: the model computes with the new values from then on."""
+        if self.masters is not None:
+            self.masters.push_weights()
 
-    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
-        """The micro-batches of a step, with filler where the strategy needs it."""
-        return batch.micro_batches
+    # --- a step ---
 
-    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        """The same for forward passes without a gradient, whose number is not known in advance."""
-        return iter(batches)
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        """The micro-batches of a step, with filler where the strategy needs it. The caller makes the forward pass and
+        `backward` of each before it takes the next. When none are left, `named_parameters` have the gradients of the
+        global batch.
 
-    def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Makes forward passes faster; the model cannot be trained afterwards."""
-        self.masters = None
-        self.model.prepare_for_inference(dtype)
-
-    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """The context of one micro-batch's forward and backward pass."""
-        return contextlib.nullcontext()
+        max_count: the largest number of micro-batches of any rank.
+        """
+        yield from batch.micro_batches
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
         """The backward pass of one micro-batch."""
         (loss * loss_scale).backward()
-        self.collect_gradients()
-
-    def collect_gradients(self) -> None:
-        """Called after the backward pass of each micro-batch."""
         if self.masters is not None:
             self.masters.add_gradients()
-
-    def reduce_gradients(self) -> None:
-        """Called after the last micro-batch: from then on, `named_parameters` have the gradients of the global
-        batch."""
 
     def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
         """Unscales and clips the gradients, and steps, unless they are not finite. Returns their norm before clipping,
@@ -124,10 +91,16 @@ class ParallelModel:
         optimizer.zero_grad()
         return norm, not_finite
 
-    def write_back(self) -> None:
-        """Called after `named_parameters` have changed: the model computes with the new values from then on."""
-        if self.masters is not None:
-            self.masters.push_weights()
+    # --- without gradients ---
+
+    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
+        """`batches`, with filler where the strategy needs as many forward passes on every rank."""
+        return iter(batches)
+
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Makes forward passes faster; the model cannot be trained afterwards."""
+        self.masters = None
+        self.model.prepare_for_inference(dtype)
 
 
 def equalize_over_ranks(

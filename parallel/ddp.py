@@ -1,10 +1,11 @@
-"""Data parallelism with one replica per process (torch's DDP)."""
+"""Data parallelism with one replica per process: torch's DDP, and float32 reductions for 16-bit weights."""
 
-import contextlib
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from data_loading.loader import MicroBatch, StepBatch
@@ -18,36 +19,98 @@ class ReplicatedModel(ParallelModel):
 
     def __init__(self, model: BertPreTrainedModel, precision: Precision, device: torch.device):
         super().__init__(model, precision)
-        device_ids = [device.index] if device.type == "cuda" else None
-        self.module = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+        self.saves_rows = dist.get_rank() == 0
+        self.gpus = [device.index] if device.type == "cuda" else []
+        self.module = DistributedDataParallel(model, device_ids=self.gpus or None, gradient_as_bucket_view=True)
         self.module.register_comm_hook(None, sum_gradients)
-        self.reduces_masters = False
         self.is_warm = False
 
-    def needs_warm_up(self) -> bool:
-        # DDP rebuilds its buckets after the first pass. The sums of three ranks or more depend on the order of
-        # addition, and so on the buckets: without this, the first step of a resumed run differs by rounding.
-        is_warm, self.is_warm = self.is_warm, True
-        return not is_warm
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        if not self.is_warm:
+            yield from self._warm_up(batch)
+        micro_batches = batch.filled_to(1)  # DDP reduces gradients in the backward pass, so every rank needs one
+        for number, micro_batch in enumerate(micro_batches, 1):
+            self.module.require_backward_grad_sync = number == len(micro_batches)
+            yield micro_batch
 
-    def begin_step(self, max_micro_batches: int) -> None:
-        # DDP reduces the model's own gradients. Those of a 16-bit model are summed over micro-batches in its masters.
-        self.reduces_masters = self.masters is not None and max_micro_batches > 1
-
-    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
-        return batch.filled_to(1)  # DDP reduces gradients in the backward pass, so every rank needs one
-
-    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
-        return self.module.no_sync() if self.reduces_masters or not is_last else contextlib.nullcontext()
-
-    def reduce_gradients(self) -> None:
-        if self.reduces_masters:
-            grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
-            for work in [dist.all_reduce(grad, async_op=True) for grad in grads]:
-                work.wait()
+    def _warm_up(self, batch: StepBatch) -> Iterator[MicroBatch]:
+        """A micro-batch without loss. DDP rebuilds its buckets after the first pass, and the sums of three ranks or
+        more depend on the buckets. Without this, the first step of a resumed run would differ by rounding."""
+        with torch.random.fork_rng(self.gpus):
+            yield batch.make_filler()
+        self.model.zero_grad()
+        self.is_warm = True
 
 
 def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A DDP communication hook that sums; the default one averages."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda reduced: reduced.value()[0])
+
+
+class ReplicatedMasters(ParallelModel):
+    """One replica per rank of a 16-bit model. Gradients are summed over micro-batches and ranks in float32, in flat
+    buckets. The last backward pass starts to reduce a bucket when it has added its last gradient to it."""
+
+    BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
+
+    def __init__(self, model: BertPreTrainedModel, precision: Precision):
+        super().__init__(model, precision)
+        self.saves_rows = dist.get_rank() == 0
+        self.buckets: list[Tensor] = []
+        self.gradients: dict[str, Tensor] = {}  # views of the buckets
+        self.sizes: list[int] = []  # parameters of each bucket
+        self.missing: list[int] = []  # gradients of each bucket that the last backward pass has not added yet
+        self.works: list[dist.Work] = []  # one for each bucket whose reduction was started, in the order of the buckets
+        self.is_last = False
+
+    def _make_buckets(self) -> None:
+        names: list[str] = []
+        for name in reversed(self.masters.masters):  # in about the order in which a backward pass computes gradients
+            names.append(name)
+            if sum(self.masters.masters[n].numel() for n in names) >= self.BUCKET_ELEMENTS:
+                self._add_bucket(names)
+                names = []
+        if names:
+            self._add_bucket(names)
+
+    def _add_bucket(self, names: list[str]) -> None:
+        masters = [self.masters.masters[name] for name in names]
+        bucket = torch.zeros(sum(p.numel() for p in masters), device=masters[0].device)
+        parts = bucket.split([p.numel() for p in masters])
+        for name, master, part in zip(names, masters, parts, strict=True):
+            self.gradients[name] = part.view_as(master)
+            hook = functools.partial(self._take_gradient, name, len(self.buckets))
+            self.masters.model_parameters[name].register_post_accumulate_grad_hook(hook)
+        self.buckets.append(bucket)
+        self.sizes.append(len(names))
+
+    @torch.no_grad()
+    def _take_gradient(self, name: str, bucket: int, p: nn.Parameter) -> None:
+        self.gradients[name].add_(p.grad)
+        p.grad = None
+        if self.is_last:
+            self.missing[bucket] -= 1
+            self._reduce(lambda number: self.missing[number] == 0)
+
+    def _reduce(self, is_ready: Callable[[int], bool]) -> None:
+        """Starts to reduce the next buckets. All ranks reduce them in the same order."""
+        while len(self.works) < len(self.buckets) and is_ready(len(self.works)):
+            self.works.append(dist.all_reduce(self.buckets[len(self.works)], async_op=True))
+
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        if not self.buckets:
+            self._make_buckets()
+        torch._foreach_zero_(self.buckets)
+        self.missing, self.works = list(self.sizes), []
+        for number, micro_batch in enumerate(batch.micro_batches, 1):
+            self.is_last = number == len(batch.micro_batches)
+            yield micro_batch
+        self._reduce(lambda _number: True)  # a rank may have no micro-batch, and so no backward pass
+        for work in self.works:
+            work.wait()
+        for name, gradient in self.gradients.items():
+            self.masters.masters[name].grad = gradient
+
+    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+        (loss * loss_scale).backward()

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch, StepBatch
 from modeling import BertPreTrainedModel
+from optimizer import spec_of
 from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
 from utils.distributed import DistributedContext
@@ -77,6 +78,7 @@ class DeepSpeedModel(ParallelModel):
     ):
         super().__init__(model, precision)
         self.config, self.device, self.distributed = config, device, distributed
+        self.saves_rows = distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed turns off the autocast that surrounds its forward pass
             forward = model.forward
 
@@ -105,20 +107,16 @@ class DeepSpeedModel(ParallelModel):
             ) from error
         self.module = self.engine
 
-    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
-        return batch.filled_to(1)
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        self.engine.set_gradient_accumulation_boundary(False)
+        yield from batch.filled_to(1)
+        grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
+        self.engine.buffered_allreduce_fallback(grads=grads)
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
         self.engine.backward(loss * loss_scale * self.distributed.world_size, scale_wrt_gas=False)
-        self.collect_gradients()
-
-    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
-        self.engine.set_gradient_accumulation_boundary(False)  # `reduce_gradients` adds up the gradients
-        return contextlib.nullcontext()
-
-    def reduce_gradients(self) -> None:
-        grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
-        self.engine.buffered_allreduce_fallback(grads=grads)
+        if self.masters is not None:
+            self.masters.add_gradients()
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ class ZeroModel(DeepSpeedModel):
         # From here on the model is in 16 bits, and the masters are its initial weights in float32.
         self.pure, self.initial, self.masters = self.masters is not None, self.masters, None
         self.fragments: dict[str, Fragment] = {}
-        self.shard_group = dist.group.WORLD
+        self.shard_group, self.saves_rows = dist.group.WORLD, True
 
     @property
     def optimizer_device(self) -> torch.device:
@@ -162,12 +160,13 @@ class ZeroModel(DeepSpeedModel):
         find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
         self.fragments = {names[p]: fragment for p, fragment in find()}
         self.parameters = {name: nn.Parameter(fragment.of(fragment.flat)) for name, fragment in self.fragments.items()}
-        for fragment in self.fragments.values():  # as the optimizer would do in its first step
+        for name, fragment in self.fragments.items():  # as the optimizer would do in its first step
             if fragment.flat not in optimizer.state:
                 optimizer.state[fragment.flat] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=fragment.flat.device),
-                    "exp_avg": torch.zeros_like(fragment.flat),
-                    "exp_avg_sq": torch.zeros_like(fragment.flat),
+                    key: torch.zeros((), device=fragment.flat.device)
+                    if state.is_count
+                    else fragment.flat.new_zeros(fragment.flat.shape)
+                    for key, state in spec_of(optimizer).state(name, fragment.flat.shape).items()
                 }
         if self.initial is not None:  # DeepSpeed made its float32 weights of 16-bit ones
             for name, initial in self.initial.masters.items():
@@ -211,9 +210,6 @@ class ZeroModel(DeepSpeedModel):
     def row_start(self, name: str) -> int:
         return self.fragments[name].start
 
-    def saves_rows(self, is_main: bool) -> bool:
-        return True
-
     @torch.no_grad()
     def write_back(self) -> None:
         if self.stage < 3:
@@ -227,23 +223,15 @@ class ZeroModel(DeepSpeedModel):
 
     # --- a step ---
 
-    def begin_step(self, max_micro_batches: int) -> None:
-        self.max_micro_batches = max_micro_batches
-
-    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
-        return batch.filled_to(self.max_micro_batches)
-
-    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
-        self.engine.set_gradient_accumulation_boundary(is_last)
-        return contextlib.nullcontext()
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
+            self.engine.set_gradient_accumulation_boundary(number == max_count)
+            yield micro_batch
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
         if self.config["fp16"]["enabled"]:  # DeepSpeed multiplies by it here, and divides in its step
             self.zero.override_loss_scale(float(loss_scale))
         self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
-
-    def reduce_gradients(self) -> None:
-        """Nothing: the backward passes have reduced them."""
 
     def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
         self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm

@@ -12,24 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from utils.command_line import ArgumentParser, Arguments
-from utils.distributed import read_environment
 from utils.errors import UserError
 from utils.files import read_json_object
+from utils.launcher import read_environment
 
 VERSION = "0.19.8"  # of DeepSpeed; parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's word for a value that comes from the flags
 
-# Keys that become flags.
-FLAGS = {
-    "gradient_clipping": "--max-grad-norm",
-    "steps_per_print": "--log-freq",
-    "optimizer.params.lr": "--learning-rate",
-    "optimizer.params.eps": "--epsilon",
-    "optimizer.params.weight_decay": "--weight-decay",
-    "optimizer.params.min_coeff": "--lamb-min-coeff",
-    "optimizer.params.max_coeff": "--lamb-max-coeff",
-}
-# Keys that become flags by a rule of their own: see `flags_of`, `precision_flags` and `batch_flags`.
+# Keys that become flags by a rule of their own (see `flags_of`, `precision_flags` and `batch_flags`); others are the
+# tag `deepspeed` of a flag in arguments.py.
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 COMPUTED = {
     *BATCH_KEYS,
@@ -94,17 +85,16 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     engine cannot do here, before anything is started."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    check_local_rank(args)
+    check_local_rank(args.local_rank)
     if not args.deepspeed:
-        if args.deepspeed_config is not None:
-            raise UserError("--deepspeed-config has no effect without --deepspeed: add that, or leave it out")
         return args
     if args.deepspeed_config is None:
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
     path = args.deepspeed_config
     values = dict(flatten(read_json_object(path, "DeepSpeed's configuration")))
-    check_keys(path, values)
-    words = list(flags_of(path, values))
+    flags = {key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))}
+    check_keys(path, values, flags)
+    words = list(flags_of(path, values, flags))
     words += batch_flags(path, values, args, read_environment().world_size)
     merged = parser.parse_args([*words, *argv])
     for name, value in parser.parse_args([*argv, *words]).as_dict().items():
@@ -127,11 +117,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
-def check_local_rank(args: Arguments) -> None:
+def check_local_rank(local_rank: int | None) -> None:
     """The launcher `deepspeed` passes the local rank as a flag, too."""
-    if args.local_rank is not None and args.local_rank != read_environment().local_rank:
+    if local_rank is not None and local_rank != read_environment().local_rank:
         raise UserError(
-            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: start the run with "
+            f"--local-rank {local_rank} differs from the environment variable LOCAL_RANK: start the run with "
             f"torchrun or deepspeed, which set both"
         )
 
@@ -139,9 +129,9 @@ def check_local_rank(args: Arguments) -> None:
 # --- the keys ---------------------------------------------------------------------------------------------------------
 
 
-def check_keys(path: Path, values: dict[str, Any]) -> None:
+def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
     """Raises UserError for the first key, or value, that is not honoured."""
-    honoured = COMPUTED | FLAGS.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
+    honoured = COMPUTED | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     for key, value in values.items():
         if key in FIXED and value in FIXED[key]:
             continue
@@ -155,9 +145,9 @@ def check_keys(path: Path, values: dict[str, Any]) -> None:
             raise UserError(f"{path}: {key} is {value!r}, expected true or false")
 
 
-def flags_of(path: Path, values: dict[str, Any]) -> Iterator[str]:
+def flags_of(path: Path, values: dict[str, Any], flags: dict[str, str]) -> Iterator[str]:
     """The flags that the keys stand for, without those of the batch."""
-    for key, flag in FLAGS.items():
+    for key, flag in flags.items():
         if key in values:
             if key == "gradient_clipping" and values[key] == 0:
                 raise UserError(
@@ -216,10 +206,9 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
     total, micro, steps = sizes = [values.get(key) for key in BATCH_KEYS]
     for key, size in zip(BATCH_KEYS, sizes, strict=True):
         if size is not None and (type(size) is not int or size < 1):
-            raise UserError(f"{path}: {key} is {size!r}, expected a whole number from 1 up")
-    flag = "batch_size" if hasattr(args, "batch_size") else "train_batch_size"
+            raise UserError(f"{path}: {key} is {size!r}, expected a whole number >= 1")
     if total is not None:
-        given_micro = getattr(args, flag) if args.given(flag) else None
+        given_micro = args.batch_size if args.given("batch_size") else None
         given_steps = args.gradient_merge_steps if args.given("gradient_merge_steps") else None
         micro, steps = micro or given_micro, steps or given_steps
         if micro is None:
@@ -230,9 +219,9 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
                 f"{path}: train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} {steps} times "
                 f"the {world_size} processes of this run: change one of them"
             )
-    words = [] if micro is None else [f"--{flag.replace('_', '-')}={micro}"]
+    words = [] if micro is None else [f"--batch-size={micro}"]
     if args.global_batch_size is not None:
-        micro = micro or getattr(args, flag)
+        micro = micro or args.batch_size
         if steps is not None and args.global_batch_size != micro * steps * world_size:
             raise UserError(
                 f"{path} asks for {micro * steps * world_size} sequences per update, and --global-batch-size is "
@@ -273,18 +262,6 @@ def check_engine(path: Path, values: dict[str, Any], args: Arguments) -> None:
             raise UserError(f"{path}: zero_optimization.offload_{what}.device is {device!r}, expected cpu or none")
         if device == "cpu" and stage < lowest:
             raise UserError(f"{path}: offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
-    for flag, given in (
-        ("--data-parallel-shard-degree", args.data_parallel_shard_degree != 1),
-        ("--data-parallel-replicate-degree", args.data_parallel_replicate_degree),
-        ("--fsdp-reshard-after-forward", args.fsdp_reshard_after_forward),
-        ("--enable-cpu-offload", args.enable_cpu_offload),
-        ("--compile", args.compile != "none"),
-        ("--estimate-memory", args.estimate_memory is not None),
-    ):
-        if given:
-            raise UserError(f"{flag} cannot be combined with --deepspeed: leave one of them out")
-    if not getattr(args, "do_train", True):
-        raise UserError("--deepspeed is for training: leave it out to predict only")
 
 
 def check_installed() -> None:
@@ -299,30 +276,25 @@ def check_installed() -> None:
         )
 
 
-def engine_config(args: Arguments, world_size: int, dtype: str) -> dict[str, Any] | None:
-    """What DeepSpeed's engine is given; None without --deepspeed. `dtype`: the 16-bit type, if there is one."""
-    if not args.deepspeed:
-        return None
-    config = read_json_object(args.deepspeed_config, "DeepSpeed's configuration")
+def engine_config(
+    path: Path, micro_batch: int, steps: int, max_grad_norm: float, pure_dtype: str | None
+) -> dict[str, Any]:
+    """What DeepSpeed's engine is given. `path`: DeepSpeed's JSON file; `pure_dtype`: the 16-bit type of the weights."""
     zero: dict[str, Any] = {"stage": 0}
-    for key, value in flatten(config.get("zero_optimization", {})):
+    for key, value in flatten(read_json_object(path, "DeepSpeed's configuration").get("zero_optimization", {})):
         if key in ZERO_KEYS:
             group, _, name = key.rpartition(".")
             (zero.setdefault(group, {}) if group else zero)[name] = value
-    micro_batch = getattr(args, "batch_size", None) or args.train_batch_size
-    steps = args.gradient_merge_steps
-    if args.global_batch_size is not None:
-        steps = -(-args.global_batch_size // (micro_batch * world_size))
     # Stage 0 leaves the weights, and what is done with the gradients, to this project.
-    engine_dtype = dtype if args.use_pure_fp16 and zero["stage"] else None
+    dtype = pure_dtype if zero["stage"] else None
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": steps,
-        "gradient_clipping": args.max_grad_norm if zero["stage"] else 0.0,
+        "gradient_clipping": max_grad_norm if zero["stage"] else 0.0,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW works on CPUs too
-        "bf16": {"enabled": engine_dtype == "bfloat16"},
-        "fp16": {"enabled": engine_dtype == "float16", "loss_scale": 1.0},  # the trainer has the loss scale
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},  # the trainer has the loss scale
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": None,
     }

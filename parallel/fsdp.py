@@ -3,13 +3,12 @@
     mesh = make_mesh("cpu", shard_degree=4)
     shard_model(model, model.layers, mesh)
     shards = LocalShards(model, mesh)
-    optimizer = Lamb(parameter_groups(shards.named_parameters(), 0.01), shard_group=shards.group)
+    optimizer = Lamb(parameter_groups(model, 0.01, shards.shards), shard_group=shards.group)
 
 docs/sharding.md has a complete example. Every rank has some rows (dimension 0) of every parameter. Gradients are summed
 over ranks, not averaged: divide the loss by the counts of the global batch.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -20,11 +19,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from data_loading.loader import MicroBatch, StepBatch
 from modeling import BertPreTrainedModel
-from parallel.base import Batch, ParallelConfig, ParallelModel, equalize_over_ranks
+from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
+from run_config import RESHARD_MODES, ParallelConfig
 from utils.distributed import DistributedContext
 
-RESHARD_AFTER_FORWARD = {"default": None, "always": True, "never": False}
+RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
 
 
 def make_mesh(
@@ -131,7 +131,7 @@ class ShardedModel(ParallelModel):
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
         shard_model(
             model,
-            model.bert.encoder.layer,
+            model.layers,
             mesh,
             precision.dtype if precision.pure else None,
             config.reshard_after_forward,
@@ -140,7 +140,7 @@ class ShardedModel(ParallelModel):
         model.to_empty(device="cpu" if config.cpu_offload else device)
         self.shards = LocalShards(model, mesh)
         fill_shards(self.shards, model.initial_values())
-        self.shard_group = self.shards.group
+        self.shard_group, self.saves_rows = self.shards.group, self.shards.replica == 0
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.shards.shards
@@ -148,26 +148,16 @@ class ShardedModel(ParallelModel):
     def row_start(self, name: str) -> int:
         return self.shards.row_start(name)
 
-    def saves_rows(self, is_main: bool) -> bool:
-        return self.shards.replica == 0
-
-    def equalize(self, batch: StepBatch) -> list[MicroBatch]:
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         # Every forward and backward pass gathers parameters from all ranks, so all ranks need as many.
-        return batch.filled_to(self.max_micro_batches)
+        for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
+            # Replicas add their gradients once per step; only within a replica are they reduced for each micro-batch.
+            self.model.set_requires_all_reduce(number == max_count)
+            yield micro_batch
+        self.shards.take_gradients()
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
         return equalize_over_ranks(batches, make_filler, self.distributed)
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         """Changes nothing: a gathered copy of each rank's own would undo the sharding."""
-
-    def begin_step(self, max_micro_batches: int) -> None:
-        self.max_micro_batches = max_micro_batches
-
-    def gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager:
-        # Replicas add their gradients once per step; only within a replica are they reduced after each micro-batch.
-        self.model.set_requires_all_reduce(is_last)
-        return contextlib.nullcontext()
-
-    def reduce_gradients(self) -> None:
-        self.shards.take_gradients()

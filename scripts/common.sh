@@ -46,7 +46,7 @@ parse_arguments() {
     value=${!position:-$default}
     case $value in
       required) fail "argument $position ($name) is missing: $help (see --help)" ;;
-      --*) fail "argument $position ($name) is '$value', but arguments are positional: see --help" ;;
+      -[!0-9]*) fail "argument $position ($name) is '$value', but arguments are positional: see --help" ;;
     esac
     is_valid "$kind" "$value" || fail "argument $position ($name) is '$value': expected $(describe_kind "$kind")"
     declare -g "$name=$value"
@@ -62,7 +62,7 @@ is_valid() { # kind value
     fraction) [[ $2 =~ ^(0?\.[0-9]+|0|1(\.0*)?|[0-9.]+[eE]-[0-9]+)$ ]] ;;
     file_name) [[ $2 =~ ^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$ ]] ;;
     text) true ;;
-    *) [[ ,$1, == *,"$2",* ]] ;;
+    *) [[ $2 != *,* && ,$1, == *,"$2",* ]] ;; # one of the words, not several
   esac
 }
 
@@ -84,6 +84,11 @@ read_extra_args() {
   xargs -r printf '%s' <<<"${EXTRA_ARGS:-}" >/dev/null 2>&1 ||
     fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
   mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${EXTRA_ARGS:-}")
+}
+
+# Whether EXTRA_ARGS asks for an estimate of the memory instead of a run.
+estimates_memory() {
+  [[ " ${extra_words[*]}" == *' --estimate'[-_]memory* ]]
 }
 
 # Sets seeds to the numbers of a list such as 0,1,2.
@@ -117,9 +122,10 @@ require_gpus() { # count
 data_dir=${BERT_PREP_WORKING_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/data}
 
 # The folder of HDF5 shards of one sequence length: that of data/prepare.py, or else that of NVIDIA's bertPrep.py.
-find_shards() { # sequence_length predictions
-  local ours=$data_dir/hdf5/seq_$1_pred_$2/training
-  local nvidia=$data_dir/hdf5_lower_case_1_seq_len_$1_max_pred_$2_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5
+find_shards() { # sequence_length predictions [folder_of_the_data]
+  local folder=${3:-$data_dir}
+  local ours=$folder/hdf5/seq_$1_pred_$2/training
+  local nvidia=$folder/hdf5_lower_case_1_seq_len_$1_max_pred_$2_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5
   if [[ ! -d $ours && -d $nvidia/wikicorpus_en ]]; then
     echo "$nvidia/wikicorpus_en"
   else

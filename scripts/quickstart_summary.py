@@ -44,11 +44,6 @@ def main(folder: Path) -> None:
     print(f"{'':9}{predictions} (answers to {questions} questions)")
     if (page := folder.parent / "report.html").is_file():
         print(f"\nOpen {page} in a browser: curves, settings and scores of all of this.")
-    else:
-        print(
-            "\nFor a page with curves, settings and scores: pip install matplotlib, then python3 report.py",
-            folder.parent,
-        )
     print(
         """
 A two-layer model trained on one megabyte of text for a few minutes answers few questions: the quickstart shows that

@@ -111,4 +111,4 @@ mkdir -p "$out_dir" || fail "argument 5 (out_dir): the folder $out_dir cannot be
 log_file=$out_dir/logfile.txt
 report_at_exit "$out_dir"
 ((node_rank == 0)) || log_file=$out_dir/logfile.node$node_rank.txt
-launch "$processes" "$root/run_glue.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"
+launch "$processes" "$root/run_glue.py" "${flags[@]}" --log-file "$log_file" "${precision_words[@]}" "${extra_words[@]}"

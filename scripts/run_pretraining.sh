@@ -76,6 +76,10 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 fi
 parse_arguments "$@"
 
+newest_step() { # folder_of_steps
+  [[ ! -d $1 ]] || find "$1" -maxdepth 1 -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
+}
+
 # run_phase PHASE MAX_STEPS BATCH_SIZE ACCUMULATION_STEPS FLAG...: trains one phase to its last step, or exits.
 run_phase() {
   local phase=$1 max_steps=$2 newest
@@ -94,9 +98,9 @@ run_phase() {
   launch "$processes" "$code_dir/run_pretraining.py" "--$phase" --max-steps "$max_steps" \
     --batch-size "$3" "${batch_flags[@]}" "${@:5}" \
     --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
-    --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" "${shared_flags[@]}"
-  if [[ $enable_benchmark == false && ! -d $steps_folder/$max_steps ]]; then
-    newest=$(find "$steps_folder" -maxdepth 1 -regex '.*/[0-9]+' -printf '%f\n' 2>/dev/null | sort -n | tail -n 1)
+    --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
+  if [[ $enable_benchmark == false && $only_estimates == false && ! -d $steps_folder/$max_steps ]]; then
+    newest=$(newest_step "$steps_folder")
     echo "$phase stopped at step ${newest:-0} of $max_steps: run the same command again to continue"
     exit
   fi
@@ -122,6 +126,7 @@ if [[ -z ${VOCAB_FILE:-} ]]; then
   [[ -f $VOCAB_FILE ]] || VOCAB_FILE=$code_dir/vocab/bert-base-uncased-vocab.txt
 fi
 RESULTS_DIR=${RESULTS_DIR:-$code_dir/results}
+[[ $RESULTS_DIR != -* ]] || RESULTS_DIR=./$RESULTS_DIR # not a flag
 PHASE=${PHASE:-both}
 is_valid 1,2,both "$PHASE" || fail "PHASE is '$PHASE': expected 1, 2 or both"
 require_file 'argument 19 (code_dir)' "$code_dir/run_pretraining.py"
@@ -131,9 +136,17 @@ require_file VOCAB_FILE "$VOCAB_FILE"
 first_phase=phase$([[ $PHASE == 2 ]] && echo 2 || echo 1)
 if [[ $(realpath -m "$init_checkpoint_dir") == "$(realpath -m "$RESULTS_DIR/$BERT_MODEL/$first_phase")" ]]; then
   init_checkpoint_dir=None # the run's own folder, as NVIDIA's recipe has it for resuming: that is done anyway
+elif [[ $(realpath -m "$init_checkpoint_dir/..") == "$(realpath -m "$RESULTS_DIR/$BERT_MODEL/$first_phase")" ]]; then
+  step=$(basename "$(realpath -m "$init_checkpoint_dir")") # a checkpoint in it: the newest one is resumed anyway
+  newest=$(newest_step "$RESULTS_DIR/$BERT_MODEL/$first_phase")
+  [[ $step == "$newest" ]] ||
+    fail "argument 20 (init_checkpoint_dir) is step $step of this run, which is at step ${newest:-0}: give None to resume" \
+      "from there, or move the newer checkpoints away"
+  init_checkpoint_dir=None
 fi
 [[ $init_checkpoint_dir == None ]] || require_folder 'argument 20 (init_checkpoint_dir)' "$init_checkpoint_dir"
 read_extra_args
+only_estimates=$(estimates_memory && echo true || echo false)
 find_nodes
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
@@ -162,7 +175,8 @@ fi
 if [[ $PHASE != 1 ]]; then
   phase1_weights=$RESULTS_DIR/$BERT_MODEL/phase1/$train_steps
   [[ $PHASE == both || $init_checkpoint_dir == None ]] || phase1_weights=$init_checkpoint_dir
-  [[ $enable_benchmark == false ]] || phase1_weights=None # a benchmark starts from random weights
+  # A benchmark starts from random weights, and an estimate from none.
+  [[ $enable_benchmark == false && $only_estimates == false ]] || phase1_weights=None
   run_phase phase2 "$train_steps_phase2" "$train_batch_size_phase2" "$gradient_accumulation_steps_phase2" \
     --input-dir "$dataset_dir_phase2" --eval-dir "${EVAL_DIR_PHASE2:-None}" \
     --max-seq-length 512 --max-predictions-per-seq 80 \

@@ -3,10 +3,12 @@
 # below. After any stop, the same command continues. run_pretraining_p2.sh is next.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=common.sh
+source scripts/common.sh
 
 # The global batch is 8 GPUs x 256 sequences x 32 micro-batches = 65,536 sequences of 128 tokens.
 python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
-  --input-dir "${BERT_PREP_WORKING_DIR:-data}/hdf5/seq_128_pred_20/training" \
+  --input-dir "$(find_shards 128 20 "${BERT_PREP_WORKING_DIR:-data}")" \
   --output-dir results \
   --bert-model bert-large-uncased \
   --vocab-file vocab/bert-large-uncased-vocab.txt \

@@ -3,10 +3,12 @@
 # below. It starts from the final weights of run_pretraining_p1.sh. After any stop, the same command continues.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=common.sh
+source scripts/common.sh
 
 # The global batch is 8 GPUs x 32 sequences x 128 micro-batches = 32,768 sequences of 512 tokens.
 python3 -m torch.distributed.run --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
-  --input-dir "${BERT_PREP_WORKING_DIR:-data}/hdf5/seq_512_pred_80/training" \
+  --input-dir "$(find_shards 512 80 "${BERT_PREP_WORKING_DIR:-data}")" \
   --output-dir results \
   --bert-model bert-large-uncased \
   --vocab-file vocab/bert-large-uncased-vocab.txt \

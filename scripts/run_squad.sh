@@ -119,4 +119,4 @@ processes=$((num_gpus > 0 ? num_gpus : 1))
 if ((nodes < max_nodes)) && [[ $mode == *train* ]]; then
   flags+=(--global-batch-size $((batch_size * processes * max_nodes)))
 fi
-launch "$processes" "$root/run_squad.py" "${flags[@]}" "${precision_words[@]}" "${extra_words[@]}"
+launch "$processes" "$root/run_squad.py" "${flags[@]}" --log-file "$log_file" "${precision_words[@]}" "${extra_words[@]}"

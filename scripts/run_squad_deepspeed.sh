@@ -57,7 +57,8 @@ require_gpus "$num_gpus"
 per_gpu=$((24 / processes))
 accumulation=$((per_gpu >= 3 ? per_gpu / 3 : 1))
 log_file=''
-precision=$( ((num_gpus > 0)) && echo --fp16 || echo --amp)
+precision=()
+((num_gpus == 0)) || precision=(--fp16) # float32 on CPUs: many have no 16-bit instructions
 report_at_exit "$output_dir"
 # Trust ratios between 1 and 1 make LAMB the Adam of DeepSpeed's config file, which has no bias correction.
 launch "$processes" "$root/run_squad.py" \
@@ -67,4 +68,4 @@ launch "$processes" "$root/run_squad.py" \
   --train-batch-size $((per_gpu / accumulation)) --gradient-accumulation-steps "$accumulation" \
   --predict-batch-size 3 --epochs 2 --learning-rate "$lr" --warmup-proportion 0.1 \
   --optimizer Lamb --lamb-min-coeff 1 --lamb-max-coeff 1 --lamb-bias-correction false --epsilon 1e-8 \
-  --weight-decay 0 "$precision" --pre-layer-norm --dropout "$dropout" "${extra_words[@]}"
+  --weight-decay 0 "${precision[@]}" --pre-layer-norm --dropout "$dropout" "${extra_words[@]}"

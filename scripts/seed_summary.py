@@ -6,13 +6,14 @@ python3 scripts/seed_summary.py METRIC[,METRIC...] SEED=REPORT_FILE [SEED=REPORT
 The value of a run is the last one in its report; upper and lower case are the same.
 """
 
+import math
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report_records import read_sessions
+from reporting.records import numbers, read_sessions
 from utils.errors import UserError, run_main
 
 
@@ -21,8 +22,8 @@ def last_value(report_file: Path, metric: str) -> float:
         raise UserError(f"{report_file} does not exist: run this seed to its end first")
     sessions, _ = read_sessions(report_file)
     records = [data for session in sessions for data in [*(data for *_, data in session.steps), session.results]]
-    values = [value for data in records for name, value in data.items() if name.lower() == metric.lower()]
-    values = [value for value in values if value is not None]  # null: the update was skipped
+    values = [value for data in records for name, value in numbers(data).items() if name.lower() == metric.lower()]
+    values = [value for value in values if math.isfinite(value)]  # NaN: the update was skipped
     if not values:
         raise UserError(f"{report_file} holds no {metric}: run this seed to its end first")
     return values[-1]

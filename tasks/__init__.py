@@ -1,13 +1,20 @@
-"""One file per task: its data set, its forward pass with loss sums, and its metrics."""
+"""One file per task: its data set, its forward pass with loss sums, its metrics and its result files."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:  # data/prepare.py reads tasks.glue_files, and would wait two seconds for torch
+    from pathlib import Path
+
+    import numpy as np
     from torch import Tensor, nn
 
+    from bert_config import BertConfig
     from data_loading.loader import MicroBatch
+    from tasks.text_sequences import SequenceDataset
 
 
 class Task(Protocol):
@@ -20,4 +27,40 @@ class Task(Protocol):
         """The micro-batch's share of the loss of the global batch."""
 
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        """The figures to log for the sums over a whole batch, `loss` first."""
+        """The metrics to log for the sums over a whole batch, `loss` first."""
+
+
+@dataclass(frozen=True)
+class PredictionSet:
+    """A file to predict. `finish(logits, folder)` gets the logits [rows, C] of all samples, writes the predictions
+    into `folder` and returns the scores, if the file has labels."""
+
+    dataset: SequenceDataset
+    finish: Callable[[np.ndarray, Path], dict[str, float]]
+
+
+class FineTuningTask(Task, Protocol):
+    """A task with its files, as fine_tuning.py trains, scores and predicts it.
+
+    name: of the folder for results. heads: prefixes of the tensors that a fine-tuned model has. labels: the classes of
+    the model's outputs; empty if they have no names. logits_axis: `token` or `sequence`. result_files: the names of
+    all files that it may write. initial_loss: the expected loss of random weights, if it is known.
+    """
+
+    name: str
+    model_class: type[Any]
+    heads: tuple[str, ...]
+    labels: tuple[str, ...]
+    logits_axis: str
+    result_files: tuple[str, ...]
+    initial_loss: float | None
+    max_seq_length: int
+
+    def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
+        """The training file's samples, and the task with the labels that are in it."""
+
+    def for_model(self, config: BertConfig, folder: Path) -> Self:
+        """The task for a fine-tuned model. Raises UserError if the model in `folder` has other labels."""
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        """The files to score and to predict."""

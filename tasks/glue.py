@@ -5,37 +5,65 @@ Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a fi
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 
+from bert_config import BertConfig
 from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL
+from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from tasks.glue_files import Examples, TextTask
+from modeling import BertForSequenceClassification
+from tasks import PredictionSet
+from tasks.glue_files import Examples, TextTask, read_examples
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
+from utils.progress import print_line
 
-LABELS = ("labels", "scores")
 REGRESSION_LABELS = ("score",)
-SCORES_FILE = "scores.json"
 
 
+@dataclass(frozen=True)
 class ClassificationTask:
-    """Cross-entropy, or the squared error for regression; the interface is tasks.Task."""
+    """Classes, or numbers for regression, of texts and pairs; the interface is tasks.FineTuningTask.
 
-    def __init__(self, regression: bool, max_seq_length: int):
-        self.regression, self.max_seq_length = regression, max_seq_length
+    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set;
+    predict_files: files to predict. stored_labels: those of a fine-tuned model in the order of its outputs.
+    """
+
+    spec: TextTask
+    max_seq_length: int = 128
+    name: str = ""
+    train_file: Path | None = None
+    eval_files: Mapping[str, Path] = field(default_factory=dict)
+    predict_files: Mapping[str, Path] = field(default_factory=dict)
+    stored_labels: tuple[str, ...] = ()
+
+    model_class = BertForSequenceClassification
+    heads = ("classifier.",)
+    logits_axis = "sequence"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return REGRESSION_LABELS if self.spec.regression else self.stored_labels or self.spec.labels
+
+    @property
+    def initial_loss(self) -> float | None:
+        return None if self.spec.regression else math.log(len(self.spec.labels))
+
+    @property
+    def result_files(self) -> tuple[str, ...]:
+        return tuple(submission_name(self.spec, set_name) for set_name in self.spec.sets)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in micro_batch.items() if name not in LABELS}
-        # The longest possible length instead of the real one, which would have to be read from the device.
-        logits_NC = model(**inputs, max_seqlen=self.max_seq_length).logits
+        logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
         labels_N = micro_batch["labels"]
-        if self.regression:
+        if self.spec.regression:
             error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
             return {"loss": error_N.square().sum()}
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
@@ -46,9 +74,62 @@ class ClassificationTask:
 
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
         metrics = {"loss": sums["loss"] / num_sequences}
-        if not self.regression:
+        if not self.spec.regression:
             metrics["accuracy"] = sums["correct"] / num_sequences
         return metrics
+
+    def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
+        examples = read_examples(self.train_file, self.spec, labelled=True)
+        task = self
+        if not self.spec.regression and not self.spec.labels:
+            task = replace(self, spec=replace(self.spec, labels=find_labels(examples)))
+        values = label_values(examples, task.spec)
+        return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
+
+    def for_model(self, config: BertConfig, folder: Path) -> "ClassificationTask":
+        stored, labels = config.labels, self.spec.labels
+        if self.spec.regression:
+            return self
+        if not labels and not stored:
+            raise UserError(f"{folder / 'config.json'} has no id2label: was this model fine-tuned on classes?")
+        has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
+        if not has_names and labels:  # transformers' names for classes without names
+            return self
+        labels = labels or sort_labels(stored)
+        if sorted(stored) != sorted(labels):
+            raise UserError(
+                f"{folder} predicts {', '.join(stored)}, and {self.spec.name} has {', '.join(labels)}: use a model "
+                f"that was fine-tuned on this task"
+            )
+        return replace(self, spec=replace(self.spec, labels=labels), stored_labels=stored)
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        if self.eval_files:
+            load_metrics()  # a missing package is known before the training
+        sets = []
+        for set_name, path in self.eval_files.items():
+            examples = read_examples(path, self.spec, labelled=True)
+            finish = partial(self.score, label_values(examples, self.spec), set_name)
+            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
+        for set_name, path in self.predict_files.items():
+            examples = read_examples(path, self.spec, labelled=False, is_test=True)
+            finish = partial(self.write, examples, set_name)
+            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
+        return sets
+
+    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
+        return score(self.in_order(logits_nC), values, self.spec, set_name)
+
+    def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
+        path = write_submission(folder, examples, self.in_order(logits_nC), self.spec, set_name)
+        print_line(f"predictions for {len(examples)} samples in {path}")
+        return {}
+
+    def in_order(self, logits_nC: np.ndarray) -> np.ndarray:
+        """The logits in the order of the task's labels; another library may have trained the model with another
+        order."""
+        stored = self.stored_labels
+        return logits_nC[:, [stored.index(label) for label in self.spec.labels]] if stored else logits_nC
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -59,10 +140,16 @@ def find_labels(examples: Examples) -> tuple[str, ...]:
     labels = set(examples.labels)
     if len(labels) < 2:
         raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
-    if all(is_number(label) for label in labels):
+    if all(map(is_number, labels)):
         fractions = [label for label in labels if float(label) != int(float(label))]
         if fractions:
             raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
+    return sort_labels(labels)
+
+
+def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """By value if all are numbers, else by name."""
+    if all(map(is_number, labels)):
         return tuple(sorted(labels, key=lambda label: (float(label), label)))
     return tuple(sorted(labels))
 
@@ -164,15 +251,6 @@ def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: s
     return {prefix + name: float(metrics[name](values, found)) for name in task.metrics}
 
 
-def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Over the runs of several seeds: each metric's mean, and its standard deviation with n - 1 in the denominator."""
-    result = {}
-    for name in runs[0]:
-        values = np.array([run[name] for run in runs])
-        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
-    return result
-
-
 # --- submission files -------------------------------------------------------------------------------------------------
 
 SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
@@ -180,11 +258,6 @@ SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
 
 def submission_name(task: TextTask, set_name: str) -> str:
     return f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
-
-
-def result_files(task: TextTask) -> tuple[str, ...]:
-    """The names of all files that a run on `task` leaves in its folder."""
-    return (SCORES_FILE, *(submission_name(task, set_name) for set_name in task.sets))
 
 
 def write_submission(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:

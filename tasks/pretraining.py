@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards
 from data_loading.loader import MicroBatch
+from data_loading.packing import Label, TokenStream
 from loss import pretraining_sums
 from utils.errors import UserError
 
@@ -24,9 +25,8 @@ class PretrainingTask:
         self.max_seq_length = max_seq_length
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in micro_batch.items() if not name.endswith("labels")}
-        # The longest possible length instead of the real one, which would have to be read from the device.
-        output = model(**inputs, max_seqlen=self.max_seq_length)
+        stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
+        output = model(stream, mlm_positions=micro_batch["mlm_positions"])
         return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
@@ -49,9 +49,10 @@ class PretrainingDataset:
     no sample, or if two shards are of different kinds.
     """
 
-    stream_arrays = (
-        *("input_ids", "token_type_ids", "position_ids", "cu_seqlens"),
-        *("mlm_positions", "mlm_labels", "nsp_labels"),
+    stream_labels = (
+        Label("mlm_positions", "target", filler=0),
+        Label("mlm_labels", "target"),
+        Label("nsp_labels", "sequence"),
     )
 
     # Attributes that must be equal in all shards of a folder.

@@ -4,30 +4,56 @@ Legend: F features (a question over a window of its context), C tokens of a cont
 of a stream.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 
+from bert_config import BertConfig
 from data_loading.loader import MicroBatch
+from data_loading.packing import TokenStream
 from loss import span_sum
-from tasks.squad_file import Question, Squad, answer_characters
+from modeling import BertForQuestionAnswering
+from tasks import PredictionSet
+from tasks.squad_answers import PREDICTION_FILES, Predictions, decode, write_predictions
+from tasks.squad_file import Question, Squad, answer_characters, read_squad
+from tasks.squad_scores import evaluate
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
+from utils.progress import print_line
 
 LABELS = ("start_positions", "end_positions")
 
 
+@dataclass(frozen=True)
 class SquadTask:
-    """The loss of start and end positions; the interface is tasks.Task."""
+    """Spans of SQuAD; the interface is tasks.FineTuningTask. scores: `predict_file` has answers to compare with."""
 
-    def __init__(self, max_seq_length: int):
-        self.max_seq_length = max_seq_length
+    max_seq_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    version_2_with_negative: bool = False
+    n_best_size: int = 20
+    max_answer_length: int = 30
+    null_score_diff_threshold: float = 0.0
+    train_file: Path | None = None
+    predict_file: Path | None = None
+    scores: bool = False
+
+    name = "squad"
+    model_class = BertForQuestionAnswering
+    heads = ("qa_outputs.",)
+    labels = ()
+    logits_axis = "token"
+    result_files = PREDICTION_FILES
+    initial_loss = None
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in micro_batch.items() if name not in LABELS}
-        # The longest possible length instead of the real one, which would have to be read from the device.
-        output = model(**inputs, max_seqlen=self.max_seq_length)
+        output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
         labels = [micro_batch[name] for name in LABELS]
         return {"span_loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
 
@@ -36,6 +62,48 @@ class SquadTask:
 
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
         return {"loss": sums["span_loss"] / num_sequences}
+
+    def dataset(self, squad: Squad, tokenizer, training: bool = False) -> "SquadDataset":
+        return SquadDataset(
+            squad,
+            tokenizer,
+            max_seq_length=self.max_seq_length,
+            doc_stride=self.doc_stride,
+            max_query_length=self.max_query_length,
+            training=training,
+            version_2_with_negative=self.version_2_with_negative,
+        )
+
+    def training_set(self, tokenizer) -> tuple["SquadTask", "SquadDataset"]:
+        return self, self.dataset(read_squad(self.train_file), tokenizer, training=True)
+
+    def for_model(self, config: BertConfig, folder: Path) -> "SquadTask":
+        return self
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        if self.predict_file is None:
+            return []
+        dataset = self.dataset(read_squad(self.predict_file), tokenizer)
+        return [PredictionSet(dataset, partial(self.finish, dataset))]
+
+    def answers(self, dataset: "SquadDataset", logits_T2: np.ndarray) -> Predictions:
+        return decode(
+            dataset,
+            *logits_T2.T,
+            n_best_size=self.n_best_size,
+            max_answer_length=self.max_answer_length,
+            version_2_with_negative=self.version_2_with_negative,
+            null_score_diff_threshold=self.null_score_diff_threshold,
+        )
+
+    def finish(self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path) -> dict[str, float]:
+        predictions = self.answers(dataset, logits_T2)
+        path = write_predictions(folder, predictions)
+        print_line(f"answers to {len(predictions.answers)} questions in {path}")
+        if not self.scores:
+            return {}
+        # The threshold on the null odds was applied when the answers were chosen.
+        return evaluate(dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf)
 
 
 def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:

@@ -3,17 +3,21 @@
 Legend: T tokens of all features end to end, K candidate starts or ends of a feature, P candidate spans.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.squad import SquadDataset
 from utils.errors import UserError
 from utils.files import write_json
 
-RESULT_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+if TYPE_CHECKING:
+    from tasks.squad import SquadDataset
+
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,8 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 
 
 def write_predictions(folder: str | Path, predictions: Predictions) -> Path:
-    """Writes RESULT_FILES into `folder`, each atomically, the last one for v2.0 only; returns the first path."""
-    answers_file, nbest_file, null_odds_file = RESULT_FILES
+    """Writes PREDICTION_FILES into `folder`, each atomically, the last one for v2.0 only; returns the first path."""
+    answers_file, nbest_file, null_odds_file = PREDICTION_FILES
     files = {nbest_file: predictions.nbest, answers_file: predictions.answers}
     if predictions.null_odds is not None:
         files[null_odds_file] = predictions.null_odds

@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from data_loading.packing import Label
 from utils.progress import progress_bar
 
 TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
 
 
 class SequenceDataset:
-    """Sequences as rows of flat arrays (see data_loader.StreamDataset and prediction.PredictionDataset).
+    """Sequences as rows of flat arrays (see data_loading.loader.StreamDataset).
 
     input_ids: the tokens of all sequences end to end; `lengths` [n] tokens of each; `second_starts` [n] the position of
-    the second text's first token, or the sequence's length if there is none; `labels` by name [n], empty for
-    prediction.
+    the second text's first token, or the sequence's length if there is none; `labels` by name, empty for prediction:
+    one per sequence [n], or one per token as `input_ids` if `label_axis` is `token`.
     """
 
     def __init__(
@@ -27,16 +28,14 @@ class SequenceDataset:
         lengths: np.ndarray,
         second_starts: np.ndarray,
         labels: Mapping[str, np.ndarray],
+        label_axis: str = "sequence",
     ):
         self.input_ids, self.lengths, self.second_starts, self.labels = input_ids, lengths, second_starts, labels
         self.token_bounds = np.concatenate([[0], np.cumsum(lengths)])
+        self.stream_labels = tuple(Label(name, label_axis) for name in labels)
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    @property
-    def stream_arrays(self) -> tuple[str, ...]:
-        return ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", *self.labels)
 
     def digest(self) -> str:
         """A digest of all sequences and labels, which identifies the training data of a run."""
@@ -49,19 +48,21 @@ class SequenceDataset:
         return SequenceSamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The sequences `indices` [N] as a token stream (see data_loading/packing.py), with all labels [N]."""
+        """The sequences `indices` [N] as a token stream (see data_loading/packing.py), with all labels."""
         length_N = self.lengths[indices]
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
         return {
-            "input_ids": self.input_ids[self.token_indices(indices)].astype(np.int64),
+            "input_ids": self.input_ids[self.rows(indices, "token")].astype(np.int64),
             "token_type_ids": (position_T >= np.repeat(self.second_starts[indices], length_N)).astype(np.int64),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
-        } | {name: values[indices] for name, values in self.labels.items()}
+        } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, _ in self.stream_labels}
 
-    def token_indices(self, indices: np.ndarray) -> np.ndarray:
-        """For each token of `stream(indices)`: its index in `self.input_ids`; [T]."""
+    def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
+        """For each sequence of `stream(indices)` [N], or for each token [T]: its place in arrays of all."""
+        if axis == "sequence":
+            return indices
         length_N = self.lengths[indices]
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tasks.pretraining import PretrainingDataset
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
@@ -78,10 +80,7 @@ def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: in
 class InMemoryDataset:
     """Random sequences of the given lengths. Sample i starts with the token i, so that a stream shows its samples."""
 
-    stream_arrays = (
-        *("input_ids", "token_type_ids", "position_ids", "cu_seqlens"),
-        *("mlm_positions", "mlm_labels", "nsp_labels"),
-    )
+    stream_labels = PretrainingDataset.stream_labels
 
     def __init__(self, lengths, vocab_size: int = 1000):
         random = np.random.default_rng(0)

@@ -12,13 +12,22 @@ from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shar
 from safetensors.torch import load_file
 
 import run_pretraining
+from arguments import make_run_config
 from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from checkpoint.identity import RECORD_FILE
+from checkpoint.model_choice import ModelChoice, choose_model
+from utils.command_line import Arguments
 from utils.errors import run_main
 from utils.files import file_digest
 
 AUTO = ("--last-step-of-checkpoint", "auto")
 RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints
+
+
+def choose_model_of(args: Arguments) -> ModelChoice:
+    """The model that a program's flags choose."""
+    config = make_run_config(args)
+    return choose_model(config.model, config.start)
 
 
 @dataclass(frozen=True)

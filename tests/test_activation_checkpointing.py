@@ -13,17 +13,17 @@ from small_runs import RunInputs, losses, resuming, train, weights
 from torch import Tensor, nn
 
 from bert_config import BertConfig
+from data_loading.packing import TokenStream
 from loss import pretraining_sums
 from modeling import BertForPreTraining
-from parallel.activation_checkpointing import MODES
-from parallel.base import ParallelConfig
 from parallelize import parallelize
 from precision import Precision
+from run_config import ACTIVATION_CHECKPOINTS, ParallelConfig
 from utils.distributed import DistributedContext
 
 CPU = torch.device("cpu")
 LENGTHS = [31, 7, 18, 18]
-CHECKPOINTING = [mode for mode in MODES if mode != "none"]
+CHECKPOINTING = [mode for mode in ACTIVATION_CHECKPOINTS if mode != "none"]
 
 
 @dataclass
@@ -57,7 +57,9 @@ def forward_and_backward(mode: str, dtype: torch.dtype, compile: str = "none", d
     model.train()
     torch.manual_seed(1)
     with precision.context(CPU):
-        output = parallel.module(**micro_batch(200), max_seqlen=max(LENGTHS))
+        batch = micro_batch(200)
+        stream = TokenStream.from_batch(batch, max(LENGTHS))
+        output = parallel.module(stream, mlm_positions=batch["mlm_positions"])
         sums = pretraining_sums(*output, torch.tensor([7, 8, 9, 10, 11]), torch.tensor([0, 1, 1, 0]))
     loss = sums.mlm_loss + sums.nsp_loss
     loss.backward()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import assert_refused, run_program, sample_rows, write_shard, write_shards
 from safetensors.torch import load_file, save_file
-from small_runs import files_of, losses, resuming, run_here, steps_folder, steps_in, train
+from small_runs import AUTO, files_of, losses, resuming, run_here, steps_folder, steps_in, train
 
 from checkpoint.folder import verify_checkpoint
 
@@ -87,8 +87,43 @@ def test_auto_accepts_a_checkpoint_folder_and_no_file(inputs, tmp_path):
     (tmp_path / "file").write_text("")
     flags = ("--max-steps", 2, "--last-step-of-checkpoint", "auto", "--from-checkpoint")
     result = run_here(inputs.command(tmp_path, *flags, tmp_path / "file"))
-    assert_refused(result, str(tmp_path / "file"), "the folder that holds the steps' folders")
+    assert_refused(result, str(tmp_path / "file"), "is a file: give the folder")
     assert f"resumed from {folder}: step 1" in train(inputs.command(tmp_path, *flags, folder)).stdout
+
+
+def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path):
+    """A typing error must not start from random weights."""
+    own = steps_folder(tmp_path / "output")
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "typo", tmp_path / "empty", own.parent):
+        result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, "--from-checkpoint", folder, *AUTO))
+        assert_refused(result, f"--from-checkpoint {folder} holds no checkpoint", str(own))
+    assert (
+        "starting at step 1"
+        in train(inputs.command(tmp_path / "output", "--max-steps", 1, *resuming(own.parents[1]))).stdout
+    )
+
+
+@pytest.mark.parametrize("name", ["bert_paddle.pdparams", "ckpt_600.pt", "bert_model.ckpt.index"])
+def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, name):
+    given, step = tmp_path / "given", steps_folder(tmp_path / "nvidia") / "600"
+    for folder in (given, step):
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(b"\x80\x04")
+    for flags, file in (
+        (("--from-checkpoint", given, *AUTO), given / name),
+        (("--from-checkpoint", given, "--last-step-of-checkpoint", 600), given / name),
+        (("--from-checkpoint", given), given / name),
+        (("--from-checkpoint", given / name), given / name),
+        (("--from-pretrained-params", given), given / name),
+        (("--from-pretrained-params", given / name), given / name),
+        # NVIDIA's folders of steps have the same names.
+        ((*resuming(tmp_path / "nvidia"), "--output-dir", tmp_path / "nvidia"), step / name),
+        (("--output-dir", tmp_path / "nvidia"), step / name),
+    ):
+        result = run_here(inputs.command(tmp_path / "output", "--max-steps", 700, *flags))
+        assert_refused(result, f"{file} is a checkpoint of another project", "convert_checkpoint.py")
+    assert (step / name).exists()
 
 
 def test_error_of_the_program_in_its_own_process(inputs, tmp_path):
@@ -294,6 +329,12 @@ def test_report_that_cannot_be_written_is_found_before_training(inputs, tmp_path
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 3, "--report-file", tmp_path))
     assert_refused(result, str(tmp_path), "--report-file")
     assert steps_in(tmp_path / "output") == []
+
+
+def test_report_that_is_a_fifo_is_refused(inputs, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, "--report-file", tmp_path / "fifo"))
+    assert_refused(result, f"{tmp_path / 'fifo'} is not a regular file", "--report-file")
 
 
 @pytest.fixture

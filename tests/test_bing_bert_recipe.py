@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, run_here, steps_folder, train, weights
 
 from arguments import optimizer_config
-from lr_scheduler import ScheduleConfig, make_schedule, warmup_exp_decay_exp
+from lr_scheduler import make_schedule, warmup_exp_decay_exp
+from run_config import ScheduleConfig
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +139,21 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
     assert result.returncode == 0, result.stderr
     run, (call,) = squad_run(checkout), checkout.calls()
     assert processes_of(call) == 4 and call[call.index("--master_port") + 1] == "29511"
-    assert run.train_batch_size * run.gradient_merge_steps * 4 == 24
+    assert run.batch_size * run.gradient_merge_steps * 4 == 24
     assert (run.learning_rate, run.seed, run.dropout, run.epochs) == (5e-5, 7, 0.2, 2)
     assert (run.weight_decay, run.warmup_proportion, run.predict_batch_size) == (0, 0.1, 3)
     assert run.do_train and run.do_eval and run.fp16 and run.pre_layer_norm
     adam = optimizer_config(run)  # LAMB with every trust ratio 1
     assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
+
+
+def test_the_squad_script_computes_in_float32_on_a_cpu(tmp_path):
+    checkout = Checkout(tmp_path)
+    (tmp_path / "model").mkdir()
+    result = checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out")
+    assert result.returncode == 0, result.stderr
+    run = squad_run(checkout)
+    assert (run.device, run.amp, run.fp16) == ("cpu", False, False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Checkpoint folders: what they hold, and verification; damaged ones are errors that name the file."""
 
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -15,7 +17,7 @@ from small_runs import resuming, rewrite_manifest, run_here, steps_folder, steps
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 import checkpoint.folder
-from checkpoint.folder import BadCheckpoint, is_valid, latest_checkpoint, verify_checkpoint
+from checkpoint.folder import BadCheckpoint, is_valid, newest_checkpoint, verify_checkpoint
 from modeling import BertForPreTraining
 from utils.errors import UserError
 
@@ -132,6 +134,23 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
     verify_checkpoint(folder / "8")  # written again
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(inputs, copied, monkeypatch, number):
+    folder, really = steps_folder(copied), checkpoint.folder.block_digest
+
+    def fail(path: Path, block: int) -> str:
+        if path == folder / "8" / "model.safetensors":
+            raise OSError(number, os.strerror(number), str(path))
+        return really(path, block)
+
+    monkeypatch.setattr(checkpoint.folder, "block_digest", fail)
+    command = inputs.command(copied, "--max-steps", 8, "--from-checkpoint", folder / "8")
+    assert_refused(run_here(command), str(folder / "8" / "model.safetensors"), os.strerror(number))
+    result = train(inputs.command(copied, "--max-steps", 8, "--steps-this-run", 1, *resuming(copied)))
+    assert f"warning: {folder / '8' / 'model.safetensors'}" in result.stdout and os.strerror(number) in result.stdout
+    assert f"resumed from {folder / '6'}" in result.stdout
+
+
 def test_auto_does_not_start_from_step_1_if_every_checkpoint_is_damaged(inputs, copied):
     for step in ("4", "6", "8"):
         flip_a_byte(steps_folder(copied) / step / "model.safetensors")
@@ -246,12 +265,12 @@ def test_only_numbers_in_their_usual_form_are_steps(copied):
         shutil.copytree(folder / "8", folder / name)
     (folder / "99").write_text("a file")
     assert checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
-    assert latest_checkpoint(folder) == folder / "8"
+    assert newest_checkpoint(folder) == folder / "8"
 
 
 def test_folder_without_checkpoints_has_no_latest_one(tmp_path):
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "nowhere") is None
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "nowhere") is None
 
 
 def test_model_folder_may_be_a_folder_of_steps(finished, tmp_path):

@@ -106,30 +106,6 @@ def test_an_unchanged_copy_is_continued(run, tmp_path_factory):
 
 @given(data=st.data())
 @SMALL
-def test_any_value_of_a_progress_file(run, tmp_path_factory, data):
-    with changed_copy(run, tmp_path_factory) as folder:
-        path = folder / "model_progress.json"
-        progress = json.loads(path.read_text())
-        key = data.draw(st.sampled_from([*sorted(progress), None]))
-        if key is None:
-            progress = data.draw(VALUES)
-        elif data.draw(st.booleans()):
-            progress[key] = data.draw(VALUES)
-        else:
-            del progress[key]
-        path.write_text(json.dumps(progress))
-    outcome = continue_from(run, folder)
-    if key in ("step", "optimizer", "phase", "seed", "num_samples", "optimizer_step"):
-        if json.loads((run[0] / path.name).read_text())[key] != progress.get(key):
-            assert_one_line(outcome)
-    elif key != "samples_consumed":
-        assert_refused_or_continued(outcome)
-    else:
-        assert outcome[0] == 0 or assert_one_line(outcome) is None
-
-
-@given(data=st.data())
-@SMALL
 def test_any_value_of_a_manifest(run, tmp_path_factory, data):
     with changed_copy(run, tmp_path_factory) as folder:
         pass
@@ -193,7 +169,8 @@ CHANGES = {
     "infinite": lambda t: torch.full_like(t, torch.inf),
     "negative": lambda t: torch.full_like(t, -1.5),
 }
-ALLOWED_IN_WEIGHTS = {"float64", "float16", "negative", "nan", "infinite"}
+ALLOWED_VALUES = {"negative", "nan", "infinite"}  # right in form; the manifest is what finds damage
+ALLOWED_IN_WEIGHTS = {"float64", "float16"}
 
 
 @given(data=st.data(), change=st.sampled_from(sorted(CHANGES)))
@@ -210,10 +187,8 @@ def test_any_changed_tensor(run, tmp_path_factory, data, change):
         save_file(tensors, path)
     outcome = continue_from(run, folder)
     is_optimizer = path.name == "model_optimizer.safetensors"
-    if is_optimizer and change == "negative" and name.endswith(".exp_avg"):
-        assert outcome[0] == 0
-    elif is_optimizer or change not in ALLOWED_IN_WEIGHTS:
-        if not (change == "missing" and name.startswith("cls.")):
+    if change not in (ALLOWED_VALUES if is_optimizer else ALLOWED_VALUES | ALLOWED_IN_WEIGHTS):
+        if is_optimizer or not (change == "missing" and name.startswith("cls.")):
             assert_one_line(outcome)
     else:
         assert_refused_or_continued(outcome)

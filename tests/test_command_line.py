@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from arguments import add_global_arguments, add_precision_arguments, add_training_arguments, checkpoint_step
+import run_pretraining
+import run_squad
+from arguments import add_run_flags, checkpoint_step, make_run_config
+from utils import command_line
 from utils.command_line import (
     ArgumentParser,
     BooleanFlag,
@@ -21,9 +24,7 @@ from utils.files import read_json
 
 def parser() -> ArgumentParser:
     parser = ArgumentParser(prog="train.py")
-    add_global_arguments(parser, steps_required=True)
-    add_training_arguments(parser, "Lamb", 1e-4, 0.01)
-    add_precision_arguments(parser)
+    add_run_flags(parser, max_steps=command_line.REQUIRED, learning_rate=1e-4)
     return parser
 
 
@@ -87,16 +88,19 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (["--frobnicate"], "--frobnicate"),
         (["stray"], "stray"),
         (["--max-steps", "0"], "--max-steps: expected a whole number >= 1, not 0"),
+        (["--bf16"], "--bf16 is not a flag of this program: use --amp"),
+        (["--allreduce_post_accumulation"], "--allreduce-post-accumulation is not a flag of this program"),
+        (["--gradient_checkpointing", "true"], "use --activation-checkpoint full"),
         (["--max-steps", "many"], "'many'"),
         (["--optimizer", "Adam"], "'Adam'"),
-        (["--learning-rate", "nan"], "--learning-rate: expected a number >= 0, not nan"),
+        (["--learning-rate", "nan"], "--learning-rate/--lr: expected a number >= 0, not nan"),
         (["--epsilon", "inf"], "--epsilon"),
-        (["--warmup-proportion", "1.5"], "--warmup-proportion: expected a number from 0 to 1, not 1.5"),
+        (["--warmup-proportion", "1.5"], "--warmup-proportion/--warmup-ratio: expected a number from 0 to 1, not 1.5"),
         (["--beta2", "1"], "--beta2"),
         (["--seed", "18446744073709551616"], "--seed: expected a whole number of 64 bits"),
         (["--last-step-of-checkpoint", "newest"], "expected None, auto or a step, not newest"),
         (["--amp", "perhaps"], "--amp"),
-        (["--learning-rate"], "--learning-rate: expected one argument"),
+        (["--learning-rate"], "--learning-rate/--lr: expected one argument"),
         (["--learning-rate=--"], "--learning-rate: '--' is no value"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -179,3 +183,68 @@ def test_misspelt_flag_is_named_when_a_required_one_is_missing(capsys):
     assert message == (
         "error: unrecognized arguments: --output-dri=x: did you mean --output-dir? (see program.py --help)\n"
     )
+
+
+# --- the flag table ---------------------------------------------------------------------------------------------------
+
+PRETRAINING = ["--input-dir", "i", "--output-dir", "o", "--max-steps", "5"]
+SQUAD = ["--output-dir", "o", "--do-train", "--train-file", "t"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--overwrite-output-dir", "--benchmark"], "--overwrite-output-dir cannot be combined with --benchmark"),
+        (["--gradient-merge-steps", "1", "--global-batch-size", "8"], "cannot be combined with --global-batch-size"),
+        (["--phase1", "--phase2"], "--phase1 cannot be combined with --phase2"),
+        (
+            ["--lamb-min-coeff", "0.1", "--optimizer", "AdamW"],
+            "has no effect without --optimizer Lamb",
+        ),
+        (["--scale-loss", "8"], "--scale-loss has no effect without --amp or --use-pure-fp16 or --fp16"),
+        (["--from-phase1-final-params", "p"], "--from-phase1-final-params has no effect without --phase2"),
+        (["--deepspeed-config", "c"], "--deepspeed-config has no effect without --deepspeed"),
+        (["--train-batch-size", "8"], "--train-batch-size is not a flag of this program: in NVIDIA's PyTorch recipe"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_that_contradict_each_other_or_lack_another(words, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_pretraining.parse_arguments([*PRETRAINING, *words])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and message in line
+
+
+def test_flags_at_the_value_that_asks_for_nothing_are_accepted():
+    words = ["--overwrite", "false", "--benchmark", "--last-step-of-checkpoint", "None", "--eval-dir", "e"]
+    assert run_pretraining.parse_arguments([*PRETRAINING, *words]).benchmark
+
+
+def test_names_of_hugging_face_are_aliases():
+    words = ["--per_device_train_batch_size", "8", "--lr", "1e-5", "--num_train_epochs", "2", "--warmup_ratio", "0.2"]
+    args = run_squad.parse_arguments(
+        [*SQUAD, *words, "--logging_steps", "5", "--save_steps", "7", "--adam_epsilon", "1"]
+    )
+    config = make_run_config(args, world_size=2)
+    assert (config.loader.batch_size, config.loader.global_batch_size, config.epochs) == (8, 16, 2)
+    assert (config.schedule.learning_rate, config.schedule.warmup_proportion) == (1e-5, 0.2)
+    assert (config.trainer.log_freq, config.trainer.steps_per_checkpoint, config.optimizer.eps) == (5, 7, 1)
+
+
+def test_the_record_of_a_run_has_the_flags_that_change_results():
+    args = run_pretraining.parse_arguments([*PRETRAINING, "--amp", "--lr", "0.5"])
+    found = make_run_config(args).hyperparameters
+    assert found["--learning-rate"] == 0.5 and found["--amp"] is True and found["--lr-rewarmup"] is False
+    assert not {"--seed", "--num-workers", "--output-dir", "--compile", "--log-freq"} & found.keys()
+    assert make_run_config(run_squad.parse_arguments(SQUAD)).hyperparameters.keys() == found.keys() - {"--lr-rewarmup"}
+
+
+def test_settings_are_printed_as_far_as_asked_for():
+    def messages(*words: str) -> tuple[str, ...]:
+        return make_run_config(run_pretraining.parse_arguments([*PRETRAINING, *words])).runtime.messages
+
+    given = "--input-dir i --output-dir o --max-steps 5 --lr 0.5"
+    assert messages("--lr", "0.5", "--seed", "42") == (f"settings that differ from the defaults: {given}",)
+    assert messages("--no-show-config") == ()
+    (everything,) = messages("--show-config")
+    assert "--num-workers" in everything and len(everything.splitlines()) > 60

@@ -16,7 +16,7 @@ from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertModel as HFModel
 
-from checkpoint.model_files import read_model_tensors
+from checkpoint.weights import open_model_weights
 from checkpoint_formats import google_tf, nvidia_paddle
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
@@ -178,11 +178,30 @@ def test_nvidia_pretraining_has_the_models_logits(tmp_path, pretraining_model, l
         "data parallel": {"model": {f"module.{name}": tensor for name, tensor in tensors.items()}},
     }.get(layout, checkpoint)
     torch.save(value, tmp_path / "ckpt_3.pt", _use_new_zipfile_serialization=layout != "legacy file")
-    output = converted("nvidia-pytorch", tmp_path / "ckpt_3.pt", tmp_path / "out")
+    flags = () if value is checkpoint else ("--hidden-act", "gelu")
+    output = converted("nvidia-pytorch", tmp_path / "ckpt_3.pt", tmp_path / "out", *flags)
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
     assert "cut 3 rows" in output and "cls.predictions.decoder.weight" in output
     if value is checkpoint:
         assert "not used (state of the training run): optimizer, master params, files and 1 more" in output
+
+
+@pytest.mark.parametrize("beside", [{"grad_scaler": {"scale": 1.0}, "epoch": 1}, None], ids=["from the file", "flag"])
+def test_nvidia_checkpoint_since_2022_computes_gelu_by_tanh(tmp_path, beside):
+    model = hugging_face_model(hidden_act="gelu_pytorch_tanh")
+    torch.save({"model": nvidia_state_dict(model), **(beside or {})}, tmp_path / "ckpt.pt")
+    flags = () if beside else ("--hidden-act", "gelu_pytorch_tanh")
+    output = converted("nvidia-pytorch", tmp_path / "ckpt.pt", tmp_path / "out", *flags)
+    assert "hidden_act gelu_pytorch_tanh" in output
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "gelu_pytorch_tanh"
+    assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(model))
+
+
+def test_nvidia_checkpoint_that_does_not_show_its_gelu_needs_the_flag(tmp_path, pretraining_model):
+    torch.save({"model": nvidia_state_dict(pretraining_model)}, tmp_path / "published.pt")
+    result = convert("nvidia-pytorch", tmp_path / "published.pt", tmp_path / "out")
+    assert_refused(result, "published.pt does not show which GELU", "--hidden-act")
+    assert not (tmp_path / "out").exists()
 
 
 def test_nvidia_checkpoint_with_a_data_loader_is_read_without_making_one(tmp_path, pretraining_model):
@@ -207,7 +226,7 @@ torch.save({"model": torch.load(sys.argv[1], weights_only=True), "epoch": 0, "da
     assert "torch.utils.data.dataloader.DataLoader" in str(
         torch.serialization.get_unsafe_globals_in_checkpoint(tmp_path / "ckpt_1.pt")
     )
-    output = converted("nvidia-pytorch", tmp_path / "ckpt_1.pt", tmp_path / "out")
+    output = converted("nvidia-pytorch", tmp_path / "ckpt_1.pt", tmp_path / "out", "--hidden-act", "gelu")
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
     assert "data_loader" in output
 
@@ -215,7 +234,7 @@ torch.save({"model": torch.load(sys.argv[1], weights_only=True), "epoch": 0, "da
 def test_nvidia_squad_in_half_precision_is_written_as_float32(tmp_path):
     model = hugging_face_model(HFForQuestionAnswering).half().float()
     torch.save({"model": nvidia_state_dict(model.half())}, tmp_path / "bert_large_qa.pt")
-    output = converted("nvidia-pytorch", tmp_path / "bert_large_qa.pt", tmp_path / "out")
+    output = converted("nvidia-pytorch", tmp_path / "bert_large_qa.pt", tmp_path / "out", "--hidden-act", "gelu")
     with torch.no_grad():
         logits = model.float()(**INPUTS)
     assert_same_squad_logits(tmp_path / "out", torch.stack([logits.start_logits, logits.end_logits], -1))
@@ -314,7 +333,7 @@ def test_shards_that_do_not_match_their_index_are_refused(tmp_path, pretraining_
         changed = {name: file for name, file in (weight_map | change).items() if file}
         index_path.write_text(json.dumps({"weight_map": changed}))
         with pytest.raises(UserError, match=word):
-            read_model_tensors(tmp_path)
+            open_model_weights(tmp_path)
     index_path.unlink()
     with pytest.raises(UserError, match="no weights"):
-        read_model_tensors(tmp_path)
+        open_model_weights(tmp_path)

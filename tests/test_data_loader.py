@@ -7,9 +7,10 @@ import pytest
 import torch
 from conftest import InMemoryDataset
 
-from data_loading.loader import LoaderConfig, StepLoader, batches_in_order, make_step_batch
+from data_loading.loader import StepLoader, batches_in_order, make_step_batch
 from data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
+from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
@@ -19,7 +20,7 @@ def config(global_batch_size=12, **options) -> LoaderConfig:
     return LoaderConfig(4, global_batch_size, max_seq_length=16, max_predictions_per_seq=2, **options)
 
 
-LIMITS = config().limits
+LIMITS = MicroBatchLimits.of(config())
 
 
 def samples_in(batch) -> list[int]:

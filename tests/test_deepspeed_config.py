@@ -80,7 +80,7 @@ def test_keys_become_flags(tmp_path):
 def test_fine_tuning_takes_its_batch_from_the_json(tmp_path, program):
     config = {"train_batch_size": 24, "gradient_accumulation_steps": 3}
     args = parse(tmp_path, config, *ADAMW, program=program)
-    assert (args.train_batch_size, args.gradient_merge_steps) == (8, 3)
+    assert (args.batch_size, args.gradient_merge_steps) == (8, 3)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
     world_size(2)
     zero = {"stage": 3, "reduce_bucket_size": 1000, "overlap_comm": "auto", "offload_param": {"device": "cpu"}}
     args = parse(tmp_path, {"zero_optimization": zero}, *ADAMW, "--global-batch-size", "100", "--batch-size", "16")
-    engine = parallel_config(args, 2, on_gpu=False).deepspeed
+    engine = parallel_config(args, 2).deepspeed
     expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
     assert engine["zero_optimization"] == expected
     assert engine["gradient_accumulation_steps"] == 4  # 50 sequences of each process, at most 16 at a time
     assert engine["gradient_clipping"] == args.max_grad_norm
-    assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2, on_gpu=False).deepspeed is None
+    assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2).deepspeed is None
 
 
 def test_the_json_of_bing_bert_is_accepted_without_its_sparse_attention(tmp_path, world_size):
@@ -226,10 +226,11 @@ def test_a_configuration_without_the_engine_is_refused(tmp_path):
     assert_refused(run_here([*PRETRAINING, "--deepspeed"]), "--deepspeed needs --deepspeed-config")
 
 
-def test_prediction_alone_is_refused(tmp_path):
+def test_prediction_alone_is_refused(tmp_path, capsys):
     predict = ("--do-predict", "--predict-file", "dev.json", "--init-checkpoint", "model", "--output-dir", "results")
-    with pytest.raises(UserError, match="--deepspeed is for training"):
+    with pytest.raises(SystemExit):
         run_squad.parse_arguments([*predict, *engine_flags(tmp_path, {})])
+    assert "--deepspeed has no effect without --do-train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("found", [None, "0.18.0"])
@@ -245,7 +246,7 @@ def test_without_the_pinned_version_one_line_says_what_to_install(tmp_path, monk
 
 
 def test_the_pinned_version_is_that_of_the_requirements():
-    requirements = Path(deepspeed_config.__file__).with_name("requirements-deepspeed.txt").read_text()
+    requirements = (Path(deepspeed_config.__file__).parents[1] / "requirements-deepspeed.txt").read_text()
     assert f"deepspeed=={deepspeed_config.VERSION}" in requirements
 
 

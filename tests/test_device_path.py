@@ -11,20 +11,27 @@ from torch.utils.flop_counter import FlopCounterMode
 import run_setup
 from benchmarks.common.training import RandomDataset, batch_stats
 from bert_config import BertConfig
-from checkpoint.state import CheckpointMetadata, StartConfig
-from data_loading.loader import LoaderConfig, make_step_batch
+from data_loading.loader import make_step_batch
+from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
 from device import Runtime
-from lr_scheduler import ScheduleConfig
-from metrics import training_flops
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
-from optimizer import OptimizerConfig, make_optimizer
-from parallel.base import ParallelConfig
+from optimizer import make_optimizer
 from precision import Precision
-from run_setup import RunConfig, build_trainer
+from run_config import (
+    CheckpointMetadata,
+    LoaderConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainerConfig,
+)
+from run_setup import build_trainer
 from tasks import Task
 from tasks.pretraining import PretrainingTask
 from tasks.squad import LABELS, SquadTask
-from trainer import Trainer, TrainerConfig
+from trainer import Trainer
 
 META = torch.device("meta")
 TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)
@@ -35,8 +42,8 @@ def meta_kernels(monkeypatch):
     """Some releases of torch have the fused optimizers only for devices with values. They write in place and return
     nothing. An optimizer checks the learning rate that it is created with, so it is created with a number."""
 
-    def make_meta_optimizer(config, named_parameters, lr, shard_group=None):
-        optimizer = make_optimizer(config, named_parameters, 1e-4, shard_group)
+    def make_meta_optimizer(config, model, lr, parameters, shard_group):
+        optimizer = make_optimizer(config, model, 1e-4, parameters, shard_group)
         for group in optimizer.param_groups:
             group["lr"] = lr
         return optimizer
@@ -53,11 +60,11 @@ def meta_kernels(monkeypatch):
 class RandomQuestions(RandomDataset):
     """The same sequences, with positions of answers instead of masked tokens."""
 
-    stream_arrays = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", *LABELS)
+    stream_labels = tuple(Label(name, "sequence") for name in LABELS)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         stream = super().stream(indices)
-        inputs = {name: stream[name] for name in self.stream_arrays if name not in LABELS}
+        inputs = {name: stream[name] for name in STREAM_INPUTS}
         return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
 
 
@@ -108,7 +115,7 @@ def make_trainer(
 def test_no_step_reads_a_number_from_the_device(model_class, task, dataset_class, precision, attention, fixed):
     loader = LoaderConfig(4, 8, 24, 4, num_sizes=1 if fixed else None)
     trainer = make_trainer(model_class, task, loader, precision, attention)
-    batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), loader.limits)
+    batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), MicroBatchLimits.of(loader))
     assert len(batch.micro_batches) > 1
     for _ in range(2):
         sums = trainer.training_step(batch, batch_stats(batch))
@@ -124,7 +131,7 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     dataset = RandomDataset(sequences, length, bert_config.vocab_size)
     dataset.lengths[:], dataset.num_targets[:] = length, length - 1  # with [CLS], the heads read every token
     loader = LoaderConfig(sequences, sequences, length, length)
-    batch = make_step_batch(dataset, np.arange(sequences), loader.limits)
+    batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
     trainer = make_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config=bert_config)
     with FlopCounterMode(display=False) as counter:
@@ -134,5 +141,5 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     attention = counts.pop("aten._flash_attention_forward") / 2
     # The backward pass computes the scores again, which the formula, made of what is needed, does not count.
     assert counts.pop("aten._flash_attention_backward") / 2 == 2.5 * attention
-    formula = training_flops(bert_config, batch.lengths, batch.num_targets.sum())
+    formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)

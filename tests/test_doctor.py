@@ -20,7 +20,7 @@ import doctor
 import run_pretraining
 from device import Runtime
 from diagnostics import machine, training
-from utils.errors import run_main
+from utils.errors import UserError, run_main
 
 
 def examine(*words) -> subprocess.CompletedProcess:
@@ -74,7 +74,7 @@ def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_pa
         *("packages of requirements.txt", "computes on the CPU in float32", "GB are free for", "data: 64 samples"),
         *(f"starts from {steps_folder(output)}/2", "overfits 32 samples", "GiB are free on this machine"),
         *("memory on a GPU", "6 updates of 4 sequences", "a checkpoint takes", f"expected {expected:.2f}"),
-        "the run's loss went from",
+        *("the run's loss went from", "at learning rate 0.01, the loss of one batch goes from"),
     )
     assert "nothing is wrong" in result.stdout and not lines_of(result, "wrong")
 
@@ -106,8 +106,15 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
         ),
         "it diverges",
     )
-    assert "do not say which vocabulary" in result.stdout and "not measured" in result.stdout
     assert "5 wrong" in result.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--optimizer", "AdamW"), ("--warmup-proportion", 1)], ids=str)
+def test_a_learning_rate_at_which_the_loss_explodes_is_found(inputs: RunInputs, tmp_path, flags):
+    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 6, "--learning-rate", 50, *flags))
+    assert result.returncode == 2
+    assert_says(lines_of(result, "wrong"), "lower --learning-rate")
+    assert "1 wrong" in result.stdout
 
 
 def test_data_of_another_vocabulary_and_a_missing_package_are_found(inputs: RunInputs, tmp_path):
@@ -124,17 +131,16 @@ def test_data_of_another_vocabulary_and_a_missing_package_are_found(inputs: RunI
 
 @pytest.fixture(scope="module")
 def plan(inputs: RunInputs, tmp_path_factory):
-    """A plan to pre-train for 1,000 updates, 100 of them warmup, and its arguments."""
+    """A plan to pre-train for 1,000 updates, 100 of them warmup."""
     output = tmp_path_factory.mktemp("plan") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
-    return run_pretraining.plan_training(args, Runtime(training.torch.device("cpu"))), args
+    return run_pretraining.plan_training(args, Runtime(training.torch.device("cpu")))
 
 
-def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path, capsys):
+def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path):
     (tmp_path / "file").touch()
-    findings = machine.Findings()
-    machine.check_disk(findings, tmp_path / "file" / "out", plan[0].make_model())
-    assert findings.num_wrong == 1 and f"cannot write to {tmp_path / 'file'}" in capsys.readouterr().out
+    with pytest.raises(UserError, match=f"cannot write to {tmp_path / 'file'}"):
+        machine.check_disk(machine.Findings(), tmp_path / "file" / "out", plan.make_model())
 
 
 @pytest.mark.parametrize(
@@ -149,11 +155,10 @@ def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path, capsys
     ],
 )
 def test_logged_losses_are_compared_with_what_is_expected(plan, tmp_path, capsys, losses, words):
-    plan, args = plan
-    args = args.replace(output_dir=tmp_path)
     write_log(tmp_path / "report.json", tmp_path, losses)
     findings = machine.Findings()
-    training.check_run_losses(findings, plan, args)
+    with findings.check():
+        training.check_run_losses(findings, plan, tmp_path)
     assert words in capsys.readouterr().out
     assert findings.num_wrong == (0 if "to " in words else 1)
 
@@ -165,7 +170,7 @@ def test_the_loss_of_word_frequencies_is_the_entropy_of_the_labels(plan, inputs:
             counts.update(file["masked_lm_ids"][:][file["masked_lm_positions"][:] > 0].tolist())
     entropy = scipy.stats.entropy(list(counts.values()))
     bias = (len(counts) - 1) / (2 * counts.total())
-    assert training.frequency_loss(plan[0]) == pytest.approx(entropy + bias + math.log(2))
+    assert training.frequency_loss(plan) == pytest.approx(entropy + bias + math.log(2))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,8 @@ def test_the_loss_of_word_frequencies_is_the_entropy_of_the_labels(plan, inputs:
 )
 def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_weights, num_wrong):
     findings = machine.Findings()
-    training.check_first_loss(findings, plan[0], loss, has_weights)
+    with findings.check():
+        training.check_first_loss(findings, plan, loss, has_weights)
     assert findings.num_wrong == num_wrong
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluate_squad import evaluate
 from tasks.squad_file import Answer, Question, Squad
+from tasks.squad_scores import evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data/sample/squad"

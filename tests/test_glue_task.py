@@ -19,6 +19,7 @@ from checkpoint.rows import open_safetensors
 from checkpoint.weights import select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
+from fine_tuning import mean_and_deviation
 from modeling import BertForSequenceClassification
 from tasks.glue import (
     ClassificationTask,
@@ -26,7 +27,6 @@ from tasks.glue import (
     find_labels,
     label_values,
     load_metrics,
-    mean_and_deviation,
     score,
     truncated_lengths,
     write_submission,
@@ -160,10 +160,10 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     values = np.array([0.5, -100.0, 2.25]) if regression else np.array([0, 2, 1])
     dataset = TextDataset(examples, TOKENIZER, 40, values)
     limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)
-    task = ClassificationTask(regression, 40)
+    task = ClassificationTask(custom_task("text", None, "label", regression), 40)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_targets=0)
-    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_arrays, limits)), 3, 0)
+    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 3, 0)
     (total + filler).backward()
     # MSELoss of -100 as well: a label that marks filler elsewhere is a number like others here.
     expected = peer(**padded(dataset, 40), labels=torch.from_numpy(values.astype(np.float32 if regression else int)))
@@ -176,7 +176,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
 
 
 def test_the_logged_accuracy_counts_right_predictions():
-    task = ClassificationTask(regression=False, max_seq_length=8)
+    task = ClassificationTask(TASKS["rte"])
     assert task.metrics({"loss": 6.0, "correct": 3.0}, 4, 0) == {"loss": 1.5, "accuracy": 0.75}
 
 
@@ -251,6 +251,23 @@ def test_missing_packages_for_scores_are_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.metrics", None)
     with pytest.raises(UserError, match="pip install scikit-learn scipy"):
         load_metrics()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models_labels(tmp_path, order):
+    rows = [("1", "a", "b"), ("1", "c", "d"), ("0", "e", "f"), ("0", "g", "h")]
+    lines = ["Quality\t#1 String\t#2 String", *("\t".join(row) for row in rows)]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines))
+    files = {"": tmp_path / "dev.tsv"}
+    task = ClassificationTask(TASKS["mrpc"], eval_files=files, predict_files=files)
+    config = dataclasses.replace(CONFIG, labels=tuple("01"[index] for index in order))
+    task = task.for_model(config, tmp_path)
+    assert task.labels == config.labels
+    evaluation, prediction = task.prediction_sets(TOKENIZER)
+    logits = logits_for(np.array([1, 1, 1, 0]))[:, order]  # as words: 1 1 1 0
+    assert evaluation.finish(logits, tmp_path) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
+    prediction.finish(logits, tmp_path)
+    assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list("1110")
 
 
 # --- submission files -------------------------------------------------------------------------------------------------

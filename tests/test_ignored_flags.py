@@ -8,7 +8,6 @@ from conftest import ROOT
 import run_glue
 import run_pretraining
 import run_squad
-from arguments import TRAINING_FLAGS
 
 spec = importlib.util.spec_from_file_location("prepare_program", ROOT / "data" / "prepare.py")
 prepare = importlib.util.module_from_spec(spec)
@@ -31,7 +30,14 @@ def error_of(parse, words, capsys) -> str:
     return line
 
 
-@pytest.mark.parametrize("name", TRAINING_FLAGS)
+def training_flags() -> list[str]:
+    flags = run_squad.parse_arguments([*SQUAD, "--do-train", "--train-file", "t"])._flags
+    names = [name for name, flag in flags.items() if "--do-train" in flag.needs and not name.startswith("deepspeed")]
+    assert len(names) > 30
+    return names
+
+
+@pytest.mark.parametrize("name", training_flags())
 def test_flags_of_training_without_training(name, capsys):
     flag = "--" + name.replace("_", "-")
     words = [flag, VALUES.get(name, "1")]

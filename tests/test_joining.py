@@ -70,7 +70,7 @@ def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_th
     assert exit_codes(processes) == [2, 0]
     lines = (tmp_path / "log.0").read_text().splitlines()
     assert "joined" in lines and not any("Traceback" in line for line in lines)
-    assert lines[-1].startswith("error: another process of this run has ended")
+    assert lines[-1].startswith("error: another rank failed")
 
 
 def test_a_main_process_that_never_comes_is_named(port):

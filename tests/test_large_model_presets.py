@@ -5,11 +5,12 @@ import torch
 from conftest import ROOT
 from launch_scripts import Checkout, pretraining_runs
 
+from arguments import make_run_config
 from bert_config import BertConfig
-from diagnostics.memory import estimate_memory
-from diagnostics.memory_report import settings_of
-from model_choice import choose_model
+from checkpoint.model_choice import choose_model
+from diagnostics.estimates import estimate_memory
 from modeling import BertForPreTraining
+from run_setup import memory_settings
 
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
@@ -34,11 +35,9 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name
     for args, length in zip(pretraining_runs(checkout), (128, 512), strict=True):
         assert (args.data_parallel_shard_degree, args.use_pure_fp16, args.max_seq_length) == (-1, True, length)
         assert args.config_file.name == f"bert-{name.replace('p', '.')}-uncased.json"
+        config = make_run_config(args, world_size=8)
         with torch.device("meta"):
-            model = BertForPreTraining(choose_model(args).config)
-        with pytest.MonkeyPatch.context() as patch:
-            for variable, value in {"WORLD_SIZE": 8, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
-                patch.setenv(variable, str(value))
-            settings = settings_of(args, args.batch_size, args.max_predictions_per_seq)
+            model = BertForPreTraining(choose_model(config.model, config.start).config)
+        settings = memory_settings(config)
         assert (settings.world_size, settings.parallel.shard_degree, settings.device.type) == (8, 8, "cuda")
         assert GPU_MEMORY / 4 < estimate_memory(model, settings).total < GPU_MEMORY - LIBRARIES

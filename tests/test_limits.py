@@ -26,7 +26,6 @@ from small_runs import run_here
 import run_pretraining
 import run_squad
 from bert_config import BertConfig
-from lr_scheduler import ScheduleConfig, ScheduleTable, make_schedule
 from tasks.squad import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
@@ -104,30 +103,16 @@ def test_an_update_of_more_sequences_than_possible(tmp_path):
 # --- the schedule -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decay", ["poly", "cosine"])
-def test_the_schedule_is_exact_over_its_refills_also_where_the_device_lags_behind(monkeypatch, decay):
-    """Of every 7 updates one is skipped; the host learns the device's number of updates every 5th time."""
-    monkeypatch.setattr(ScheduleTable, "SIZE", 16)
-    last = 200
-    schedule = make_schedule(ScheduleConfig(last, 1e-3, decay, warmup_proportion=0.1))
-    table = ScheduleTable(schedule, 30, last, torch.device("cpu"))
-    host, device_step = 30, torch.tensor(30)
-    for update in range(300):
-        expected = torch.tensor(schedule(min(int(device_step), last)), dtype=torch.float32)
-        assert torch.equal(table.rate(device_step), expected)
-        device_step += update % 7 != 0
-        host += 1
-        if update % 5 == 0 or table.is_short(host):
-            host = int(device_step)
-            table.advance(host)
-    assert int(device_step) > last
-
-
 def test_a_run_of_two_billion_updates_starts_at_once(tmp_path, tiny_config):
     flags = ("--max-steps", 2**31 - 1, "--steps-this-run", 2, "--log-freq", 1)
     result = run(*pretraining_command(write_shards(tmp_path / "shards"), tiny_config, tmp_path / "out", *flags))
     assert result.returncode == 0, result.stderr
     assert sorted(reported(tmp_path / "out" / "report.json")) == [1, 2]
+
+
+def test_more_updates_than_a_schedule_holds(inputs, tmp_path):
+    result = run_here(inputs.command(tmp_path / "out", "--max-steps", 2**31 - 1))
+    assert_refused(result, "2147483647 updates", "--steps-this-run")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lr_scheduler import DECAYS, ScheduleConfig, make_schedule
+from lr_scheduler import make_schedule
+from run_config import DECAYS, ScheduleConfig
 
 TOTALS = st.integers(1, 20_000)
 PROPORTIONS = st.floats(0, 1)

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 from conftest import ROOT
+from small_runs import choose_model_of
 from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
 import modeling
 import run_squad
-from model_choice import choose_model
 from tokenizer import BertTokenizer as OurTokenizer
 from utils.errors import UserError
 
@@ -45,7 +45,7 @@ def save(model, folder, layout: str) -> None:
 
 def choose(folder):
     flags = ["--output-dir", "out", "--do-predict", "--predict-file", "dev.json"]
-    return choose_model(run_squad.parse_arguments(["--init-checkpoint", str(folder), *flags]))
+    return choose_model_of(run_squad.parse_arguments(["--init-checkpoint", str(folder), *flags]))
 
 
 @pytest.mark.parametrize("layout", ["model.safetensors", "shards", "pytorch_model.bin"])

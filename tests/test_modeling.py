@@ -10,6 +10,7 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 
 from bert_config import BertConfig
+from data_loading.packing import TokenStream
 from loss import pretraining_sums, span_sum
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
 from tokenizer import BertTokenizer
@@ -51,16 +52,16 @@ def batch():
     }
 
 
-def as_stream(padded: dict, lengths: list[int]) -> dict:
+def as_stream(padded: dict, lengths: list[int]) -> TokenStream:
     """The padded batch laid end to end, without the code under test."""
     rows = range(len(lengths))
-    return {
-        "input_ids": torch.cat([padded["input_ids"][r, : lengths[r]] for r in rows]),
-        "token_type_ids": torch.cat([padded["token_type_ids"][r, : lengths[r]] for r in rows]),
-        "position_ids": torch.cat([torch.arange(lengths[r]) for r in rows]),
-        "cu_seqlens": torch.tensor(np.append(0, np.cumsum(lengths)), dtype=torch.int32),
-        "max_seqlen": max(lengths),
-    }
+    return TokenStream(
+        input_ids=torch.cat([padded["input_ids"][r, : lengths[r]] for r in rows]),
+        token_type_ids=torch.cat([padded["token_type_ids"][r, : lengths[r]] for r in rows]),
+        position_ids=torch.cat([torch.arange(lengths[r]) for r in rows]),
+        cu_seqlens=torch.tensor(np.append(0, np.cumsum(lengths)), dtype=torch.int32),
+        max_seqlen=max(lengths),
+    )
 
 
 def hugging_face_twin(model, hf_class, **config):
@@ -112,7 +113,7 @@ def test_pretraining_logits_loss_and_every_gradient_agree_with_transformers(batc
     real = batch["padded"]["attention_mask"].bool()
     labels_T = batch["labels"][real]
     positions = (labels_T >= 0).nonzero().squeeze(1)
-    output = model(**as_stream(batch["padded"], batch["lengths"]), mlm_positions=positions)
+    output = model(as_stream(batch["padded"], batch["lengths"]), mlm_positions=positions)
     sums = pretraining_sums(*output, labels_T[positions], batch["nsp"])
     loss = sums.mlm_loss / len(positions) + sums.nsp_loss / len(batch["nsp"])
     loss.backward()
@@ -123,6 +124,17 @@ def test_pretraining_logits_loss_and_every_gradient_agree_with_transformers(batc
     assert relative_error(loss, theirs.loss) < 1e-5
     # Softmax over the keys is not changed by a value that is added to all keys.
     assert_gradients_agree(model, twin, zero=("key.bias",))
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu_new", "gelu_pytorch_tanh"])
+def test_tanh_gelu_in_layers_and_head_agrees_with_transformers(batch, hidden_act):
+    model = with_large_weights(BertForPreTraining(BertConfig(**{**TINY, "hidden_act": hidden_act}))).eval()
+    twin = hugging_face_twin(model, HFForPreTraining, hidden_act=hidden_act).eval()
+    real = batch["padded"]["attention_mask"].bool()
+    found, expected = (m(**batch["padded"]).prediction_logits[real] for m in (model, twin))
+    assert relative_error(found, expected) < 1e-5
+    twin_with_erf = hugging_face_twin(model, HFForPreTraining).eval()
+    assert relative_error(found, twin_with_erf(**batch["padded"]).prediction_logits[real]) > 1e-5
 
 
 @pytest.mark.parametrize("implementation", ["padded", "length_bucketed"])
@@ -140,8 +152,8 @@ def test_span_logits_loss_and_every_gradient_agree_with_transformers(batch, impl
     their_loss.backward()
 
     stream = as_stream(batch["padded"], batch["lengths"])
-    output = model(**stream)
-    loss = span_sum(*output, starts, ends, stream["cu_seqlens"], stream["max_seqlen"]) / len(starts)
+    output = model(stream)
+    loss = span_sum(*output, starts, ends, stream.cu_seqlens, stream.max_seqlen) / len(starts)
     loss.backward()
     assert relative_error(output.start_logits, theirs.start_logits[batch["padded"]["attention_mask"].bool()]) < 1e-5
     assert relative_error(loss, their_loss) < 1e-5
@@ -152,7 +164,7 @@ def test_span_logits_loss_and_every_gradient_agree_with_transformers(batch, impl
 def test_padded_input_and_stream_give_the_same_logits(batch):
     model = with_large_weights(BertForPreTraining(BertConfig(**TINY))).eval()
     from_padding = model(**batch["padded"])
-    from_stream = model(**as_stream(batch["padded"], batch["lengths"]))
+    from_stream = model(as_stream(batch["padded"], batch["lengths"]))
     real = batch["padded"]["attention_mask"].bool()
     assert from_padding.prediction_logits.shape == (*real.shape, TINY["vocab_size"])
     torch.testing.assert_close(from_padding.prediction_logits[real], from_stream.prediction_logits)
@@ -177,7 +189,7 @@ def test_model_prepared_for_inference_gives_bit_identical_logits(batch, dtype):
 
     def logits() -> torch.Tensor:
         with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            return torch.stack(model(**stream))
+            return torch.stack(model(stream))
 
     before = logits()
     model.prepare_for_inference(dtype)
@@ -188,15 +200,15 @@ def test_sequences_do_not_affect_each_other(batch):
     model = BertModel(BertConfig(**TINY)).eval()
     stream = as_stream(batch["padded"], batch["lengths"])
     first = batch["lengths"][0]
-    before = model(**stream).last_hidden_state[:first]
-    changed = {**stream, "input_ids": torch.cat([stream["input_ids"][:first], stream["input_ids"][first:] + 7])}
-    torch.testing.assert_close(model(**changed).last_hidden_state[:first], before, rtol=0, atol=1e-6)
+    before = model(stream).last_hidden_state[:first]
+    changed = stream._replace(input_ids=torch.cat([stream.input_ids[:first], stream.input_ids[first:] + 7]))
+    torch.testing.assert_close(model(changed).last_hidden_state[:first], before, rtol=0, atol=1e-6)
 
 
 def test_padding_rows_of_the_vocabulary_get_no_probability_and_no_gradient(batch):
     model = BertForPreTraining(BertConfig(**{**TINY, **NO_DROPOUT}))
     positions = torch.arange(5)
-    output = model(**as_stream(batch["padded"], batch["lengths"]), mlm_positions=positions)
+    output = model(as_stream(batch["padded"], batch["lengths"]), mlm_positions=positions)
     assert output.prediction_logits.shape[1] == 30528
     assert output.prediction_logits.softmax(dim=1)[:, 30522:].eq(0).all()
     pretraining_sums(*output, torch.arange(5), batch["nsp"]).mlm_loss.backward()

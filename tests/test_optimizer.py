@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, pretraining_command, reported, run_program, sample_rows, write_shard
+from torch import nn
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 import optimizer as optimizers
+from bert_config import BertConfig
 from data_loading.sample_order import sample_order
-from optimizer import Lamb, OptimizerConfig, apply_step, make_optimizer, parameter_groups, total_norm
+from modeling import BertForPreTraining
+from optimizer import SPECS, Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
+from run_config import OPTIMIZERS, OptimizerConfig
 from utils.errors import UserError
 
 SHAPES = {
@@ -94,13 +98,24 @@ def as_parameters(weights) -> dict[str, torch.nn.Parameter]:
     return {name: torch.nn.Parameter(torch.tensor(values)) for name, values in weights.items()}
 
 
+def as_model(parameters: dict[str, nn.Parameter]) -> nn.Module:
+    """A module with `parameters`, named `module.parameter`."""
+    model = nn.ModuleDict()
+    for name, p in parameters.items():
+        module, last = name.split(".")
+        if module not in model:
+            model[module] = nn.Module()
+        model[module].register_parameter(last, p)
+    return model
+
+
 def set_gradients(parameters, grads, factor: float = 1.0) -> None:
     for name, p in parameters.items():
         p.grad = torch.tensor(grads[name]) * factor
 
 
 def lamb(parameters, lr=0.01, weight_decay=0.01, **options) -> Lamb:
-    return Lamb(parameter_groups(parameters.items(), weight_decay), lr, weight_decay=weight_decay, **options)
+    return Lamb(parameter_groups(as_model(parameters), weight_decay), lr, weight_decay=weight_decay, **options)
 
 
 def assert_close(parameters, expected, tolerance=1e-6) -> None:
@@ -244,7 +259,7 @@ def test_norm_of_millions_of_numbers_is_accurate(monkeypatch):
 def named_optimizer(name, parameters, lr=0.01):
     if name == "Lamb, foreach":
         return lamb(parameters, lr=torch.tensor(lr), max_grad_norm=None, foreach=True)
-    return make_optimizer(OptimizerConfig(name), parameters.items(), torch.tensor(lr))
+    return make_optimizer(OptimizerConfig(name), as_model(parameters), torch.tensor(lr))
 
 
 @pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach", "AdamW"])
@@ -309,10 +324,38 @@ def test_adamw_matches_torch_on_unscaled_gradients():
 
 
 def test_biases_and_layer_norms_have_no_weight_decay():
-    decayed, undecayed = parameter_groups(as_parameters(initial_weights()).items(), 0.01)
+    decayed, undecayed = parameter_groups(as_model(as_parameters(initial_weights())), 0.01)
     assert decayed["weight_decay"] == 0.01 and undecayed["weight_decay"] == 0.0
     assert [tuple(p.shape) for p in decayed["params"]] == [(24, 16), (300, 40), (5, 5)]
     assert [tuple(p.shape) for p in undecayed["params"]] == [(24,), (16,), (16,)]
+
+
+def test_normalization_is_known_by_module_and_dimensions_not_by_name():
+    class Vision(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1 = nn.LayerNorm([3, 4])  # parameters of two dimensions
+            self.batch_norm = nn.BatchNorm2d(5)
+            self.conv = nn.Conv2d(3, 5, 2)
+            self.scale = nn.Parameter(torch.ones(()))
+            self.LayerNorm_projection = nn.Linear(4, 4)
+
+    model = Vision()
+    names = {p: name for name, p in model.named_parameters()}
+    decayed, _ = parameter_groups(model, 0.01)
+    assert {names[p] for p in decayed["params"]} == {"conv.weight", "LayerNorm_projection.weight"}
+
+
+@pytest.mark.parametrize("pre_layer_norm", [False, True])
+def test_bert_groups_are_those_of_nvidia(pre_layer_norm):
+    with torch.device("meta"):
+        model = BertForPreTraining(BertConfig(**TINY, pre_layer_norm=pre_layer_norm))
+    names = [name for name, _ in model.named_parameters()]
+    assert undecayed_parameters(model) == {name for name in names if name.endswith("bias") or "LayerNorm" in name}
+
+
+def test_every_name_of_the_flag_has_an_optimizer():
+    assert tuple(SPECS) == OPTIMIZERS
 
 
 def test_fused_lamb_without_apex_is_an_error_that_names_apex(monkeypatch):
@@ -324,10 +367,17 @@ def test_fused_lamb_without_apex_is_an_error_that_names_apex(monkeypatch):
 def test_fused_lamb_gets_the_learning_rate_and_unscaled_gradients(monkeypatch):
     """apex's optimizer has neither a learning rate in a tensor nor the protocol of torch's fused optimizers."""
 
-    class FusedLAMB(torch.optim.SGD):
+    class FusedLAMB(torch.optim.Optimizer):
         def __init__(self, groups, lr, betas, eps, weight_decay, max_grad_norm):
             assert isinstance(lr, float) and max_grad_norm == float("inf")
-            super().__init__([{"params": group["params"]} for group in groups], lr)
+            super().__init__([{"params": group["params"]} for group in groups], {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.sub_(p.grad, alpha=group["lr"])
 
     apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
     optimizers.FusedLAMB = FusedLAMB
@@ -336,8 +386,8 @@ def test_fused_lamb_gets_the_learning_rate_and_unscaled_gradients(monkeypatch):
 
     lr = torch.tensor(0.5)
     p, unused = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
-    named = [("dense.weight", p), ("unused.weight", unused)]
-    optimizer = make_optimizer(OptimizerConfig("FusedLAMB"), named, lr)
+    model = as_model({"dense.weight": p, "unused.weight": unused})
+    optimizer = make_optimizer(OptimizerConfig("FusedLAMB"), model, lr)
     for value, found_inf in ((0.25, 0.0), (0.125, 0.0), (1.0, 1.0)):
         lr.fill_(value)
         p.grad = torch.full((3,), 8.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bert_config import BertConfig
 from data_loading.packing import (
     MicroBatchLimits,
+    TokenStream,
     filler_stream,
     pack,
     pad_stream,
@@ -78,7 +79,7 @@ def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_t
     limits = MicroBatchLimits(
         real["tokens"] + more_tokens, len(lengths) + more_sequences, real["targets"] + more_targets, 16, num_sizes
     )
-    padded = pad_stream(stream, limits)
+    padded = pad_stream(stream, InMemoryDataset.stream_labels, limits)
 
     sizes = {name: len(values) for name, values in padded.items()}
     expected = {}
@@ -104,7 +105,7 @@ def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_t
 def test_stream_with_too_many_sequences_is_an_error():
     stream = InMemoryDataset([4] * 8).stream(np.arange(8))
     with pytest.raises(ValueError, match="do not fit"):
-        pad_stream(stream, MicroBatchLimits(32, 2, 8, 32, num_sizes=1))
+        pad_stream(stream, InMemoryDataset.stream_labels, MicroBatchLimits(32, 2, 8, 32, num_sizes=1))
 
 
 def tiny_model(implementation):
@@ -116,9 +117,9 @@ def tiny_model(implementation):
 
 def sums_and_gradients(model, stream, max_seqlen):
     stream = {name: torch.as_tensor(values) for name, values in stream.items()}
-    labels = stream.pop("mlm_labels"), stream.pop("nsp_labels")
     model.zero_grad()
-    sums = pretraining_sums(*model(**stream, max_seqlen=max_seqlen), *labels)
+    output = model(TokenStream.from_batch(stream, max_seqlen), mlm_positions=stream["mlm_positions"])
+    sums = pretraining_sums(*output, stream["mlm_labels"], stream["nsp_labels"])
     (sums.mlm_loss + sums.nsp_loss).backward()
     counts = {name: value.double() for name, value in sums._asdict().items()}
     return {**counts, **{name: p.grad.clone() for name, p in model.named_parameters()}}
@@ -131,7 +132,7 @@ def test_filler_changes_no_loss_and_no_gradient(implementation, num_sizes, dtype
     model = tiny_model(implementation)
     lengths = [30, 30, 17, 9, 2]
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    padded = pad_stream(stream, MicroBatchLimits(200, 8, 24, 32, num_sizes))
+    padded = pad_stream(stream, InMemoryDataset.stream_labels, MicroBatchLimits(200, 8, 24, 32, num_sizes))
     assert len(padded["input_ids"]) == {1: 200, 8: 100}[num_sizes]
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         expected = sums_and_gradients(model, stream, 30)
@@ -145,10 +146,10 @@ def test_filler_changes_no_loss_and_no_gradient(implementation, num_sizes, dtype
 @pytest.mark.parametrize("implementation", ["padded", "length_bucketed"])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_filler_stream_has_zero_loss_and_zero_gradient(implementation, fixed):
-    stream = filler_stream(InMemoryDataset.stream_arrays)
+    stream = filler_stream(InMemoryDataset.stream_labels)
     assert stream.keys() == InMemoryDataset([3]).stream(np.array([0])).keys()
     if fixed:
-        stream = pad_stream(stream, MicroBatchLimits(40, 4, 6, 16, num_sizes=1))
+        stream = pad_stream(stream, InMemoryDataset.stream_labels, MicroBatchLimits(40, 4, 6, 16, num_sizes=1))
         assert len(stream["input_ids"]) == 40
     found = sums_and_gradients(tiny_model(implementation), stream, 16)
     assert all(value.eq(0).all() for value in found.values())

@@ -3,24 +3,23 @@
 Sharding is in test_sharding.py and test_sharded_runs.py.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import TINY, InMemoryDataset
 from rank_runs import run_ranks
 from small_runs import losses, train
 from torch._dynamo.utils import counters
 
-import parallel.ddp as ddp_module
 from bert_config import BertConfig
-from data_loading.loader import LoaderConfig, StepLoader
+from data_loading.loader import StepBatch, StepLoader
 from modeling import BertForPreTraining
-from parallel.base import ParallelConfig, ParallelModel
-from parallel.ddp import ReplicatedModel
+from parallel.base import ParallelModel
+from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallelize import parallelize
 from precision import Precision
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from utils.distributed import DistributedContext, init_distributed
 
@@ -50,7 +49,7 @@ def test_one_process_trains_the_plain_model():
     parallel = make_parallel()
     assert type(parallel) is ParallelModel and parallel.module is parallel.model and parallel.masters is None
     assert all(parallel.named_parameters()[name] is p for name, p in parallel.model.named_parameters())
-    assert parallel.shard_group is None and parallel.saves_rows(True) and not parallel.saves_rows(False)
+    assert parallel.shard_group is None and parallel.saves_rows
 
 
 def test_optimizer_of_16_bit_weights_gets_float32_masters():
@@ -58,9 +57,7 @@ def test_optimizer_of_16_bit_weights_gets_float32_masters():
     masters = parallel.named_parameters()
     assert {p.dtype for p in parallel.model.parameters()} == {torch.bfloat16}
     assert all(torch.equal(masters[name], initial[name]) for name in initial), "the masters were rounded"
-    for p in parallel.model.parameters():
-        p.grad = torch.full_like(p, 0.5)
-    parallel.collect_gradients()
+    parallel.backward(sum(0.5 * p.sum(dtype=torch.float32) for p in parallel.model.parameters()), torch.ones(()))
     assert all(master.grad.eq(0.5).all() and master.grad.dtype == torch.float32 for master in masters.values())
     assert all(p.grad is None for p in parallel.model.parameters())
     with torch.no_grad():
@@ -110,49 +107,47 @@ SAMPLES = InMemoryDataset(np.random.default_rng(1).integers(12, 33, 40))
 GLOBAL_BATCH_SIZES = (2, 7, 23)  # with 3 ranks: one rank without a sequence, and uneven shares
 
 
+def shares_of_step(global_batch_size: int, world_size: int) -> list[StepBatch]:
+    config = LoaderConfig(2, global_batch_size, 32, 5)
+    return [StepLoader(SAMPLES, config, 9, 0, rank, world_size).load(0) for rank in range(world_size)]
+
+
 def gradients_of_step(parallel: ParallelModel, global_batch_size: int, rank: int, world_size: int) -> dict:
     """One step of the trainer up to the optimizer, on this rank's share of a global batch."""
-    config = LoaderConfig(2, global_batch_size, 32, 5)
-    shares = [StepLoader(SAMPLES, config, 9, 0, r, world_size).load(0) for r in range(world_size)]
+    shares = shares_of_step(global_batch_size, world_size)
     num_targets = sum(share.num_targets.sum() for share in shares)
     for p in parallel.named_parameters().values():
         p.grad = None
-    parallel.begin_step(max(len(share.micro_batches) for share in shares))
-    micro_batches = parallel.equalize(shares[rank])
-    for number, micro_batch in enumerate(micro_batches, 1):
-        with parallel.gradient_sync(is_last=number == len(micro_batches)):
-            sums = TASK.sums(parallel.module, micro_batch)
-            TASK.loss(sums, global_batch_size, num_targets).backward()
-            parallel.collect_gradients()
-    parallel.reduce_gradients()
+    for micro_batch in parallel.micro_batches(shares[rank], max(len(share.micro_batches) for share in shares)):
+        sums = TASK.sums(parallel.module, micro_batch)
+        parallel.backward(TASK.loss(sums, global_batch_size, num_targets), torch.ones(()))
     return {name: p.grad.clone() for name, p in parallel.named_parameters().items()}
 
 
 def compare_replicas(precision: Precision, tolerance: float) -> None:
-    reductions = itertools.count()
-    sum_gradients = ddp_module.sum_gradients
+    reductions = []
+    all_reduce = dist.all_reduce
 
-    def counting(state, bucket):
-        next(reductions)
-        return sum_gradients(state, bucket)
+    def counting(tensor, *args, **kwargs):
+        reductions.append(tensor.dtype)
+        return all_reduce(tensor, *args, **kwargs)
 
-    ddp_module.sum_gradients = counting
+    dist.all_reduce = counting
     with init_distributed(CPU) as distributed:
         replicated, alone = make_parallel(precision, distributed), make_parallel(precision)
-        assert type(replicated) is ReplicatedModel
+        assert type(replicated) is (ReplicatedMasters if precision.pure else ReplicatedModel)
+        gradients_of_step(replicated, 2, distributed.rank, distributed.world_size)  # with a pass to warm up
         found_no_sequences = False
         for global_batch_size in GLOBAL_BATCH_SIZES:
             rank, world_size = distributed.rank, distributed.world_size
-            before = next(reductions)
+            reductions.clear()
             found = gradients_of_step(replicated, global_batch_size, rank, world_size)
-            reduced = next(reductions) - before - 1
-            assert reduced == (0 if replicated.reduces_masters else 1), reduced
+            assert reductions == [torch.float32]
             expected = gradients_of_step(alone, global_batch_size, 0, 1)
             for name, gradient in expected.items():
                 difference = float((found[name] - gradient).abs().max())
                 assert difference <= tolerance * float(gradient.abs().max()) + 1e-7, (global_batch_size, name)
-            config = LoaderConfig(2, global_batch_size, 32, 5)
-            found_no_sequences |= not StepLoader(SAMPLES, config, 9, 0, 0, world_size).load(0).micro_batches
+            found_no_sequences |= not shares_of_step(global_batch_size, world_size)[0].micro_batches
         assert found_no_sequences, "no rank was without a micro-batch"
 
 

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from small_runs import train
 
 import precision as precision_module
-from precision import LossScale, MasterWeights, Precision, has_float16, select_precision
+from precision import LossScale, MasterWeights, Precision, has_bfloat16, has_float16, select_precision
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -52,6 +53,25 @@ def test_bfloat16_on_a_gpu_without_it_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     with pytest.raises(UserError, match=r"bfloat16.*use --amp-dtype float16"):
         select_precision(True, "bfloat16", False, False, GPU)
+
+
+@pytest.mark.parametrize(
+    ("mkldnn", "avx512_bf16", "amx", "expected"),
+    [(True, True, False, True), (True, False, True, True), (True, False, False, False), (False, True, True, False)],
+)
+def test_a_cpu_computes_bfloat16_fast_only_with_instructions_for_it(monkeypatch, mkldnn, avx512_bf16, amx, expected):
+    monkeypatch.setattr(precision_module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: mkldnn)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert has_bfloat16(CPU) == expected
+
+
+@pytest.mark.parametrize(("fast", "flags", "says"), [(False, ["--amp"], 1), (False, [], 0), (True, ["--amp"], 0)])
+def test_a_run_says_once_that_bfloat16_is_slow_on_this_cpu(monkeypatch, inputs, tmp_path, fast, flags, says):
+    monkeypatch.setattr(precision_module, "has_bfloat16", lambda device: fast)
+    result = train(inputs.command(tmp_path / "run", "--max-steps", 1, *flags))
+    assert result.stdout.count("note: this CPU has no bfloat16 instructions") == says
 
 
 @pytest.fixture

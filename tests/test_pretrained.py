@@ -11,9 +11,8 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 from bert_config import BertConfig
-from checkpoint.model_files import open_model_weights
 from checkpoint.rows import LazyTensor
-from checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
+from checkpoint.weights import checkpoint_shapes, copy_rows, open_model_weights, select_weights
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
 from utils.errors import UserError
 
@@ -186,4 +185,4 @@ def test_weights_of_another_vocabulary_of_the_same_size_are_an_error(inputs, tmp
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     flags = ("--vocab-file", tmp_path / "vocab.txt", "--from-pretrained-params", folder)
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
-    assert_refused(result, str(folder / "vocab.txt"), "other words")
+    assert_refused(result, str(folder / "vocab.txt"), "different tokens")

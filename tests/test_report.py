@@ -1,10 +1,12 @@
 """Reports: what is read from logs, and the page."""
 
+import contextlib
 import html.parser
+import io
 import json
 import math
+import os
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,16 +14,17 @@ import numpy as np
 import pytest
 import small_runs
 from conftest import assert_refused, run_program
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import report
-import report_charts
-from report_records import Run, Stage, differences, read_runs
-from utils.errors import UserError
+from reporting import charts
+from reporting.records import Run, Stage, differences, read_runs
 
-pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a chart does not fit
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # NumPy's, such as a division by zero in a chart
 
 SETTINGS = {"output_dir": "out", "phase1": True, "phase2": False, "log_freq": 10, "max_steps": 100, "seed": 1}
-SQUAD_SETTINGS = {"output_dir": "out", "doc_stride": 128, "log_freq": 10, "max_steps": -1, "seed": 1}
+SQUAD_SETTINGS = {"output_dir": "out", "doc_stride": 128, "log_freq": 10, "max_steps": -1, "steps": 14, "seed": 1}
 
 
 class Log:
@@ -92,7 +95,7 @@ def test_records_after_a_resume_replace_those_of_the_steps_that_were_lost(tmp_pa
     assert losses(stage) == [(10, 5.0), (20, 5.0), (30, 3.0), (40, 3.0), (50, 3.0)]
     assert [(point.step, point.metrics) for point in stage.evaluations] == [(20, {"loss": 4.5})]
     assert stage.resumes == [(20, 6.0)]
-    assert stage.skipped == 0 and stage.missing == []
+    assert all(point.skipped == 0 for point in stage.points)
 
 
 def test_the_pause_before_a_resume_is_no_training_time(tmp_path):
@@ -100,7 +103,6 @@ def test_the_pause_before_a_resume_is_no_training_time(tmp_path):
     log.start(SETTINGS, pause=3600).train([30])
     stage = only_stage(tmp_path)
     assert [point.seconds for point in stage.points] == [1, 2, 3]
-    assert stage.seconds == 3
 
 
 def test_a_run_that_starts_afresh_replaces_the_one_before(tmp_path):
@@ -124,29 +126,26 @@ def test_a_loss_that_is_not_finite_is_a_skipped_update(tmp_path, loss):
     assert not math.isfinite(stage.points[1].metrics["loss"])
 
 
-def test_skipped_updates_are_counted_by_steps_that_fall_behind_and_by_the_loss_scale(tmp_path):
-    log = Log(tmp_path / "log.json").start({**SETTINGS, "log_freq": 10})
-    log.train([10, 18])  # due at 20: two updates were skipped
-    log.train([20], loss_scale=1024.0).train([30], loss_scale=128.0)  # halved three times
-    log.train([40, 44])  # the last step is logged wherever it is
-    assert [point.skipped for point in only_stage(tmp_path).points] == [0, 2, 0, 3, 0, 0]
+def test_skipped_updates_are_counted_by_the_loss_scale(tmp_path):
+    log = Log(tmp_path / "log.json").start(SETTINGS)
+    log.train([10], loss_scale=1024.0).train([20], loss_scale=128.0)  # halved three times
+    log.train([30], loss_scale=256.0).train([40])
+    assert [point.skipped for point in only_stage(tmp_path).points] == [0, 3, 0, 0]
 
 
-def test_steps_without_records_are_named(tmp_path):
-    Log(tmp_path / "log.json").start(SETTINGS).train([10, 20, 60, 70])
-    assert only_stage(tmp_path).missing == [(21, 59)]
-    assert "no records of steps 21–59" in page_of(tmp_path, tmp_path / "page.html")
-
-
-def test_malformed_lines_are_skipped_and_counted(tmp_path):
+def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     log = Log(tmp_path / "log.json").start(SETTINGS).train([10])
     log.raw("not a record\nDLLL [1]\nDLLL {}\n\n")
     log.raw('DLLL {"type": "METADATA", "metric": "loss", "metadata": {}}\n')  # dllogger's units are no mistake
+    log.write([-1], {"loss": 1.0}).write([11], {"loss": [1.0]})
     log.train([20]).raw('DLLL {"timestamp": "10')
     run = only_run(tmp_path)
     assert [point.step for point in run.stages[0].points] == [10, 20]
-    assert run.malformed_lines == 4
-    assert "4 malformed lines were skipped" in page_of(tmp_path, tmp_path / "page.html")
+    assert [line for _, line in run.unusable] == [3, 4, 5, 8, 9, 11]
+    result = run_program("report.py", tmp_path, "--output", tmp_path / "page.html")
+    note = f"{tmp_path.name}: 6 unusable lines skipped ({', '.join(f'log.json:{n}' for n in (3, 4, 5, 8, 9))}, …)"
+    assert note in (tmp_path / "page.html").read_text()
+    assert result.stdout.splitlines() == [f"note: {note}", f"report: {tmp_path / 'page.html'}"]
 
 
 def test_steps_may_be_written_with_their_epoch(tmp_path):
@@ -166,7 +165,7 @@ def test_a_prediction_later_adds_its_scores_and_no_training_time(tmp_path):
     log.clock, log.elapsed = log.clock + 3600, 0
     log.write([], {"f1": 80.0})
     stage = only_stage(tmp_path)
-    assert stage.name == "squad" and stage.results == {"f1": 80.0} and stage.seconds == 1
+    assert stage.name == "squad" and stage.results == {"f1": 0.8} and stage.points[-1].seconds == 1
 
 
 def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
@@ -174,10 +173,10 @@ def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
     log.start({**SETTINGS, "benchmark": True}).train([10], 9.0)
     log.start({**SETTINGS, "seed": 2}).train([10], 4.0)
     stages = only_run(tmp_path).stages
-    assert {stage.title: losses(stage) for stage in stages} == {
-        "Phase 1 seed 1": [(10, 5.0), (20, 5.0)],
-        "Phase 1 seed 2": [(10, 4.0)],
-        "Phase 1 benchmark": [(10, 9.0)],
+    assert {(stage.title, stage.seed): losses(stage) for stage in stages} == {
+        ("Phase 1", 1): [(10, 5.0), (20, 5.0)],
+        ("Phase 1", 2): [(10, 4.0)],
+        ("Phase 1 benchmark", None): [(10, 9.0)],
     }
 
 
@@ -194,7 +193,7 @@ def test_subfolders_with_the_same_stages_are_several_runs(tmp_path):
     assert [run.name for run in read_runs([tmp_path])] == ["a", "b"]
     assert [run.name for run in read_runs([tmp_path / "b", tmp_path / "a" / "dllogger_p1.json"])] == [
         "b",
-        "dllogger_p1.json",
+        "a/dllogger_p1.json",
     ]
 
 
@@ -209,9 +208,9 @@ def test_differences_leave_out_the_runs_own_folders(tmp_path):
         three_stages(tmp_path / "b", "/data/b", learning_rate=0.02),
     ]
     a, b = read_runs(paths)
-    assert differences([a.stage("phase2"), b.stage("phase2")]) == {"learning_rate": [0.01, 0.02]}
-    assert differences([a.stage("squad"), b.stage("squad")]) == {}
-    assert differences([a.stage("phase1"), None]) == {}
+    _, phase2, squad = zip(a.stages, b.stages, strict=True)
+    assert differences(phase2) == {"learning_rate": [0.01, 0.02]}
+    assert differences(squad) == {}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -251,22 +250,36 @@ def test_the_page_is_self_contained(tmp_path):
     parsed = Parsed(page)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
     assert "http" not in page.replace("http-equiv", "") and "@import" not in page
-    assert len(parsed.references) > 20 and all(reference.startswith("#") for reference in parsed.references)
-    assert len(parsed.ids) == len(set(parsed.ids)) and {r[1:] for r in parsed.references} <= set(parsed.ids)
+    assert parsed.references == []
 
 
-def test_charts_are_well_formed_and_coloured_by_the_page(tmp_path):
+def charts_in(page: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg class=\"chart.*?</svg>", page, flags=re.DOTALL)]  # noqa: S314 # our own
+
+
+def test_runs_differ_in_colour_and_dashes_and_charts_have_labels_and_values(tmp_path):
     page = page_of(three_stages(tmp_path / "a"), three_stages(tmp_path / "b"), tmp_path / "page.html")
-    charts = re.findall(r'<svg class="chart".*?</svg>', page, flags=re.DOTALL)
-    assert len(charts) == 2 * 3  # loss, learning rate and speed, over steps and over time
-    for chart in charts:
-        ElementTree.fromstring(chart)  # noqa: S314 # our own
-        assert "var(--c01)" in chart and "var(--c02)" in chart
-        assert not re.search(r"(fill|stroke): *#", chart)
-    text = [ElementTree.tostring(ElementTree.fromstring(chart), method="text", encoding="unicode") for chart in charts]  # noqa: S314
-    assert all(title in text[0] for title in ("Phase 1", "Phase 2", "SQuAD", "step"))
-    assert "SQuAD" not in text[2]  # it has logged no learning rate
-    assert "prefers-color-scheme:dark" in page
+    charts = charts_in(page)
+    assert len(charts) == 2 * (3 + 1 + 1)  # loss of all stages, learning rate and speed of one, over steps and time
+    loss = charts[0]
+    styles = [group.get("class") for group in loss.findall("g") if group.get("class").startswith("c")]
+    assert styles == ["c0 d0", "c1 d1"]
+    assert loss.get("aria-label").startswith("Loss by step: a 7 to 7; a held-out 6.5 to 6.5; b 7 to 7")
+    titles = [title.text for title in loss.iter("title")]
+    assert len(titles) == 10 and titles[-1] == "step 100\na 7\na held-out 6.5\nb 7\nb held-out 6.5\n"
+    assert not re.search(r"(fill|stroke)=\"?#", page) and "prefers-color-scheme:dark" in page
+    assert page.count("<th>") == 0 and page.count('<th scope="row">') > 20 and page.count("<table aria-label=") > 4
+
+
+def test_a_noisy_line_is_smoothed_and_a_schedule_is_not(tmp_path):
+    log = Log(tmp_path / "a" / "log.json").start(SETTINGS)
+    for step in range(40):
+        log.write([step], {"loss": 5 + step % 2, "learning_rate": step})
+    loss, learning_rate = charts_in(page_of(tmp_path / "a", tmp_path / "page.html"))
+    logged, line = loss.find("path[@class='logged c0 d0']"), loss.find("g[@class='c0 d0']/path")
+    height = {path: np.ptp([float(y) for y in re.findall(r" ([\d.]+)", path.get("d"))]) for path in (logged, line)}
+    assert height[line] < 0.5 * height[logged]
+    assert learning_rate.find("path[@class='logged c0 d0']") is None
 
 
 def test_the_page_shows_scores_progress_and_differences(tmp_path):
@@ -274,12 +287,13 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
     b = three_stages(tmp_path / "b", f1=80.5, learning_rate=0.02)
     cells = Parsed(page_of(a, b, tmp_path / "page.html")).cells
     for row in [
-        ["Exact match", "72.5", "72.5"],
-        ["F1", "81.25", "80.5"],
+        ["Exact match", "72.5%", "72.5%"],
+        ["F1", "81.25%", "80.5%"],
         ["Steps", "100 of 100", "100 of 100"],
-        ["Loss", "7.000 → 7.000", "7.000 → 7.000"],
-        ["Held-out loss", "6.500", "6.500"],
-        ["Tokens/s, median", "1,000", "1,000"],
+        ["Steps", "14 of 14", "14 of 14"],
+        ["Loss, training", "7 → 7", "7 → 7"],
+        ["Loss, held-out", "6.5", "6.5"],
+        ["Tokens per second, median", "1,000", "1,000"],
         ["learning_rate", "0.01", "0.02"],
     ]:
         assert any(cells[i : i + 3] == row for i in range(len(cells))), row
@@ -298,7 +312,7 @@ def test_what_logs_say_is_text_and_not_markup(tmp_path):
 
 def test_a_run_without_steps_has_a_page(tmp_path):
     Log(tmp_path / "a" / "log.json").start(SETTINGS)
-    assert "No step has been logged yet" in page_of(tmp_path / "a", tmp_path / "page.html")
+    assert "No step has been logged" in page_of(tmp_path / "a", tmp_path / "page.html")
 
 
 def test_a_chart_of_values_that_are_never_finite_is_left_out(tmp_path):
@@ -317,18 +331,144 @@ def test_a_hundred_thousand_steps_make_a_small_page(tmp_path):
             times = {"timestamp": str(1e9 + step), "elapsedtime": str(step)}
             file.write(f"DLLL {json.dumps({**times, 'type': 'LOG', 'step': [step], 'data': data})}\n")
     page = page_of(tmp_path / "a", tmp_path / "page.html")
-    assert "100,000 of 100,000" in page and "average and range" in page
+    assert "100,000 of 100,000" in page and "smoothed, with the logged values" in page
     assert len(page) < 300_000
 
 
-def test_averaging_keeps_the_extremes_and_the_gaps():
+def test_averaging_keeps_the_extremes_and_the_gaps(monkeypatch):
+    monkeypatch.setattr(charts, "MAX_POINTS", 50)
     x, y = np.arange(1000), np.zeros(1000)
     y[500], y[700], y[100:200] = 9.0, -9.0, np.nan
-    centers, mean, low, high = report_charts.downsample(x, y, 50)
+    centers, mean, low, high = charts.average(x, y)
     assert len(centers) == 50 and np.all(np.diff(centers) == 20)
     assert high[25] == 9.0 and low[35] == -9.0 and mean[25] == pytest.approx(9 / 20)
     assert np.isnan(mean[5:10]).all() and not np.isnan(np.delete(mean, range(5, 10))).any()
-    assert all(np.array_equal(array, y, equal_nan=True) for array in report_charts.downsample(x, y, 1000)[1:])
+    assert all(np.array_equal(array, y[:50], equal_nan=True) for array in charts.average(x[:50], y[:50])[1:])
+
+
+# --- hostile logs -----------------------------------------------------------------------------------------------------
+
+ODD_NAMES = [
+    "$\\frac{$",
+    "</title><script>",
+    "{{ 7 * 7 }}",
+    "\x1b[2J",
+    "\ud800",
+    "\u202e",
+    "\0",
+    "",
+    "eval_",
+    "a" * 400,
+]
+ODD_NUMBERS = [
+    math.nan,
+    math.inf,
+    1e308,
+    -1e308,
+    1e-320,
+    1.0 + 2**-52,
+    1e16,
+    -1.0,
+    2**53,
+    10**400,
+    -(10**400),
+    True,
+    None,
+]
+ODD_VALUES = [*ODD_NUMBERS, *ODD_NAMES, [], [1.0], [[]], {}, {"loss": 1.0}]
+METRICS = ["loss", "grad_norm", "loss_scale", "eval_loss", "mlm_accuracy", "tokens_per_second", *ODD_NAMES]
+SETTING_NAMES = ["output_dir", "phase2", "doc_stride", "task_name", "benchmark", "seed", "log_freq", "max_steps"]
+RESULTS = ["f1_mean", "f1_std", "exact", "F1", "f1", "checkpoint", *ODD_NAMES]
+ODD_STEPS = [[[]], 3, "4", None, [True], [-1], [2**60], [10**400], [1.5], {}]
+TIMES = st.sampled_from(["1e9"] * 40 + ["1000000060"] * 10 + ["0", "1e20", "x", "", -1, *ODD_NUMBERS, [], {}])
+
+
+def data(names: list[str], usual: list) -> st.SearchStrategy[dict]:
+    values = st.sampled_from(usual * 10 + ODD_VALUES)
+    return st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=8)
+
+
+RECORDS = (
+    st.tuples(st.sampled_from([[step] for step in range(20)] + ODD_STEPS), data(METRICS, [0.5, 1.0, 1024.0]))
+    | st.tuples(st.just("PARAMETER"), data(SETTING_NAMES + ODD_NAMES, ["out", 1, 10]))
+    | st.tuples(st.just([]), data(RESULTS, [0.5, 81.25]))
+)
+
+
+def at_the_same_time(*records) -> list:
+    return [(record, "1e9", "1e9") for record in records]
+
+
+@example(at_the_same_time(([10**400], {"loss": 1.0}), ([2**60], {"loss": 1.0}), ([-1], {"loss": 1.0})))
+@example(at_the_same_time(([3], {"x": 0.0, "loss_scale": 1e100}), ([4], {"x": 5e-324, "loss_scale": 1e-320})))
+@example(at_the_same_time(("PARAMETER", {"seed": [1], "output_dir": {}}), ("PARAMETER", {"phase2": []})))
+@example(at_the_same_time(("PARAMETER", {"max_steps": "x", "task_name": [], "benchmark": {}})))
+@given(st.lists(st.tuples(RECORDS, TIMES, TIMES), min_size=1, max_size=20))
+def test_no_log_makes_a_traceback(tmp_path_factory, records):
+    folder = tmp_path_factory.mktemp("hostile")
+    log = Log(folder / "a" / "\x1b[2J.json").start(SETTINGS).train([1, 2])
+    for (step, figures), timestamp, elapsed in records:
+        line = {"timestamp": timestamp, "elapsedtime": elapsed, "type": "LOG", "step": step, "data": figures}
+        log.raw(f"DLLL {json.dumps(line)}\n")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        page = page_of(folder / "a", folder / "page.html")
+    assert all(character.isprintable() or character == "\n" for character in printed.getvalue() + page)
+    assert "<script" not in page.lower() and "{{" not in page.replace("{{ 7 * 7 }}", "")
+    assert not re.search(r"[ \"](nan|-?inf)[ \"]", page[page.index("<svg") :])
+    for chart in charts_in(page):
+        assert all(len(chart.findall(f"g[@class='{name}']")) == 1 for name in ("axes", "hover"))
+    unusable = only_run(folder / "a").unusable
+    notes = [line for line in printed.getvalue().splitlines() if line.startswith("note: ")]
+    assert len(notes) == bool(unusable) and all(f"{len(unusable)} unusable line" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"data": ' * 500 + "1" + "}" * 500,
+        '{"timestamp": 1, "elapsedtime": 1, "step": 1, "data": {"loss": ' + "9" * 5000 + "}}",
+        '{"timestamp": 1e999, "elapsedtime": 1, "step": 1, "data": {"loss": 1}}',
+        '{"timestamp": 1, "elapsedtime": 1, "step": "PARAMETER", "data": {"x": ' + "[" * 950 + "]" * 950 + "}}",
+        "\udc80\x00",
+    ],
+)
+def test_lines_that_are_hard_to_parse(tmp_path, line):
+    log = Log(tmp_path / "log.json").start(SETTINGS).train([1])
+    with log.path.open("ab") as file:
+        file.write(f"DLLL {line}\n".encode("utf-8", "surrogateescape"))
+    assert "Phase 1" in page_of(tmp_path, tmp_path / "page.html")
+
+
+def test_odd_versions_of_a_checkpoint_do_not_matter(tmp_path):
+    Log(tmp_path / "log.json").start(SETTINGS).train([1])
+    contents = [
+        "[1]",
+        '{"versions": "x", "world_size": 1}',
+        '{"versions": {"torch": [[]]}, "world_size": null}',
+        "[" * 10**5,
+    ]
+    for step, content in enumerate(contents):
+        (tmp_path / "custom" / "phase1" / str(step)).mkdir(parents=True)
+        (tmp_path / "custom" / "phase1" / str(step) / "model_progress.json").write_text(content)
+    (tmp_path / "custom" / "phase1" / "²").mkdir()
+    os.mkfifo(tmp_path / "custom" / "phase1" / "²" / "model_progress.json")
+    (tmp_path / "custom" / "phase1" / "9").mkdir()
+    os.mkfifo(tmp_path / "custom" / "phase1" / "9" / "model_progress.json")
+    assert only_stage(tmp_path).versions == {"torch": "[[]]", "processes": None}
+
+
+def test_pipes_and_devices_are_refused_and_passed_by(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    three_stages(tmp_path / "a")
+    os.mkfifo(tmp_path / "a" / "pipe.json")
+    result = run_program("report.py", tmp_path / "pipe.json", "--output", tmp_path / "page.html", timeout=60)
+    assert_refused(result, "pipe.json is not a regular file")
+    result = run_program("report.py", tmp_path / "a", "--output", tmp_path / "pipe.json", timeout=60)
+    assert_refused(result, "pipe.json is not a regular file")
+    assert (tmp_path / "pipe.json").is_fifo()
+    assert "Phase 1" in page_of(tmp_path / "a", tmp_path / "page.html")
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -341,12 +481,6 @@ def test_what_is_no_run_is_an_error(tmp_path, name, words):
     result = run_program("report.py", tmp_path / name, "--output", tmp_path / "page.html")
     assert_refused(result, str(tmp_path / name), words)
     assert not (tmp_path / "page.html").exists()
-
-
-def test_without_matplotlib_the_error_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match="pip install matplotlib"):
-        report.main([str(three_stages(tmp_path)), "--output", str(tmp_path / "page.html")])
 
 
 def test_watching_writes_the_page_again_when_the_log_has_grown(tmp_path, monkeypatch, capsys):
@@ -402,8 +536,8 @@ def test_a_real_run_is_understood(tmp_path):
     stage = only_stage(output)
     assert stage.name == "phase1" and dict(losses(stage)) == small_runs.losses(output)
     assert [point.step for point in stage.points] == [1, 2, 3, 4, 5, 6]
-    assert [step for step, _ in stage.resumes] == [4] and stage.skipped == 0 and stage.missing == []
+    assert [step for step, _ in stage.resumes] == [4] and all(point.skipped == 0 for point in stage.points)
     assert [point.step for point in stage.evaluations] == [3, 4, 6]  # a run evaluates where it stops, too
     assert stage.versions == {**small_runs.progress(output, 6)["versions"], "processes": 1}
     page = page_of(output, tmp_path / "page.html")
-    assert all(title in page for title in ("MLM accuracy", "Gradient norm", "Tokens/s", "Data wait", "6 of 6"))
+    assert all(title in page for title in ("MLM accuracy", "Gradient norm", "Tokens per second", "Data wait", "6 of 6"))

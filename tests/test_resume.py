@@ -107,7 +107,7 @@ def test_stop_signal_saves_and_the_same_command_continues(inputs, tmp_path, sign
     os.kill(process.pid, signal_)
     assert exit_codes([process]) == [code], log.read_text()
     (step,) = steps_in(output)
-    assert f"stopped by {signal_.name}: the same command goes on from here" in log.read_text()
+    assert f"stopped by {signal_.name}: rerun the same command to resume" in log.read_text()
     train([*command, "--steps-this-run", "20"])
     train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 20))
     assert losses(output) == losses(tmp_path / "uninterrupted")
@@ -200,9 +200,9 @@ def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
     # In another folder, without the record of the run, the checkpoint itself tells.
     flags = ("--max-steps", 3, "--from-checkpoint", folder / "2")
     result = run_here(inputs.command(tmp_path / "other", *flags, "--seed", 1))
-    assert_refused(result, str(folder / "2"), "--seed is 42, and this one's is 1")
+    assert_refused(result, str(folder / "2"), "--seed was 42; this run uses 1")
     result = run_here(inputs.command(tmp_path / "other", *flags, "--input-dir", inputs.held_out))
-    assert_refused(result, str(folder / "2"), "the number of samples is 64, and this one's is 20")
+    assert_refused(result, str(folder / "2"), "the number of samples was 64; this run uses 20")
 
 
 def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
@@ -253,7 +253,7 @@ def test_process_that_is_killed_ends_the_others_and_no_step_is_lost(inputs, tmp_
     processes[1].kill()
     assert exit_codes(processes) == [2, -signal.SIGKILL]
     log = (tmp_path / "log.0").read_text()
-    assert "error: another process of this run has ended" in log
+    assert "error: another rank failed" in log
     assert "Traceback" not in log
     (saved,) = map(int, steps_in(tmp_path))
     assert last_step(tmp_path) <= saved <= last_step(tmp_path) + 1  # the last update may not be logged yet

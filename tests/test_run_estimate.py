@@ -5,14 +5,14 @@ import re
 
 import pytest
 from conftest import assert_refused
-from small_runs import RunInputs, run_here, train
+from small_runs import RunInputs, choose_model_of, run_here, train
 
+from arguments import make_run_config
 from benchmarks.memory import Case, estimate
-from diagnostics.memory_report import settings_of
-from diagnostics.run_time import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
-from model_choice import choose_model
+from diagnostics.estimates import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
 from modeling import BertForPreTraining
 from run_pretraining import parse_arguments
+from run_setup import memory_settings
 
 
 def test_the_estimate_is_the_measured_update_times_the_number_of_updates(inputs: RunInputs, tmp_path):
@@ -26,7 +26,8 @@ def test_the_estimate_is_the_measured_update_times_the_number_of_updates(inputs:
 
 
 def test_the_estimate_needs_the_measurement(inputs: RunInputs, tmp_path):
-    assert_refused(run_here(inputs.command(tmp_path, "--max-steps", 5, "--estimate")), "--estimate needs --benchmark")
+    result = run_here(inputs.command(tmp_path, "--max-steps", 5, "--estimate"))
+    assert_refused(result, "--estimate has no effect without --benchmark")
 
 
 def test_gpus_are_divided_by_what_the_run_needs(tmp_path):
@@ -35,8 +36,8 @@ def test_gpus_are_divided_by_what_the_run_needs(tmp_path):
     argv = Case("large", 32, flags).command(tmp_path, tmp_path)
     needed = (estimate(argv).total + LIBRARY_BYTES) / 1e9
     args = parse_arguments(argv)
-    model = BertForPreTraining(choose_model(args).config)
-    line = memory_line(model, settings_of(args.replace(device="cpu"), 32, 80))
+    model = BertForPreTraining(choose_model_of(args).config)
+    line = memory_line(model, memory_settings(make_run_config(args.replace(device="cpu"))))
     assert 16 < needed <= 24
     assert f"{needed:.1f} GB per process, fits 80, 40, 24 GB, does not fit 16 GB" in line
 

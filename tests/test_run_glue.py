@@ -289,7 +289,10 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "has no column 'sentence1'"),
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "max_position_embeddings 64"),
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
-        ([*SST_2, "--do-eval", "--num-seeds", "2", "--init-checkpoint", "x"], "--num-seeds is for training"),
+        (
+            [*SST_2, "--do-eval", "--num-seeds", "2", "--init-checkpoint", "x"],
+            "--num-seeds has no effect without --do-train",
+        ),
         (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
     ],
 )

@@ -23,7 +23,7 @@ def test_each_position_reaches_the_flag_of_its_name(checkout):
     assert (run.vocab_file, run.config_file, run.output_dir) == (Path(vocab), Path(config), Path("out"))
     assert (run.task_name, run.device, run.seed, run.max_steps, run.epochs) == ("cola", "cpu", 6, 7, 2.5)
     # NVIDIA's batch size is that of an update: the accumulation steps divide it.
-    assert (run.train_batch_size, run.gradient_merge_steps, run.predict_batch_size) == (4, 2, 8)
+    assert (run.batch_size, run.gradient_merge_steps, run.predict_batch_size) == (4, 2, 8)
     assert (run.learning_rate, run.warmup_proportion, run.amp) == (5e-5, 0.3, False)
     assert (run.do_train, run.do_eval, run.do_predict) == (True, True, True)
     assert run.resume_from_checkpoint
@@ -33,7 +33,7 @@ def test_the_defaults_are_nvidias(checkout):
     assert checkout.run("bash scripts/run_glue.sh init").returncode == 0
     run = glue_run(checkout)
     assert (run.task_name, run.output_dir, run.epochs, run.max_steps) == ("mrpc", Path("results/MRPC"), 3, -1)
-    assert (run.train_batch_size, run.gradient_merge_steps, run.learning_rate) == (16, 1, 2.4e-5)
+    assert (run.batch_size, run.gradient_merge_steps, run.learning_rate) == (16, 1, 2.4e-5)
     assert (run.warmup_proportion, run.seed, run.amp_dtype) == (0.1, 2, "float16")
     assert (run.use_dynamic_loss_scaling, run.scale_loss) == (True, 128)
     assert (run.do_train, run.do_eval, run.do_predict) == (True, True, False)

@@ -21,7 +21,7 @@ from small_runs import losses, run_here, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
 
 import precision
-from model_choice import is_uncased
+from checkpoint.model_choice import is_uncased
 
 
 def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
@@ -256,7 +256,7 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path, unbu
         assert process.wait(PATIENCE) == 0
     os.close(reader)
     lines = shown.decode().replace("\r\n", "\n").split("\n")
-    assert "pre-training on 1 x cpu:" in lines[0]
+    assert "pre-training on 1 x cpu" in lines[0]
     assert any(line.split() == ["--max-steps", "20"] for line in lines)
     assert any("\rphase1:" in line and "20/20" in line for line in lines)
     assert any("\rphase1  step 10/20  loss " in line for line in lines)
@@ -277,7 +277,10 @@ def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     assert last["step"] == []
     speed = {"step_seconds", "sequences_per_second", "tokens_per_second", "model_tflops"}
     parts = {"data_wait", "forward_ms", "backward_ms", "optimizer_ms"}
-    assert set(last["data"]) == {*speed, *parts, "peak_memory_gib"}
+    nvidias = {"training_sequences_per_second", "e2e_train_time", "raw_train_time", "final_loss"}
+    assert set(last["data"]) == {*speed, *parts, *nvidias, "peak_memory_gib"}
+    assert last["data"]["training_sequences_per_second"] == last["data"]["sequences_per_second"]
+    assert 0 < last["data"]["raw_train_time"] <= last["data"]["e2e_train_time"] and last["data"]["final_loss"] > 0
     in_parts = sum(last["data"][part] for part in parts if part.endswith("_ms")) / 1000
     assert 0 < in_parts < 2 * last["data"]["step_seconds"]
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from launch_scripts import Checkout, assert_refused, pretraining_runs, processes_of, program_arguments
+from small_runs import choose_model_of
 
 import run_pretraining
 import run_squad
 from arguments import amp_dtype
-from model_choice import choose_model
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_each_position_reaches_the_flag_of_its_name(checkout):
     assert (phase1.phase1, phase1.phase2, phase2.phase1, phase2.phase2) == (True, False, False, True)
     for phase in (phase1, phase2):
         assert (phase.num_steps_per_checkpoint, phase.seed, phase.device, phase.amp) == (13, 15, "cpu", False)
-        assert (choose_model(phase).name, phase.config_file) == ("bert-mini-uncased", Path(config))
+        assert (choose_model_of(phase).name, phase.config_file) == ("bert-mini-uncased", Path(config))
         assert not phase.benchmark
     assert (phase1.batch_size, phase1.learning_rate, phase1.warmup_proportion) == (11, 0.5, 0.25)
     assert (phase1.max_steps, phase1.gradient_merge_steps, phase1.input_dir) == (12, 14, Path("d1"))
@@ -132,7 +132,7 @@ def test_a_config_file_of_bert_configs_names_the_model(checkout, model):
     result = checkout.run(f"{command} bert_configs/{model}.json")
     assert result.returncode == 0, result.stderr
     for phase in pretraining_runs(checkout):
-        assert choose_model(phase).name == model
+        assert choose_model_of(phase).name == model
         assert phase.from_checkpoint.parent == checkout.folder / "results" / model
     assert phase.from_phase1_final_params == checkout.folder / "results" / model / "phase1" / "50"
 
@@ -250,3 +250,53 @@ def test_help_lists_each_argument_with_its_position_and_default(checkout):
         assert " 2 " in text
         assert last in text
     assert re.search(r"2 learning_rate .*\[6e-3\]", checkout.run("bash scripts/run_pretraining.sh --help").stdout)
+
+
+def test_one_of_several_words_is_not_all_of_them(checkout):
+    result = checkout.run("bash scripts/run_pretraining.sh 256 6e-3 amp,fp16 8")
+    assert_refused(result, checkout, "argument 3 (precision) is 'amp,fp16'", "one of amp, fp16")
+
+
+def test_an_estimate_of_the_memory_is_no_unfinished_phase(checkout):
+    result = checkout.run("bash scripts/run_pretraining.sh", FAKE_STOPS_EARLY="1", EXTRA_ARGS="--estimate-memory 8")
+    assert (result.returncode, result.stderr) == (0, "") and "stopped at step" not in result.stdout
+    assert [run.estimate_memory for run in pretraining_runs(checkout)] == [8, 8]
+
+
+def test_a_results_folder_with_a_hyphen_is_no_flag(checkout):
+    result = checkout.run("bash scripts/run_pretraining.sh", RESULTS_DIR="-x")
+    assert result.returncode == 0, result.stderr
+    assert {run.output_dir for run in pretraining_runs(checkout)} == {Path("-x")}
+
+
+def test_the_runs_own_newest_checkpoint_as_argument_20_resumes_it(checkout):
+    phase1 = checkout.folder / "results" / "bert-large-uncased" / "phase1"
+    for step in ("200", "400"):
+        (phase1 / step).mkdir(parents=True)
+    command = "bash scripts/run_pretraining.sh" + " ''" * 19
+    result = checkout.run(f"{command} {phase1}/400")
+    assert result.returncode == 0, result.stderr
+    first, _ = pretraining_runs(checkout)
+    assert (first.from_pretrained_params, first.from_checkpoint.name) == (None, "phase1")
+
+
+def test_an_older_checkpoint_of_the_run_as_argument_20_is_refused(checkout):
+    phase1 = checkout.folder / "results" / "bert-large-uncased" / "phase1"
+    for step in ("200", "400"):
+        (phase1 / step).mkdir(parents=True)
+    result = checkout.run("bash scripts/run_pretraining.sh" + " ''" * 19 + f" {phase1}/200")
+    assert_refused(result, checkout, "argument 20", "step 200", "at step 400", "None")
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_the_scripts_with_flags_by_name_find_the_shards_of_nvidia(checkout, phase):
+    length, predictions = (128, 20) if phase == 1 else (512, 80)
+    name = (
+        f"hdf5_lower_case_1_seq_len_{length}_max_pred_{predictions}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5"
+    )
+    shards = checkout.folder / "theirs" / name / "wikicorpus_en"
+    shards.mkdir(parents=True)
+    result = checkout.run(f"bash scripts/run_pretraining_p{phase}.sh", BERT_PREP_WORKING_DIR=str(shards.parents[1]))
+    assert result.returncode == 0, result.stderr
+    (run,) = pretraining_runs(checkout)
+    assert run.input_dir == shards

@@ -133,7 +133,7 @@ def test_transformers_gives_the_same_answers_from_the_checkpoint(trained, files)
         stream = {name: torch.from_numpy(array)[None] for name, array in dataset.stream(np.array([feature])).items()}
         with torch.no_grad():
             output = model(stream["input_ids"], token_type_ids=stream["token_type_ids"])
-        logits[:, dataset.token_indices(np.array([feature]))] = torch.cat([output.start_logits, output.end_logits])
+        logits[:, dataset.rows(np.array([feature]), "token")] = torch.cat([output.start_logits, output.end_logits])
     expected = decode(dataset, *logits).nbest
     for question, entries in json.loads((trained / "nbest_predictions.json").read_text()).items():
         best, best_expected = entries[0], expected[question][0]

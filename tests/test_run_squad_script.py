@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from launch_scripts import Checkout, assert_refused, squad_run
-
-from model_choice import choose_model
+from small_runs import choose_model_of
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def test_each_position_of_squad_reaches_the_flag_of_its_name(checkout):
     assert result.returncode == 0, result.stderr
     run = squad_run(checkout)
     assert (run.from_pretrained_params, run.epochs) == (Path("init"), 3.5)
-    assert (run.train_batch_size, run.predict_batch_size) == (4, 4)
+    assert (run.batch_size, run.predict_batch_size) == (4, 4)
     assert (run.learning_rate, run.warmup_proportion, run.amp, run.device) == (5e-5, 0.3, False, "cpu")
     assert (run.seed, run.vocab_file, run.output_dir) == (6, Path(vocab), Path("out"))
     assert (run.config_file, run.max_steps) == (Path(config), 7)
@@ -61,14 +60,14 @@ def test_a_model_folder_brings_its_config_and_vocabulary_unless_others_are_given
     (checkout.folder / "init" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     assert checkout.run("bash scripts/run_squad.sh init '' '' '' '' '' 1").returncode == 0
     with contextlib.chdir(checkout.folder):
-        choice = choose_model(squad_run(checkout))
+        choice = choose_model_of(squad_run(checkout))
     assert (choice.name, choice.do_lower_case, choice.vocab_file) == (model, True, Path("init/vocab.txt"))
 
     checkout.calls_file.unlink()
     given = "vocab/bert-base-cased-vocab.txt"
     config = "bert_configs/bert-base-cased.json"
     checkout.run(f"bash scripts/run_squad.sh init '' '' '' '' '' 1 '' '' {given} '' '' {config}")
-    choice = choose_model(squad_run(checkout))
+    choice = choose_model_of(squad_run(checkout))
     assert (choice.name, choice.vocab_file) == ("bert-base-cased", Path(given))
 
 

@@ -48,7 +48,7 @@ def test_squad_is_repeated_with_each_seed_and_summed_up(checkout):
     result = checkout.run("bash scripts/run_squad_seeds.sh 3,1,10 init 2 4 '' '' fp16 2")
     assert result.returncode == 0, result.stderr
     runs = [run_squad.parse_arguments(program_arguments(call, "run_squad.py")) for call in checkout.calls()]
-    assert [(run.seed, run.output_dir.name, run.train_batch_size) for run in runs] == [
+    assert [(run.seed, run.output_dir.name, run.batch_size) for run in runs] == [
         (3, "seed_3", 4),
         (1, "seed_1", 4),
         (10, "seed_10", 4),

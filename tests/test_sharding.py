@@ -41,17 +41,32 @@ def own_rows(tensor: Tensor, degree: int, shard_rank: int) -> Tensor:
 # --- optimizers on shards ---------------------------------------------------------------------------------------------
 
 
+class Parameters(nn.Module):
+    """A model with parameters of SHAPES, for their names and dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        for name, shape in SHAPES.items():
+            module, parameter = name.split(".")
+            if not hasattr(self, module):
+                self.add_module(module, nn.Module())
+            self.get_submodule(module).register_parameter(parameter, nn.Parameter(torch.empty(shape)))
+
+
+MODEL = Parameters()
+
+
 def make_lamb(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return Lamb(parameter_groups(named.items(), 0.01), 0.01, max_grad_norm=1.0, shard_group=group)
+    return Lamb(parameter_groups(MODEL, 0.01, named), 0.01, max_grad_norm=1.0, shard_group=group)
 
 
 def make_lamb_of_deepspeed(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    groups = parameter_groups(named.items(), 0.01)
+    groups = parameter_groups(MODEL, 0.01, named)
     return Lamb(groups, 0.01, trust_bounds=(0.01, 0.3), adapt_undecayed=True, shard_group=group)
 
 
 def make_adamw(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameter_groups(named.items(), 0.01), 0.01, fused=True)
+    return torch.optim.AdamW(parameter_groups(MODEL, 0.01, named), 0.01, fused=True)
 
 
 MAKERS = {"LAMB": make_lamb, "DeepSpeed's LAMB": make_lamb_of_deepspeed, "AdamW": make_adamw}
@@ -149,7 +164,7 @@ def shard_a_net(on_meta: bool) -> None:
     torch.manual_seed(0)
     reference = Net()
     values = {name: p.detach().clone() for name, p in reference.named_parameters()}
-    train(reference, Lamb(parameter_groups(reference.named_parameters(), 0.01), 0.1), slice(None), lambda: None)
+    train(reference, Lamb(parameter_groups(reference, 0.01), 0.1), slice(None), lambda: None)
 
     mesh = make_mesh("cpu", 3)
     with torch.device("meta" if on_meta else "cpu"):
@@ -162,7 +177,7 @@ def shard_a_net(on_meta: bool) -> None:
     for name, shard in shards.named_parameters():
         assert torch.equal(shard, own_rows(values[name], 3, rank())), name
         assert shards.row_start(name) == sum(len(own_rows(values[name], 3, before)) for before in range(rank()))
-    optimizer = Lamb(parameter_groups(shards.named_parameters(), 0.01), 0.1, shard_group=shards.group)
+    optimizer = Lamb(parameter_groups(model, 0.01, shards.shards), 0.1, shard_group=shards.group)
     train(model, optimizer, slice(2 * rank(), 2 * rank() + 2), shards.take_gradients)
     for name, p in reference.named_parameters():
         assert not torch.equal(p, values[name]), name

@@ -9,7 +9,8 @@ from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, run_program
 
 from benchmarks.squad import BY_LENGTH, FILE_ORDER, ordered_batches
 from benchmarks.squad_finetune import summarize
-from evaluation import PredictionConfig, prediction_batches
+from evaluation import prediction_batches
+from run_config import PredictionConfig
 
 FACTS = [
     ("Anna", "Paris", "a baker"),

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
+from data_loading.packing import STREAM_INPUTS
 from tasks.squad import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import Answer, Question, Squad, read_squad
 from tokenizer import BertTokenizer
@@ -259,7 +260,7 @@ def test_stream_holds_the_features_in_the_given_order():
     rows = np.array([3, 0, 11])
     for name, values in samples.stream(rows).items():
         np.testing.assert_array_equal(values, dataset.stream(order[rows])[name])
-    assert set(stream) == set(dataset.stream_arrays)
+    assert set(stream) == {*STREAM_INPUTS, *(label.name for label in dataset.stream_labels)}
 
 
 @pytest.mark.parametrize(

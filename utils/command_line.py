@@ -5,7 +5,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,19 @@ class Arguments(argparse.Namespace):
     def given(self, name: str) -> bool:
         """Whether the command line has the argument `name`, so that its value is not just the default."""
         return name in self._given
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of an argument that only some programs have."""
+        return vars(self).get(name, default)
+
+    def tagged(self, tag: str) -> dict[str, Any]:
+        """What the flags of this program have as `tag`, by the name of the argument."""
+        return {name: flag.tags[tag] for name, flag in self._flags.items() if tag in flag.tags}
+
+    def changed(self) -> dict[str, Any]:
+        """The values that the command line changes, by flag as typed."""
+        values = self.as_dict()
+        return {flag: values[name] for name, flag in self._given.items() if values[name] != self._defaults[name]}
 
     def replace(self, **changes: Any) -> "Arguments":
         """A copy with other values."""
@@ -55,17 +68,32 @@ class BooleanFlag(argparse.Action):
         setattr(namespace, self.dest, value != negative)
 
 
-class RefusedFlag(argparse.Action):
-    """A flag of another program that this one refuses; `hint` says what to use instead."""
+REQUIRED = object()  # the default of a flag that must be given
 
-    def __init__(self, option_strings: Sequence[str], dest: str, hint: str, **_: Any):
-        super().__init__(
-            option_strings, argparse.SUPPRESS, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-        self.hint = hint
 
-    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
-        parser.error(f"{option_string} is not a flag of this program: {self.hint}")
+class Flag:
+    """One flag of a program, with everything that depends on it.
+
+    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of words, or a function
+    that parses a word. needs: flags without which this one has no effect and is refused, such as "--amp or --lr-decay
+    poly"; excludes: flags that cannot be combined with it. options: passed to argparse. tags: what programs look up by
+    `Arguments.tagged`.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        kind: Callable[[str], Any] | tuple[str, ...],
+        default: Any,
+        help: str,
+        needs: Sequence[str] = (),
+        excludes: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        **tags: Any,
+    ):
+        self.names, self.kind, self.default, self.help = names.split(), kind, default, help
+        self.needs, self.excludes, self.options, self.tags = needs, excludes, options or {}, tags
+        self.name = argument_name(self.names[0])
 
 
 def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -> bool:
@@ -89,12 +117,33 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
+        self.flags: dict[str, Flag] = {}
+        self.hints: dict[str, str] = {}  # flags of other programs, and what to use instead
+
+    def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
+        """Adds a group of flags. `defaults` replace those of `flags`, by the name of the argument."""
+        group = self.add_argument_group(title)
+        for flag in flags:
+            default, options = defaults.get(flag.name, flag.default), dict(flag.options)
+            if default is REQUIRED:
+                default, options["required"] = None, True
+            if flag.kind is bool:
+                options["action"] = BooleanFlag
+            elif isinstance(flag.kind, tuple):
+                options["choices"] = flag.kind
+            else:
+                options["type"] = flag.kind
+            group.add_argument(*flag.names, default=default, help=flag.help, **options)
+            self.flags[flag.name] = flag
 
     def parse_args(self, args=None, namespace=None) -> Arguments:
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
             known = self._option_string_actions
             unknown = [word for word in argv if is_flag(word) and flag_name(word) not in known]
+            for flag in map(flag_name, unknown):
+                if flag in self.hints:
+                    self.error(f"{flag} is not a flag of this program: {self.hints[flag]}")
             if unknown:
                 close = difflib.get_close_matches(flag_name(unknown[0]), known, n=1)
                 hint = f": did you mean {close[0]}?" if close else ""
@@ -102,12 +151,15 @@ class ArgumentParser(argparse.ArgumentParser):
         if misplaced := [word for word in argv if is_flag(word) and word.endswith("=--")]:
             self.error(f"argument {flag_name(misplaced[0])}: '--' is no value")  # argparse would make it a list
         parsed = super().parse_args(argv, namespace or Arguments())
-        flags = {flag_name(word) for word in argv if is_flag(word)}
+        typed = [flag_name(word) for word in argv if is_flag(word)]
         actions = list(self._actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 actions += action.choices[getattr(parsed, action.dest)]._actions
-        parsed._given = frozenset(action.dest for action in actions if flags.intersection(action.option_strings))
+        owners = {option: action.dest for action in actions for option in action.option_strings}
+        parsed._given = {owners[flag]: flag for flag in typed if flag in owners}
+        parsed._defaults = {action.dest: action.default for action in actions}
+        parsed._flags = self.flags
         parsed._frozen = True
         return parsed
 
@@ -118,9 +170,31 @@ class ArgumentParser(argparse.ArgumentParser):
             for name in names:
                 if has_effect or not args.given(name):
                     continue
-                if getattr(args, name) is not False or self.get_default(name):  # a false flag asks for nothing
-                    flag = "--" + name.replace("_", "-")
+                if not self._asks_nothing(vars(args)[name]) or self.get_default(name):
+                    flag = args._given[name]
                     self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
+
+    def check_flags(self, args: Arguments) -> None:
+        """Ends the program with an error if a flag lacks another one that it needs, or has one that it excludes."""
+        for name, flag in self.flags.items():
+            for other in flag.excludes:
+                asks = args.given(name) and not self._asks_nothing(vars(args)[name])
+                if asks and self._is_chosen(args, other):
+                    self.error(f"{args._given[name]} cannot be combined with {other}: leave one of them out")
+            self.refuse_without_effect(args, [((name,), self._is_chosen(args, need), need) for need in flag.needs])
+
+    @staticmethod
+    def _asks_nothing(value: Any) -> bool:
+        return value is None or value is False or value == "none"
+
+    def _is_chosen(self, args: Arguments, condition: str) -> bool:
+        """Whether one of the flags in `condition`, such as "--amp or --lr-decay poly", has that value, or is not at its
+        default. A program without the flag behaves as if it had been given."""
+        for flag, _, word in (part.partition(" ") for part in condition.split(" or ")):
+            name = argument_name(flag)
+            if name not in args or (vars(args)[name] == word if word else vars(args)[name] != self.get_default(name)):
+                return True
+        return False
 
     def error(self, message: str) -> NoReturn:
         if reports_errors():
@@ -134,6 +208,10 @@ def is_flag(word: str) -> bool:
 
 def flag_name(flag: str) -> str:
     return flag.partition("=")[0]
+
+
+def argument_name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def hyphenated(word: str) -> str:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import PeerError, UserError
+from utils.launcher import RankEnvironment, read_environment
 
 Result = TypeVar("Result")
 
@@ -27,42 +28,6 @@ JOIN_MINUTES = 5.0
 JOIN_POLL_SECONDS = 0.05
 JOIN_GRACE_SECONDS = 2
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)  # rank 0 may verify large checkpoints, and the others wait
-
-
-@dataclass(frozen=True)
-class RankEnvironment:
-    """The place of this process in the run, as the environment variables of its launcher say."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-
-def read_environment() -> RankEnvironment:
-    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a value that is missing or
-    impossible."""
-    world_size = _environment_int("WORLD_SIZE", 1, 1)
-    if world_size == 1:
-        return RankEnvironment()
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
-    _environment_int("MASTER_PORT", 0, 0, 65535)
-    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"  # torchrun's, DeepSpeed's
-    local_world_size = _environment_int(local_name, world_size, 1, world_size)
-    return RankEnvironment(
-        _environment_int("RANK", 0, 0, world_size - 1),
-        world_size,
-        _environment_int("LOCAL_RANK", 0, 0, local_world_size - 1),
-        local_world_size,
-    )
-
-
-def _environment_int(name: str, default: int, minimum: int, maximum: int = 2**31) -> int:
-    text = os.environ.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
-        raise UserError(f"{name} is {text!r}, not a number from {minimum} to {maximum}: start the run with torchrun")
-    return int(text)
 
 
 @dataclass
@@ -170,7 +135,7 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
         signs = JOIN_FAILURE_SIGNS if while_joining else PEER_FAILURE_SIGNS
         if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
             raise
-        raise UserError("another process of this run has ended, and so this one ends: see that one's error") from error
+        raise UserError("another rank failed, so this one stops: see that rank's error") from error
 
 
 class ErrorReports:

@@ -1,21 +1,27 @@
-"""Files: read JSON with clear errors, write atomically, hash."""
+"""Files: read JSON with clear errors, write files and folders atomically, lock folders, hash."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from utils.errors import UserError
 
 HASH_BLOCK = 1 << 20  # bytes hashed between two progress reports
+LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/agent.py
+TEMPORARY_SUFFIX = ".tmp"
 
 
 def read_json(path: str | Path, description: str) -> Any:
@@ -42,30 +48,65 @@ def read_json_object(path: str | Path, description: str) -> dict[str, Any]:
     return value
 
 
+# --- atomic writes ----------------------------------------------------------------------------------------------------
+
+
+def temporary_path(path: Path) -> Path:
+    """An unused path beside `path`: `<name>.tmp-<random>`."""
+    return path.with_name(f"{path.name}{TEMPORARY_SUFFIX}-{secrets.token_hex(8)}")
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path to write to. At the end it is synced and renamed to `path`; on an error it is removed, and an
-    older file at `path` stays unchanged."""
+    """A new, empty temporary file to write to. At the end it is synced and renamed to `path`; on an error it is
+    removed, and an older file at `path` stays unchanged."""
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    temporary = temporary_path(path)
     try:
-        with name_in_errors(path):
-            yield temporary
-            sync(temporary)
-            temporary.rename(path)
+        # O_EXCL: a symbolic link that somebody placed there is not followed.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        yield temporary
+        sync(temporary)
+        temporary.rename(path)
+    except OSError as error:  # a failed write to a full disk names no file
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def name_in_errors(path: Path) -> Iterator[None]:
-    """Adds the path to errors that have none, such as those of a write to a full disk."""
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to write to, which replaces `folder` at the end, and is removed on an error."""
+    temporary = temporary_path(folder)
     try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
+        temporary.mkdir(parents=True)
+        yield temporary
+        publish_folder(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def publish_folder(temporary: Path, folder: Path) -> None:
+    """Syncs the folder `temporary` with its files, and renames it to `folder`, instead of a folder that is there."""
+    for path in (*temporary.rglob("*"), temporary):
+        sync(path)
+    if folder.is_dir():
+        remove(folder)
+    temporary.rename(folder)
+    sync(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder, or a symbolic link, which is not followed. A folder is renamed first, so that a kill
+    leaves no incomplete folder under its name."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    temporary = temporary_path(path)
+    path.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -92,37 +133,81 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def lock_folder(folder: Path) -> BinaryIO:
-    """Locks `folder` for this process until the returned file is closed or the process ends, however it ends.
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+
+class FolderLock:
+    """An exclusive lock of a folder, until `close` or the end of the process. Made by `lock_folder`.
+
+    The folder and the file `.lock` in it are locked. The file names the holder, and works on network file systems that
+    cannot lock folders; the folder stays locked where somebody removes the file.
+
+    Raises BlockingIOError if another process holds the lock, and UserError if `.lock` is not a plain file.
+    """
+
+    def __init__(self, folder: Path):
+        path = folder / LOCK_FILE
+        self.descriptors: list[int] = []
+        self.descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        try:
+            self.descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+            status = os.fstat(self.descriptors[1])
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+            status = None
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise UserError(f"{path} is not a plain file of its own: remove it")
+        for descriptor in self.descriptors:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                if descriptor == self.descriptors[1]:
+                    reason = error.strerror
+                    print(f"warning: {folder} cannot be locked ({reason}): run only one program there", file=sys.stderr)
+        holder = f"process {os.getpid()} on {socket.gethostname()}".encode()
+        try:
+            os.truncate(self.descriptors[1], 0)
+            os.pwrite(self.descriptors[1], holder, 0)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    __del__ = close
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """Makes `folder` if necessary, and locks it for this process. A file system without locks is noted on standard
+    error.
 
     Raises UserError, naming the host and process that hold the lock, if there is one; waits for it first if the
-    environment says so. A file system without locks is noted on standard error.
+    environment says so.
     """
-    file = (folder / ".lock").open("a+b")
+    folder.mkdir(parents=True, exist_ok=True)
     patience = os.environ.get(LOCK_SECONDS_VARIABLE, "")
     end = time.monotonic() + (int(patience) if patience.isdecimal() else 0)
-    try:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise
-            time.sleep(0.5)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().decode("utf-8", "replace").strip() or "another process"
-        file.close()
-        raise UserError(f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder") from error
-    except OSError as error:
-        print(f"warning: {folder} cannot be locked ({error.strerror}): run only one program there", file=sys.stderr)
-        return file
-    with name_in_errors(folder / ".lock"):
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-        file.flush()
-    return file
+    while True:
+        try:
+            return FolderLock(folder)
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                holder = ""
+                with contextlib.suppress(OSError):
+                    holder = (folder / LOCK_FILE).read_bytes().decode("utf-8", "replace").strip()
+                raise UserError(
+                    f"{folder} is in use by {holder or 'another process'}: wait for it, stop it, or choose another "
+                    f"folder"
+                ) from error
+        time.sleep(0.5)
+
+
+# --- hashes -----------------------------------------------------------------------------------------------------------
 
 
 def file_digest(path: str | Path, algorithm: str = "sha256", progress: Callable[[int], Any] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Stops a worker process when the launcher that started it has died."""
+"""What a launcher such as torchrun tells its worker processes, and the end of workers whose launcher has died."""
 
 import contextlib
 import os
@@ -6,6 +6,9 @@ import select
 import signal
 import threading
 import time
+from dataclasses import dataclass
+
+from utils.errors import UserError
 
 LAUNCHER_VARIABLE = "LAUNCHER_PID"  # set by the launch scripts
 SECONDS_TO_SAVE = 120
@@ -40,3 +43,39 @@ def _wait(descriptors: list[int]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SECONDS_TO_SAVE)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """The place of this process in the run, as the environment variables of its launcher say."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def read_environment() -> RankEnvironment:
+    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a value that is missing or
+    impossible."""
+    world_size = _environment_int("WORLD_SIZE", 1, 1)
+    if world_size == 1:
+        return RankEnvironment()
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
+    _environment_int("MASTER_PORT", 0, 0, 65535)
+    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"  # torchrun's, DeepSpeed's
+    local_world_size = _environment_int(local_name, world_size, 1, world_size)
+    return RankEnvironment(
+        _environment_int("RANK", 0, 0, world_size - 1),
+        world_size,
+        _environment_int("LOCAL_RANK", 0, 0, local_world_size - 1),
+        local_world_size,
+    )
+
+
+def _environment_int(name: str, default: int, minimum: int, maximum: int = 2**31) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
+        raise UserError(f"{name} is {text!r}, not a number from {minimum} to {maximum}: start the run with torchrun")
+    return int(text)

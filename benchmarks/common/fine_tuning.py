@@ -18,7 +18,8 @@ from benchmarks.common.results import RESULTS, machine_info
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from device import select_device
-from lr_scheduler import ScheduleConfig, make_schedule
+from lr_scheduler import make_schedule
+from run_config import ScheduleConfig
 from utils.command_line import (
     ArgumentParser,
     Arguments,

@@ -8,19 +8,26 @@ from torch import nn
 
 from benchmarks.common.results import ROOT
 from bert_config import BertConfig
-from checkpoint.state import CheckpointMetadata, StartConfig
-from data_loading.loader import LoaderConfig, StepBatch
+from data_loading.loader import StepBatch
 from device import Runtime, select_device
-from lr_scheduler import ScheduleConfig
 from metrics import GlobalBatchStats
 from modeling import BertPreTrainedModel
-from optimizer import OptimizerConfig, parameter_groups
-from parallel.base import ParallelConfig
+from optimizer import parameter_groups
 from precision import select_precision
-from run_setup import RunConfig, build_trainer
+from run_config import (
+    CheckpointMetadata,
+    LoaderConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainerConfig,
+)
+from run_setup import build_trainer
 from tasks import Task
 from tasks.pretraining import PretrainingDataset
-from trainer import Trainer, TrainerConfig
+from trainer import Trainer
 
 MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
 MAX_STEPS = 10**4
@@ -40,7 +47,12 @@ def make_runtime(device_name: str, amp: bool, pure: bool = False, tf32: bool = F
 
 
 def make_trainer(
-    model: BertPreTrainedModel, task: Task, loader: LoaderConfig, runtime: Runtime, optimizer: str, compile: str
+    model: BertPreTrainedModel,
+    task: Task,
+    loader: LoaderConfig,
+    runtime: Runtime,
+    optimizer: str,
+    parallel: ParallelConfig,
 ) -> Trainer:
     """A trainer as run_setup.build_trainer builds it, which saves nothing."""
     config = RunConfig(
@@ -48,7 +60,7 @@ def make_trainer(
         loader,
         OptimizerConfig(optimizer),
         ScheduleConfig(MAX_STEPS, LEARNING_RATE, "constant"),
-        ParallelConfig(compile),
+        parallel,
         StartConfig(),
         CheckpointMetadata("benchmark", {}, num_samples=0, seed=0, vocab_file=Path("unused"), do_lower_case=True),
     )
@@ -69,14 +81,14 @@ def train_step(trainer: Trainer, batch: StepBatch) -> None:
 def fused_adamw(model: nn.Module) -> torch.optim.AdamW:
     """The optimizer of other implementations, with this project's groups and values."""
     config = OptimizerConfig()
-    groups = parameter_groups(model.named_parameters(), config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay)
     return torch.optim.AdamW(groups, LEARNING_RATE, config.betas, config.eps, fused=True)
 
 
 class RandomDataset:
     """Samples of random ids, the second half of them with unequal lengths (see data_loader.StreamDataset)."""
 
-    stream_arrays = PretrainingDataset.stream_arrays
+    stream_labels = PretrainingDataset.stream_labels
 
     def __init__(self, count: int, seq_length: int, vocab_size: int):
         random = np.random.default_rng(0)

@@ -8,7 +8,8 @@
 #
 # The checkout is mounted at /workspace/bert, RESULTS_DIR [results] at /results and BERT_PREP_WORKING_DIR [data] at
 # /data, under which the scripts in the container find them. The checkout may be read-only if the other two are not.
-# The container runs as the calling user. IMAGE [bert] is its name.
+# Compiled graphs are kept in /results/.inductor_cache. The container runs as the calling user. IMAGE [bert] is its
+# name.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -47,4 +48,5 @@ fi
 exec docker run --rm "${terminal[@]}" "${gpu_flags[@]}" --network "$network" --ipc host --ulimit memlock=-1 \
   --ulimit stack=67108864 --user "$(id -u):$(id -g)" --volume "$root:/workspace/bert" \
   --volume "$(realpath "$results"):/results" --volume "$(realpath "$data"):/data" --env RESULTS_DIR=/results \
-  --env BERT_PREP_WORKING_DIR=/data --workdir /workspace/bert "${IMAGE:-bert}" bash -c "$command"
+  --env BERT_PREP_WORKING_DIR=/data --env TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache --workdir /workspace/bert \
+  "${IMAGE:-bert}" bash -c "$command"

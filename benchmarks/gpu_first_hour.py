@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""The first hour on a GPU, in four calls of under ten minutes: are the results right, and then how fast is it?
+
+    python3 benchmarks/gpu_first_hour.py prepare                    # before, on any machine: shards, losses on the CPU
+    python3 benchmarks/gpu_first_hour.py kernels --output $OUT      # on the GPU, one call after another
+    python3 benchmarks/gpu_first_hour.py training --output $OUT
+    python3 benchmarks/gpu_first_hour.py speed --output $OUT
+    python3 benchmarks/gpu_first_hour.py defaults --output $OUT
+
+`prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call has a log file and
+a time limit; a command that fails does not end the others. <call>.json in the output folder says of each command what
+was expected, what was found, and whether that fits. The exit code is 1 if something does not. docs/gpu_first_hour.md
+explains what to do then. `--toy` runs a call with a small model on the CPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from utils.command_line import ArgumentParser, Arguments
+from utils.errors import UserError, run_main
+from utils.files import write_json
+from utils.progress import print_line
+
+FOLDER = ROOT / ".gpu"  # of `prepare`
+UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
+# Predicted tokens/s of BERT-large at length 128 on an H100, written down before anything was measured.
+PREDICTIONS = {
+    "amp": (165_000, 190_000),
+    "amp, compiled layers": (190_000, 235_000),
+    "amp, compiled model": (215_000, 235_000),
+    "pure": (165_000, 200_000),
+    "pure, compiled model": (225_000, 245_000),
+}
+# Of `training`: flags after those of every run, and what the losses are compared with: another run of the list, or the
+# run on the CPU; the largest relative difference; and over how many updates, None for all.
+MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
+    "fp32, no dropout": (("--dropout", "0"), "CPU", 1e-4, COMPARED_UPDATES),
+    "amp, no dropout": (("--dropout", "0", "--amp"), "fp32, no dropout", 1e-2, None),
+    "amp": (("--amp",), None, 0, None),
+    "amp, activation checkpointing": (("--amp", "--activation-checkpoint", "full"), "amp", 1e-3, None),
+    "amp, compiled layers": (
+        ("--amp", "--compile", "layers", "--activation-checkpoint", "full"), "amp", 2e-2, None),
+    "amp, compiled model": (("--amp", "--compile", "model"), "amp", 2e-2, None),
+    "pure, compiled model": (("--use-pure-fp16", "--compile", "model"), "amp", 2e-2, None),
+    "fp16": (("--fp16",), "amp", 2e-2, None),
+}  # fmt: skip
+MAX_SKIPPED_UPDATES = 8  # of float16
+
+
+def file_name(name: str) -> str:
+    return name.replace(", ", "-").replace(" ", "_")
+
+
+@dataclass
+class Call:
+    """The commands of one call and what they found."""
+
+    output: Path
+    toy: bool
+    results: list[dict] = field(default_factory=list)
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.toy else "cuda"
+
+    @property
+    def updates(self) -> int:
+        return TOY_UPDATES if self.toy else UPDATES
+
+    def run(self, name: str, command: list[object], timeout: int, environment: dict[str, str] | None = None) -> bool:
+        """Runs `command`; returns whether it ended with exit code 0 within `timeout` seconds."""
+        limit = timeout * 10 if self.toy else timeout  # a CPU may be busy
+        log, started = self.output / f"{file_name(name)}.log", time.monotonic()
+        words = [sys.executable, *map(str, command)]
+        env = {**os.environ, **(environment or {})}
+        with log.open("wb") as file:
+            try:
+                code = subprocess.run(words, cwd=ROOT, stdout=file, stderr=file, timeout=limit, env=env).returncode
+            except subprocess.TimeoutExpired:
+                code = 124
+        seconds = round(time.monotonic() - started, 1)
+        self.results.append({"name": name, "command": words[1:], "exit_code": code, "seconds": seconds, "ok": not code})
+        print_line(f"{'ok  ' if not code else 'FAIL'} {name}: exit code {code}, {seconds} s, {log}")
+        return not code
+
+    def judge(self, expected: str, found: object, ok: bool) -> None:
+        """Adds to the last command's result what it was expected to show, and whether it did."""
+        self.results[-1] |= {"expected": expected, "found": found, "ok": self.results[-1]["ok"] and ok}
+        print_line(f"     {'as expected' if ok else 'NOT as expected'}: {expected}; found {found}")
+
+
+def records(report: Path) -> list[dict]:
+    return [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
+
+
+def losses(report: Path) -> list[float]:
+    """The losses of all updates, in order; of a run in two parts from both."""
+    steps = {tuple(r["step"]): r["data"]["loss"] for r in records(report) if r["step"] and "loss" in r["data"]}
+    return [steps[step] for step in sorted(steps, key=lambda step: step[-1])]
+
+
+def largest_difference(found: list[float], expected: list[float], count: int | None) -> float:
+    """The largest relative difference of losses; infinite if the runs have different lengths."""
+    if len(found) != len(expected) and count is None:
+        return float("inf")
+    return max(abs(a - b) / abs(b) for a, b in list(zip(found, expected, strict=False))[:count])
+
+
+def model_files(model: str) -> tuple[object, ...]:
+    return (
+        "--vocab-file",
+        "vocab/bert-base-uncased-vocab.txt",
+        "--config-file",
+        f"bert_configs/bert-{model}-uncased.json",
+    )
+
+
+def pretraining(toy: bool, device: str, shards: Path, output: Path, *flags: object) -> list[object]:
+    """run_pretraining.py on the carried shards: BERT-mini with 64 sequences per update."""
+    model, batch, merge = ("tiny", 4, 1) if toy else ("mini", 64, 1)
+    return [
+        *("run_pretraining.py", "--input-dir", shards, "--output-dir", output, "--report-file", f"{output}.json"),
+        *model_files(model),
+        *("--max-seq-length", 128, "--max-predictions-per-seq", 20, "--batch-size", batch),
+        *("--gradient-merge-steps", merge, "--learning-rate", 1e-3, "--seed", 7, "--log-freq", 1, "--device", device),
+        *("--show-config", "false", "--overwrite", *flags),
+    ]  # fmt: skip
+
+
+def shards_in(folder: Path, length: int) -> Path:
+    return folder / str(length) / "hdf5"
+
+
+def prepare(call: Call, folder: Path) -> None:
+    """Shards of the sample books at lengths 128 and 512, and the losses of the first updates on the CPU."""
+    from benchmarks.common.shards import make_shards
+
+    for length in (128,) if call.toy else (128, 512):
+        if not shards_in(folder, length).is_dir():
+            (folder / str(length)).mkdir(exist_ok=True)
+            make_shards(folder / str(length), length)
+    updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
+    flags = ("--max-steps", call.updates, "--steps-this-run", updates, "--dropout", 0)
+    call.run("CPU", pretraining(call.toy, "cpu", shards_in(folder, 128), folder / "cpu", *flags), 1200)
+
+
+def kernels(call: Call, folder: Path) -> None:
+    for length in (128,) if call.toy else (128, 512):
+        rounds, output = (1 if call.toy else 5), call.output / f"attention-{length}.json"
+        command = ["benchmarks/attention.py", "--device", call.device, "--seq-length", length, "--rounds", rounds]
+        command += ["--input-dir", shards_in(folder, length)]
+        toy = ("--tokens", 512, "--heads", 2, "--head-size", 16) if call.toy else ()
+        call.run(f"attention {length}", [*command, *toy, "--output", output], 150)
+    toy = ("--model", "tiny", "--seq-length", 24, "--batch-size", 4) if call.toy else ()
+    output = call.output / "device_checks.json"
+    call.run("device checks", ["benchmarks/device_checks.py", "--device", call.device, *toy, "--output", output], 300)
+
+
+def training(call: Call, folder: Path) -> None:
+    if not (folder / "cpu.json").is_file():
+        raise UserError(f"{folder} lacks cpu.json: run `gpu_first_hour.py prepare` first and carry {folder}")
+    found = {"CPU": losses(folder / "cpu.json")}
+    for name, (flags, reference, limit, count) in MODES.items():
+        if call.toy and "--fp16" in flags:
+            continue  # few CPUs compute float16
+        output = call.output / file_name(name)
+        command = pretraining(
+            call.toy, call.device, shards_in(folder, 128), output, "--max-steps", call.updates, *flags
+        )
+        if not call.run(name, command, 120 if "--compile" in flags else 60):
+            continue
+        found[name] = losses(Path(f"{output}.json"))
+        if reference in found:
+            difference = largest_difference(found[name], found[reference], count)
+            call.judge(f"losses within {limit:g} of {reference}", difference, difference < limit)
+        if name == "fp16":
+            skipped = call.updates - len(found[name])
+            call.judge(f"at most {MAX_SKIPPED_UPDATES} skipped updates", skipped, skipped <= MAX_SKIPPED_UPDATES)
+    output, half = call.output / "resumed", call.updates // 2
+    flags = ("--max-steps", call.updates, "--amp", "--resume-from-checkpoint")
+    command = pretraining(call.toy, call.device, shards_in(folder, 128), output, *flags)
+    command.remove("--overwrite")
+    if call.run("first half", [*command, "--steps-this-run", half], 60) and call.run("resumed", command, 60):
+        difference = largest_difference(losses(Path(f"{output}.json")), found.get("amp", []), None)
+        call.judge("losses within 0.001 of amp", difference, difference < 1e-3)
+
+
+def benchmark(call: Call, name: str, shards: Path, length: int, batch: int, flags: tuple, environment=None) -> None:
+    """run_pretraining.py --benchmark of BERT-large: tokens/s, judged by the prediction at length 128."""
+    model, merge = ("tiny", 2) if call.toy else ("large", 32)
+    predictions, report = (
+        (20 if length == 128 else 80),
+        call.output / f"{name.replace(', ', '-').replace(' ', '_')}.json",
+    )
+    report.unlink(missing_ok=True)
+    command = [
+        *("run_pretraining.py", "--input-dir", shards, "--output-dir", call.output / "unused", "--report-file", report),
+        *model_files(model),
+        *("--max-seq-length", length, "--max-predictions-per-seq", predictions, "--batch-size", batch),
+        *("--gradient-merge-steps", merge, "--max-steps", 1000, "--benchmark", "--benchmark-warmup-steps", 1),
+        *("--benchmark-steps", 2, "--log-freq", 99, "--device", call.device, "--show-config", "false", *flags),
+    ]  # fmt: skip
+    if not call.run(name, command, 150, environment):
+        return
+    summary = records(report)[-1]["data"]
+    rate, predicted = summary["tokens_per_second"], PREDICTIONS.get(name)
+    if predicted is None or call.toy:
+        call.judge("a rate", summary, rate > 0)
+    else:  # more than 15% below the prediction: profile before anything else
+        low, high = predicted
+        call.judge(f"{low:,} to {high:,} tokens/s", summary, rate > 0.85 * low)
+
+
+SPEED_FLAGS = {
+    "amp": ("--amp",),
+    "amp, compiled layers": ("--amp", "--compile", "layers"),
+    "amp, compiled model": ("--amp", "--compile", "model"),
+    "pure": ("--use-pure-fp16",),
+    "pure, compiled model": ("--use-pure-fp16", "--compile", "model"),
+}
+
+
+def speed(call: Call, folder: Path) -> None:
+    for name, flags in SPEED_FLAGS.items():
+        if not (call.toy and "--compile" in flags):  # minutes on a CPU, and `training` compiles
+            benchmark(call, name, shards_in(folder, 128), 128, 4 if call.toy else 256, flags)
+
+
+def defaults(call: Call, folder: Path) -> None:
+    toy = call.toy
+    for name in () if toy else ("amp, compiled model", "pure, compiled model"):
+        benchmark(call, f"{name}, length 512", shards_in(folder, 512), 512, 64, SPEED_FLAGS[name])
+    batch = 8 if toy else 512
+    benchmark(call, f"amp, batch {batch}", shards_in(folder, 128), 128, batch, SPEED_FLAGS["amp"])
+    segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    benchmark(
+        call, "amp, expandable segments", shards_in(folder, 128), 128, 4 if toy else 256, SPEED_FLAGS["amp"], segments
+    )
+    model = "tiny" if toy else "large"
+    short = ("--rounds", 1, "--no-compile") if toy else ()
+    command = ["benchmarks/optimizer_step.py", "--device", call.device, "--model", model, *short]
+    call.run("optimizer", [*command, "--output", call.output / "optimizer_step.json"], 120)
+    short = ("--launches", 1, "--checkpoints", 1) if toy else ()
+    command = ["benchmarks/startup_and_checkpoints.py", "--device", call.device, "--model", model, *short]
+    output = call.output / "startup.json"
+    call.run("start and checkpoints", [*command, "--input-dir", shards_in(folder, 128), "--output", output], 150)
+
+
+CALLS: dict[str, Callable[[Call, Path], None]] = {
+    function.__name__: function for function in (prepare, kernels, training, speed, defaults)
+}
+
+
+def parse_arguments(argv: list[str] | None) -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("call", choices=tuple(CALLS), help="which part")
+    parser.add_argument("--output", type=Path, default=Path("gpu_results"), help="folder for logs and results")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the shards that `prepare` makes")
+    parser.add_argument("--toy", action="store_true", help="a small model on the CPU, to try the call")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    output = args.folder if args.call == "prepare" else args.output
+    output.mkdir(parents=True, exist_ok=True)
+    call = Call(output.resolve(), args.toy)
+    try:
+        CALLS[args.call](call, args.folder.resolve())
+    finally:
+        write_json(output / f"{args.call}.json", {"toy": args.toy, "results": call.results})
+    return 0 if call.results and all(result["ok"] for result in call.results) else 1
+
+
+if __name__ == "__main__":
+    run_main(main)

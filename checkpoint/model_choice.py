@@ -1,0 +1,119 @@
+"""Which model a run uses: its architecture, vocabulary and casing.
+
+Flags come first. Without them, a model folder that the run starts from brings its own; else --bert-model names files of
+this project.
+"""
+
+import atexit
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bert_config import BertConfig
+from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
+from run_config import CUSTOM, ModelSelection, StartConfig
+from tokenizer import read_tokenizer_file, read_vocabulary
+from utils.errors import UserError
+from utils.files import read_json_object
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "bert_configs"
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """`name` is the folder for results: a file in bert_configs/, or `custom`."""
+
+    name: str
+    config: BertConfig
+    vocab_file: Path
+    do_lower_case: bool
+
+
+def choose_model(
+    selection: ModelSelection, start: StartConfig, on_main: Callable[[Callable], Any] = lambda function: function()
+) -> ModelChoice:
+    """The model that the flags name. Raises UserError for files that are missing or do not fit together.
+
+    on_main: calls a function on the main process only, which verifies the model folder that the flags name."""
+    folder = None if selection.config_file or selection.is_named else on_main(partial(initial_folder, start))
+    folder = folder and Path(folder)
+    path, name, do_lower_case = selection.config_file, selection.name, selection.do_lower_case
+    if path is not None and not selection.is_named:
+        name = path.stem if path.resolve().parent == CONFIGS else CUSTOM
+    elif folder is not None:
+        path = folder / CONFIG_FILE
+    elif path is None and name == CUSTOM:
+        raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
+    config = read_config(path or CONFIGS / f"{name}.json")
+    if folder is not None:
+        name = name_of(config)
+    if selection.pre_layer_norm:
+        config = dataclasses.replace(config, pre_layer_norm=True)
+    if (dropout := selection.dropout) is not None:
+        config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+
+    vocab_file, casing = selection.vocab_file, None
+    if vocab_file is None and folder is not None and (folder / VOCAB_FILE).is_file():
+        vocab_file = folder / VOCAB_FILE
+        if (folder / TOKENIZER_FILE).is_file():
+            casing = read_json_object(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
+    elif vocab_file is None and folder is not None and (folder / "tokenizer.json").is_file():  # from transformers 5
+        vocab_file, casing = extract_vocabulary(folder / "tokenizer.json")
+    elif vocab_file is None:
+        if name == CUSTOM:
+            raise UserError("--vocab-file is missing: give the vocabulary of the model")
+        # All of Google's models of a casing have the same vocabulary.
+        vocab_file = ROOT / "vocab" / f"bert-base-{'uncased' if 'uncased' in name else 'cased'}-vocab.txt"
+    num_words = len(read_vocabulary(vocab_file)[0])
+    if not num_words <= config.vocab_size <= -(-num_words // 64) * 64:
+        raise UserError(
+            f"{vocab_file} holds {num_words} words; the config's vocab_size is {config.vocab_size}: use the vocabulary "
+            f"and the config that belong together"
+        )
+    if do_lower_case is None:
+        do_lower_case = casing if isinstance(casing, bool) else is_uncased(vocab_file)
+    return ModelChoice(name, config, vocab_file, do_lower_case)
+
+
+def extract_vocabulary(path: Path) -> tuple[Path, bool]:
+    """The vocabulary of a `tokenizer.json` as a temporary `vocab.txt`, and whether it lower-cases."""
+    tokens, do_lower_case = read_tokenizer_file(path)
+    folder = Path(tempfile.mkdtemp(prefix="vocabulary_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    vocab_file = folder / VOCAB_FILE
+    vocab_file.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+    return vocab_file, do_lower_case
+
+
+def initial_folder(start: StartConfig) -> str | None:
+    """The model folder that the run starts from, verified, if it has a config; see checkpoint.state.find_start."""
+    folder, weights = None, start.from_phase1_final_params or start.from_pretrained_params
+    if start.from_checkpoint is not None:
+        folder = find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint, log=lambda _: None)
+    if folder is None and weights is not None:
+        folder = find_model_folder(weights, log=lambda _: None)
+    return str(folder) if folder is not None and (folder / CONFIG_FILE).is_file() else None
+
+
+def read_config(path: Path) -> BertConfig:
+    try:
+        return BertConfig.from_dict(read_json_object(path, "the config"))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: correct the config") from error
+
+
+def name_of(config: BertConfig) -> str:
+    """The name of the same architecture in bert_configs/, or `custom`."""
+    return next((path.stem for path in sorted(CONFIGS.glob("*.json")) if read_config(path) == config), CUSTOM)
+
+
+def is_uncased(vocab_file: Path) -> bool:
+    """Whether a vocabulary has no capital letters, so that its text was lower-cased."""
+    words = vocab_file.read_text(encoding="utf-8").split()
+    return not any(word != word.lower() for word in words if not word.startswith("["))

@@ -1,0 +1,297 @@
+"""Estimates of a training run before it starts: its memory, from the model and the flags, and its time, from the
+measured time of an update.
+
+`phases` walks through one update and yields what is alive at the end of the forward pass, in the backward pass of each
+layer and of the embeddings, and in the optimizer's step. The largest sum is the peak. Every sequence has the full
+length, which is the most that a micro-batch holds (see data_loading/packing.py). The model tells the memory of its
+activations.
+
+Not included: the libraries (about 0.3 GiB per process on a CPU; on a GPU 0.5 to 1 GiB for CUDA and NCCL), and memory
+that the allocator cannot reuse. docs/memory.md compares estimates with measurements.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from attention import COMPILED_ON_CPU, default_implementation
+from data_loading.packing import MicroBatchLimits, PassSizes
+from loss import FLOAT32_ROWS
+from modeling import BertPreTrainedModel
+from optimizer import SPECS
+from precision import Precision
+from run_config import ParallelConfig
+
+FLOAT32 = 4
+COMPONENTS = ("weights", "gradients", "optimizer state", "activations", "logits and loss", "weight copies")
+COMPONENTS += ("communication buffers", "checkpoint copy")
+LIBRARY_BYTES = 2**30  # CUDA and NCCL
+GPU_SIZES = (80, 40, 24, 16)  # GB
+# Model TFLOP/s of BERT-large on an A100 80GB in mixed precision at length 512: 103 sequences/s, NVIDIA's published
+# figure (docs/results.md), times the 1.02 TFLOP of a sequence.
+A100_TFLOPS = 105
+DEVICE_COUNTS = (1, 8, 64)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """What the memory of one process depends on, besides the model.
+
+    limits: the sizes of a micro-batch; 0 targets without masked tokens. micro_batches: per update. world_size:
+    processes. saves: whether checkpoints are written.
+    """
+
+    limits: MicroBatchLimits
+    batch_size: int
+    micro_batches: int = 1
+    optimizer: str = "Lamb"
+    precision: Precision = field(default_factory=Precision)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    saves: bool = True
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.parallel.shard_degree > 1
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.world_size > 1 and not self.is_sharded
+
+    @property
+    def updates_all_tensors_at_once(self) -> bool:
+        return self.device.type != "cpu" or self.is_sharded
+
+    @property
+    def pass_sizes(self) -> PassSizes:
+        limits, product = self.limits, self.precision.dtype.itemsize
+        on_cpu, compiled = self.device.type == "cpu", self.parallel.compile != "none"
+        attention = default_implementation(self.device, self.precision.dtype)
+        return PassSizes(
+            limits.tokens,
+            limits.sequences if limits.num_sizes == 1 else self.batch_size,
+            limits.targets,
+            limits.max_seqlen,
+            product,
+            residual=product if self.precision.pure else FLOAT32,
+            # The CPU's own dropout has masks of the width of the states (see cpu/dropout.py); torch's has booleans.
+            mask=product if on_cpu and not compiled else 1,
+            attention=COMPILED_ON_CPU if compiled and on_cpu else attention,
+            autocast=self.precision.autocast,
+            device_type=self.device.type,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes per process. peak: on the device, by component, in the phase `moment`; largest: the most of each component
+    in any phase; host: on the CPU besides, if the device is a GPU."""
+
+    moment: str
+    peak: dict[str, int]
+    largest: dict[str, int]
+    host: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.peak.values())
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def estimate_memory(model: BertPreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
+    """The estimate for `model`, which may be on the meta device."""
+    resident, host = resident_memory(model, settings)
+    alive = {name: resident + memory for name, memory in phases(model, settings)}
+    moment = max(alive, key=lambda name: alive[name].total())
+    largest = {part: int(max(memory[part] for memory in alive.values())) for part in COMPONENTS}
+    return MemoryEstimate(moment, {part: int(alive[moment][part]) for part in COMPONENTS}, largest, dict(host))
+
+
+def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
+    """Bytes that stay from one update to the next, on the device and on the host besides."""
+    on_cpu, precision = settings.device.type == "cpu", settings.precision
+    parameters = num_parameters(model) / settings.parallel.shard_degree
+    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model) / settings.parallel.shard_degree
+    state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
+    if precision.pure and not settings.is_sharded:  # the optimizer's float32 weights, and the model's
+        state["weights"] += precision.dtype.itemsize * parameters
+    if not settings.updates_all_tensors_at_once:  # the optimizer keeps its buffer
+        state += update_buffers(model, settings)
+    if settings.is_replicated:  # DDP's buckets
+        state["gradients"] += FLOAT32 * parameters
+    checkpoint = Counter({"checkpoint copy": FLOAT32 * parameters + optimizer_state if settings.saves else 0})
+    if on_cpu:
+        return state + checkpoint, Counter()
+    if settings.parallel.cpu_offload:
+        state += Counter({"gradients": FLOAT32 * parameters})
+        return Counter(), state + update_buffers(model, settings) + checkpoint
+    return state, checkpoint
+
+
+def update_buffers(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
+    """What a step of the optimizer needs besides gradients and state."""
+    sizes = [p.numel() for p in model.parameters()]
+    elements = SPECS[settings.optimizer].update_elements(sizes, settings.updates_all_tensors_at_once)
+    return Counter({"optimizer state": FLOAT32 * elements / settings.parallel.shard_degree})
+
+
+def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
+    """The name of each phase of an update, and the bytes that are alive then besides `resident_memory`."""
+    sizes, parallel, precision = settings.pass_sizes, settings.parallel, settings.precision
+    memory, mode, shards = model.activation_memory(sizes), parallel.activation_checkpoint, parallel.shard_degree
+    gradient, masters = sizes.residual, FLOAT32 * num_parameters(model) / shards
+    layer_parameters = [num_parameters(layer) for layer in model.layers]
+    other_parameters = num_parameters(model) - sum(layer_parameters)
+    vocabulary = num_parameters(model.word_embeddings)
+    num_layers = len(memory.layers)
+    embeddings = Counter({"activations": memory.embeddings})
+    kept = []  # of each layer until its backward pass
+    for layer in memory.layers:
+        if mode == "none":
+            kept.append(Counter({"activations": layer.kept, "weight copies": layer.weight_copies}))
+        else:
+            kept.append(Counter({"activations": layer.input + (layer.linear_outputs if mode == "selective" else 0)}))
+
+    # Gradients of the micro-batches before this one, but for DDP's, which are resident.
+    keeps_sums = settings.micro_batches > 1 and not parallel.cpu_offload and not settings.is_replicated
+    earlier = masters if keeps_sums else 0
+
+    def gathered(layers: int) -> Counter:
+        """Parameters that FSDP2 has gathered when `layers` layers are still to come in the backward pass: what is not
+        in layers, the current layer and the next one (or all). Besides, the buffer that they are gathered in, and the
+        float32 buffer that gradients are reduced in."""
+        if not settings.is_sharded:
+            return Counter()
+        first = 0 if parallel.reshard_after_forward == "never" else max(layers - 2, 0)
+        largest = layer_parameters[layers - 1] if layers else other_parameters
+        return Counter(
+            {
+                "weight copies": gradient * (other_parameters + sum(layer_parameters[first:layers])),
+                "communication buffers": (gradient + FLOAT32) * largest,
+            }
+        )
+
+    def gradients(layer: int) -> Counter:
+        """The gradients of parameters when `layer` has computed its own. That of the word embedding is held apart until
+        the embeddings add their part."""
+        later = sum(layer_parameters[layer:])
+        if settings.is_sharded:
+            new = gradient * (layer_parameters[layer] + other_parameters) + FLOAT32 * later / shards
+        elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure):
+            new = gradient * (later + other_parameters)  # they become those of the parameters, instead of being added
+        else:
+            new = gradient * vocabulary if sizes.targets else 0
+        return Counter({"gradients": new + earlier})
+
+    forward_end = Counter({"logits and loss": memory.head, "gradients": earlier})
+    if sizes.targets:  # logits, their gradient, and what the loss computes in float32 on a few rows at a time
+        words = model.config.padded_vocab_size
+        chunk = min(sizes.targets, FLOAT32_ROWS[sizes.device_type]) * FLOAT32 * (1 if sizes.product == FLOAT32 else 2)
+        forward_end["logits and loss"] += words * (2 * sizes.targets * sizes.product + chunk)
+        forward_end["weight copies"] += vocabulary * sizes.product if sizes.autocast else 0
+    if mode != "none":  # autocast keeps its copies for the whole forward pass
+        forward_end["weight copies"] += sum(layer.cached_copies for layer in memory.layers)
+    yield "end of the forward pass", sum(kept, embeddings + forward_end) + gathered(num_layers)
+
+    for index in reversed(range(num_layers)):
+        layer = memory.layers[index]
+        own = Counter({"activations": layer.kept + layer.backward, "weight copies": layer.weight_copies})
+        yield (
+            f"backward pass of layer {index}",
+            sum(kept[:index], embeddings + own) + gathered(index + 1) + gradients(index),
+        )
+
+    # The embeddings' part of the word embedding's gradient is a tensor of the same size.
+    own = Counter({"gradients": gradient * vocabulary, "activations": memory.embeddings_backward})
+    yield "backward pass of the embeddings", gradients(0) + gathered(0) + own
+    if precision.pure and not settings.is_sharded and not settings.is_replicated:
+        model_gradients = gradient * num_parameters(model) if settings.micro_batches > 1 else 0
+        yield "conversion of the gradients to float32", Counter({"gradients": masters + model_gradients})
+    step = Counter() if parallel.cpu_offload or settings.is_replicated else Counter({"gradients": masters})
+    if settings.updates_all_tensors_at_once and not parallel.cpu_offload:
+        step += update_buffers(model, settings)
+    yield "optimizer step", step
+
+
+def format_estimate(model: BertPreTrainedModel, settings: MemorySettings) -> str:
+    """A table for the terminal."""
+    estimate, precision = estimate_memory(model, settings), settings.precision
+    dtype = str(precision.dtype).removeprefix("torch.") + (" with float32 weights" if precision.autocast else "")
+    rows = [(part, estimate.peak[part], size) for part, size in estimate.largest.items() if size]
+    return "\n".join(
+        [
+            f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in GiB: "
+            f"{num_parameters(model) / 1e6:,.0f} million parameters, {settings.batch_size} x "
+            f"{settings.limits.max_seqlen} tokens, {dtype}, {settings.optimizer}",
+            f"  {'':<24}{'at the peak':>12}{'largest':>10}",
+            *(f"  {part:<24}{peak / 2**30:>12.2f}{largest / 2**30:>10.2f}" for part, peak, largest in rows),
+            f"  {'total':<24}{estimate.total / 2**30:>12.2f}  (in the {estimate.moment})",
+            *(f"  {f'on the host: {part}':<36}{size / 2**30:>10.2f}" for part, size in estimate.host.items()),
+            "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on a GPU.",
+        ]
+    )
+
+
+def memory_line(model: BertPreTrainedModel, settings: MemorySettings) -> str:
+    """Which GPUs the run fits, on whatever device it was measured."""
+    needed = estimate_memory(model, replace(settings, device=torch.device("cuda"))).total + LIBRARY_BYTES
+    text = f"memory on a GPU: {needed / 1e9:.1f} GB per process"
+    for verdict, fits in (("fits", True), ("does not fit", False)):
+        if sizes := [str(size) for size in GPU_SIZES if (needed <= size * 1e9) == fits]:
+            text += f", {verdict} {', '.join(sizes)} GB"
+    return text
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """update_seconds and update_flops: of one update over all processes, on `device_type`."""
+
+    max_steps: int
+    global_batch_size: int
+    update_seconds: float
+    update_flops: float
+    device_type: str
+    world_size: int
+
+    @property
+    def seconds(self) -> float:
+        return self.max_steps * self.update_seconds
+
+
+def time_line(size: RunSize) -> str:
+    return (
+        f"{size.max_steps:,} updates of {size.global_batch_size:,} sequences, each {format_time(size.update_seconds)}, "
+        f"take {format_time(size.seconds)} on {size.world_size} x {size.device_type}, without evaluation and saving"
+    )
+
+
+def devices_line(size: RunSize) -> str:
+    """The time on more GPUs: in proportion if GPUs were measured, else at a published speed."""
+    one, counts = size.max_steps * size.update_flops / (A100_TFLOPS * 1e12), DEVICE_COUNTS
+    source = f"if GPUs reach the {A100_TFLOPS} TFLOPS that NVIDIA published for BERT-large on an A100"
+    if size.device_type == "cuda":
+        one, counts = size.seconds * size.world_size, [count for count in counts if count != size.world_size]
+        source = "if speed is proportional to the number of GPUs"
+    times = [f"{count} GPU{'s' if count > 1 else ''} {format_time(one / count)}" for count in counts]
+    return f"{source}: {', '.join(times)}"
+
+
+def format_time(seconds: float) -> str:
+    """Seconds, minutes, hours or days."""
+    for unit, length, limit in (("s", 1, 120), ("minutes", 60, 7200), ("hours", 3600, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.2g} {unit}" if seconds < 10 else f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86400:,.1f} days"

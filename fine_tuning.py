@@ -1,0 +1,212 @@
+"""The program behind run_squad.py and run_glue.py: flags that all tasks share, training, scores and predictions, over
+one seed or several."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from arguments import add_fine_tuning_flags, make_run_config, parse_run_arguments
+from checkpoint.model_choice import ModelChoice, choose_model, read_config
+from device import Runtime
+from evaluation import log_speed, predict
+from metrics import make_reporter
+from parallel.base import ParallelModel
+from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_run, print_estimate, start_runtime
+from tasks import FineTuningTask, PredictionSet
+from tasks.text_sequences import SequenceDataset
+from tokenizer import BertTokenizer
+from utils.command_line import ArgumentParser, Arguments, Flag
+from utils.errors import UserError
+from utils.files import write_json
+
+SCORES_FILE = "scores.json"
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def parse_fine_tuning(
+    parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
+) -> Arguments:
+    """Parses `argv` with the flags that all tasks share, and a task's own ones in `groups`. `defaults` replace those of
+    the shared flags."""
+    add_fine_tuning_flags(parser, **defaults)
+    for title, flags in groups.items():
+        parser.add_flags(title, flags)
+    args = parse_run_arguments(parser, argv)
+    if not (args.do_train or args.do_eval or args.do_predict):
+        parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
+    if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
+        parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
+    if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
+        parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
+    return args
+
+
+def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
+    """Does what the flags ask for; returns the exit code."""
+    config = make_run_config(args)
+    if args.estimate_memory is not None:
+        print_estimate(task.model_class, config)
+        return 0
+    with start_runtime(config, title) as runtime:
+        return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSet:
+    """The training file. `task` and `choice` have its labels."""
+
+    task: FineTuningTask
+    choice: ModelChoice
+    tokenizer: BertTokenizer
+    dataset: SequenceDataset
+
+    @classmethod
+    def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
+        config = make_run_config(args)
+        choice = choose_model(config.model, config.start, runtime.distributed.on_main)
+        tokenizer = make_tokenizer(args, choice)
+        task, dataset = task.training_set(tokenizer)
+        return cls(task, with_labels(choice, task.labels), tokenizer, dataset)
+
+    def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
+        """`name`: the subfolder of one of several seeds."""
+        return plan_run(
+            make_run_config(args),
+            self.choice,
+            self.task.model_class,
+            self.task,
+            self.dataset,
+            str(Path(self.task.name, name)),
+            runtime,
+            result_files=(*self.task.result_files, SCORES_FILE),
+            initial_loss=self.task.initial_loss,
+        )
+
+
+def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
+    if args.max_seq_length > choice.config.max_position_embeddings:
+        raise UserError(
+            f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
+            f"{choice.config.max_position_embeddings}: lower it or use another config"
+        )
+    return BertTokenizer(choice.vocab_file, choice.do_lower_case)
+
+
+def with_labels(choice: ModelChoice, labels: tuple[str, ...]) -> ModelChoice:
+    return dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels))
+
+
+def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
+    training_set = TrainingSet.open(args, task, runtime)
+    task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
+    sets = task.prediction_sets(training_set.tokenizer)
+    if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
+        (folder / SCORES_FILE).unlink(missing_ok=True)  # the mean of other runs
+    scores: list[dict[str, float]] = []
+    for seed in range(args.seed, args.seed + args.num_seeds):
+        name = f"seed-{seed}" if args.num_seeds > 1 else ""
+        seed_args = arguments_of_seed(args, seed, name) if name else args
+        with runtime_of_seed(args, runtime, name) as seed_runtime:
+            plan = training_set.plan(seed_args, seed_runtime, name)
+            parallel, exit_code, is_complete = fine_tune(plan, seed_runtime)
+            if not is_complete:
+                return exit_code
+            if sets:
+                scores.append(predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime))
+    if args.num_seeds > 1 and any(scores):
+        title = f"{task.name}, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
+        report_scores(mean_and_deviation(scores), folder, title, runtime)
+    return 0
+
+
+def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
+    from_checkpoint = args.from_checkpoint and args.from_checkpoint / name
+    return args.replace(seed=seed, from_checkpoint=from_checkpoint)
+
+
+@contextlib.contextmanager
+def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Runtime]:
+    """The runtime with a log of its own, named after the seed beside that of the whole command."""
+    if not name:
+        yield runtime
+        return
+    config = make_run_config(args).runtime
+    logs = {
+        "report_file": config.report_file and config.report_file.with_stem(f"{config.report_file.stem}-{name}"),
+        "log_file": config.log_file and config.log_file.with_stem(f"{config.log_file.stem}-{name}"),
+        "tensorboard_dir": config.tensorboard_dir and config.tensorboard_dir / name,
+    }
+    config = dataclasses.replace(config, **logs)
+    with contextlib.closing(make_reporter(config, runtime.distributed.is_main)) as reporter:
+        yield dataclasses.replace(runtime, reporter=reporter)
+
+
+# --- scores and predictions -------------------------------------------------------------------------------------------
+
+
+def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
+    settings = make_run_config(args)
+    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
+    choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
+    tokenizer = make_tokenizer(args, choice)
+    model_folder = find_fine_tuned(settings, runtime)
+    task = task.for_model(read_config(model_folder / "config.json"), model_folder)
+    sets = task.prediction_sets(tokenizer)
+    config = with_labels(choice, task.labels).config
+    parallel = load_fine_tuned(task.model_class, config, model_folder, task.heads, runtime)
+    predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)
+    return 0
+
+
+def predict_all(
+    args: Arguments,
+    task: FineTuningTask,
+    parallel: ParallelModel,
+    sets: list[PredictionSet],
+    folder: Path,
+    runtime: Runtime,
+) -> dict[str, float]:
+    """Predicts all sets. The main process writes the predictions and the scores into `folder`; returns the scores, on
+    other processes nothing."""
+    writes = runtime.distributed.is_main and not args.benchmark
+    if writes:  # before the work, so that a path that cannot be made is known early
+        folder.mkdir(parents=True, exist_ok=True)
+    config = make_run_config(args).prediction
+    parallel.prepare_for_inference(runtime.precision.dtype)
+    scores: dict[str, float] = {}
+    for prediction_set in sets:
+        runtime.reporter.log("PARAMETER", {"predict_start": True})
+        started = time.perf_counter()
+        logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config, runtime)
+        speed["e2e_inference_time"] = time.perf_counter() - started
+        log_speed(speed, config, runtime)
+        if writes:
+            scores |= prediction_set.finish(logits, folder)
+    if scores:
+        report_scores(scores, folder, task.name, runtime)
+    return scores
+
+
+def report_scores(scores: dict[str, float], folder: Path, title: str, runtime: Runtime) -> None:
+    text = "  ".join(f"{name} {value:.6g}" for name, value in scores.items())
+    nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
+    runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
+    write_json(folder / SCORES_FILE, scores)
+
+
+def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Over the runs of several seeds: each metric's mean, and its standard deviation with n - 1 in the denominator."""
+    result = {}
+    for name in runs[0]:
+        values = np.array([run[name] for run in runs])
+        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
+    return result

@@ -1,0 +1,170 @@
+"""The geometry of charts: turns the points of a metric into SVG paths, ticks and hover texts for page.html.jinja."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reporting.records import Point, Stage
+
+LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
+MAX_POINTS, MAX_HOVERS, MAX_MARKS = 160, 60, 60  # per line; per chart; resumes, skips and evaluations per line
+MAX_TICKS = 6
+MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
+TIME_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+LOG_BASES, LOG_RATIO = {"grad_norm": 10, "loss_scale": 2}, 50  # of logarithmic axes, if values range this widely
+SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
+FROM_ZERO = ("per_second", "utilization", "data_wait")  # endings of metrics whose axis starts at zero
+
+
+class Series(NamedTuple):
+    """A stage of one run with one seed. `style`: number of its colour and dashes."""
+
+    label: str
+    style: int
+    stage: Stage
+
+
+class Axis:
+    """Maps values to pixels from `first` to `last`. `base`: of a logarithmic axis; `whole`: ticks at whole numbers."""
+
+    def __init__(self, values: np.ndarray, first: float, last: float, base: int = 0, whole: bool = False):
+        self.base, self.first, self.last = base, first, last
+        low, high = float(self._scale(values).min()), float(self._scale(values).max())
+        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):
+            low, high = low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)
+        step = 10.0 ** math.floor(math.log10((high - low) / MAX_TICKS))
+        step *= next(factor for factor in (1, 2, 5, 10) if factor * step * MAX_TICKS >= high - low)
+        step = max(step, 1.0) if whole or base else step
+        ticks = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        self.low, self.high, self.ticks = low, high, [float(base) ** tick for tick in ticks] if base else ticks
+
+    def _scale(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        return np.log(values) / math.log(self.base) if self.base else np.asarray(values, float)
+
+    def pixels(self, values: Sequence[float] | np.ndarray) -> list[float]:
+        share = (self._scale(values) - self.low) / (self.high - self.low)
+        return (self.first + share * (self.last - self.first)).tolist()
+
+    def labelled(self, show: Callable[[float], str]) -> list[tuple[float, str]]:
+        return list(zip(self.pixels(self.ticks), map(show, self.ticks), strict=True))
+
+
+def make_chart(
+    metric: str, title: str, series: list[Series], over_time: bool, show: Callable[[float], str]
+) -> dict[str, Any] | None:
+    """`metric` of all series over steps or time, in SVG paths and pixels; None if it has no finite value.
+
+    show: writes a value as text.
+    """
+    longest = max((point.seconds for one in series for point in one.stage.points), default=0)
+    unit, seconds = next((unit for unit in TIME_UNITS if longest >= 3 * unit[1]), TIME_UNITS[-1])
+    unit = unit if over_time else "step"
+
+    def place(step: float, time: float) -> float:
+        return time / seconds if over_time else step
+
+    def values(points: list[Point]) -> np.ndarray:
+        found = [(place(p.step, p.seconds), p.metrics[metric]) for p in points if metric in p.metrics]
+        return np.array(found, float).reshape(-1, 2).T  # x and y
+
+    data = [(one, values(one.stage.points), values(one.stage.evaluations)) for one in series]
+    x, y = np.concatenate([array for _, *arrays in data for array in arrays], axis=1)
+    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    if not len(y):
+        return None
+    base = LOG_BASES.get(metric, 0) if 0 < LOG_RATIO * y.min() < y.max() else 0
+    x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=not over_time)
+    y_axis = Axis(np.append(y, 0) if metric.endswith(FROM_ZERO) else y, BOTTOM, TOP, base)
+    curves, readings = [], []
+    for one, (all_x, all_y), evaluations in data:
+        x, y, low, high = average(all_x, all_y)
+        smoothed = smooth(y) if is_noisy(y) else y
+        logged = np.stack([low, high], axis=1).ravel() if smoothed is not y or len(x) < len(all_x) else []
+        x_pixels = x_axis.pixels(x)
+        marks = [*zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]), strict=True)]
+        few = [*zip(x_pixels, y_axis.pixels(y), strict=True)] if np.isfinite(y).sum() < 3 else []
+        events = one.stage.resumes, [(p.step, p.seconds) for p in one.stage.points if p.skipped]
+        resumes, skips = (x_axis.pixels([place(*found[i]) for i in spread(len(found))]) for found in events)
+        curves.append(
+            {
+                "style": one.style,
+                "line": path(x_pixels, y_axis.pixels(smoothed)),
+                "logged": path(np.repeat(x_pixels, 2)[: len(logged)], y_axis.pixels(logged)),  # behind the line
+                "evaluations": path(*zip(*marks, strict=True)) if marks else "",
+                "dots": [dot for dot in marks + few if math.isfinite(dot[1])],
+                "resumes": resumes,
+                "skips": skips if metric.endswith(SHOWS_SKIPS) else [],
+            }
+        )
+        readings += [(one.label, x, y), (f"{one.label} held-out", *evaluations)]
+    readings = [(label.strip(), x[np.isfinite(y)], y[np.isfinite(y)]) for label, x, y in readings]
+    ends = [f"{label} {show(y[0])} to {show(y[-1])}" for label, _, y in readings if len(y)]
+    return {
+        "title": title,
+        "description": f"{title} by {unit}: {'; '.join(ends)}",
+        "x_label": unit,
+        "x_ticks": x_axis.labelled("{:,.6g}".format),
+        "y_ticks": y_axis.labelled(show),
+        "curves": curves,
+        "hovers": make_hovers(readings, x_axis, unit, show),
+    }
+
+
+def make_hovers(
+    readings: list[tuple[str, np.ndarray, np.ndarray]], axis: Axis, unit: str, show: Callable[[float], str]
+) -> list[tuple[float, float, list[str]]]:
+    """Strips of the plot: left and width in pixels, and the values in it. `readings`: labels, x and y."""
+    places = np.unique(np.concatenate([x for _, x, _ in readings]))
+    places = places[spread(len(places), MAX_HOVERS)]
+    edges = [-math.inf, *((places[1:] + places[:-1]) / 2).tolist(), math.inf]
+    hovers = []
+    for place, left, right in zip(places, edges, edges[1:], strict=False):
+        inside = [(label, y[(left <= x) & (x < right)]) for label, x, y in readings]
+        texts = [f"step {place:,.0f}" if unit == "step" else f"{place:.4g} {unit}"]
+        texts += [f"{label} {show(values.mean())}".strip() for label, values in inside if len(values)]
+        first, last = np.clip(axis.pixels([left, right]), LEFT, RIGHT)
+        hovers.append((first, last - first, texts))
+    return hovers
+
+
+def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+    """x, and y's mean, minimum and maximum, of groups of neighbouring points so that at most MAX_POINTS are left.
+
+    NaN is left out; NaN where a group has nothing else.
+    """
+    if len(x) <= MAX_POINTS:
+        return x, y, y, y
+    rows = []
+    for group in np.array_split(np.arange(len(x)), MAX_POINTS):
+        found = y[group][np.isfinite(y[group])]
+        rows.append([x[group].mean(), *((found.mean(), found.min(), found.max()) if len(found) else [math.nan] * 3)])
+    return tuple(np.array(rows).T)
+
+
+def is_noisy(y: np.ndarray) -> bool:
+    """Whether a line is long and often changes its direction."""
+    changes = np.sign(np.diff(y[np.isfinite(y)]))
+    return len(changes) >= MIN_SMOOTHED and float((changes[1:] * changes[:-1] < 0).mean()) > 0.3
+
+
+def smooth(y: np.ndarray) -> np.ndarray:
+    """The centred moving average over a 25th of the line, at least 3 points; gaps stay."""
+    window, finite = np.ones(max(3, len(y) // 25 | 1)), np.isfinite(y)
+    totals, counts = (np.convolve(values, window, "same") for values in (np.where(finite, y, 0), finite))
+    return np.where(finite, totals / np.maximum(counts, 1), np.nan)
+
+
+def spread(count: int, limit: int = MAX_MARKS) -> list[int]:
+    """At most `limit` of the indices below `count`, evenly spread, the last included."""
+    return sorted({count - 1 - i * count // limit for i in range(limit)}) if count > limit else list(range(count))
+
+
+def path(x: Sequence[float], y: Sequence[float]) -> str:
+    """An SVG path through the points, with gaps where y is NaN."""
+    words, pen = [], "M"
+    for a, b in zip(x, y, strict=True):
+        words += [f"{pen}{a:.4g} {b:.4g}"] if math.isfinite(b) else []
+        pen = "L" if math.isfinite(b) else "M"
+    return "".join(words)

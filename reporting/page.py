@@ -1,0 +1,172 @@
+"""The HTML page of a training report, by the template page.html.jinja: one file without scripts or requests."""
+
+import datetime
+import math
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from reporting.charts import Series, make_chart
+from reporting.records import STAGE_TITLES, Run, Stage, differences, is_score, numbers, printable
+
+# The order of the charts; other metrics follow.
+ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "learning_rate", "grad_norm")
+WORDS = {
+    **{
+        "mlm": "MLM",
+        "nsp": "NSP",
+        "f1": "F1",
+        "tflops": "TFLOPS",
+        "grad": "gradient",
+        "e2e": "end-to-end",
+        "time": "time (s)",
+    },
+    **{"ms": "(ms)", "gib": "(GiB)", "p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"},
+}
+# Left out where tokens_per_second is logged, which says the same.
+OTHER_SPEEDS = ("sequences_per_second", "step_seconds", "model_tflops", "seqs_per_sec", "step_cost", "step_samples")
+# Final results that repeat the figures of the steps.
+REPEATED_RESULTS = ("step", "final_loss", "e2e_train_time", "raw_train_time", "training_sequences_per_second")
+MEDIANS = ("tokens_per_second", "utilization", "data_wait")
+
+
+def group_series(runs: list[Run]) -> list[list[Series]]:
+    """The stages of all runs and seeds, those of the same name together."""
+    groups: dict[str, list[Series]] = {name: [] for name in STAGE_TITLES}
+    styles: dict[Any, int] = {}
+    for number, run in enumerate(runs):
+        for stage in run.stages:
+            label = [run.name] * (len(runs) > 1) + [f"seed {stage.seed}"] * (stage.seed is not None)
+            style = styles.setdefault((number, stage.seed), len(styles))
+            groups.setdefault(stage.name, []).append(Series(", ".join(label), style, stage))
+    return [group for group in groups.values() if group]
+
+
+def make_section(series: list[Series]) -> dict[str, Any]:
+    """What the page shows of a stage. Tables are rows: a name, and a value for each series."""
+    stages = [one.stage for one in series]
+    points = [point for stage in stages for point in (*stage.points, *stage.evaluations)]
+    metrics = dict.fromkeys(name for point in points for name in point.metrics)
+    order = [name for name in dict.fromkeys((*ORDER, *metrics)) if name in metrics]
+    order = [name for name in order if name not in OTHER_SPEEDS or "tokens_per_second" not in metrics]
+    views = (False, True)[: len(series)]  # over steps, and to compare speeds, over time
+    charts = [[make_chart(name, title_of(name), series, view, partial(show, name)) for view in views] for name in order]
+    return {
+        "title": stages[0].title,
+        "series": series,
+        "facts": sorted(rows([stage_facts(stage) for stage in stages]), key=lambda row: not row[0][1]),
+        "differences": differences(stages).items() if len(stages) > 1 else None,
+        "charts": [views for views in charts if views[0] is not None],
+        "starts": [(one, start) for one in series if len(one.stage.sessions) > 1 for start in starts(one.stage)],
+        "settings": rows([dict(sorted(stage.settings.items())) | stage.versions for stage in stages]),
+    }
+
+
+def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    return [
+        (name, [table.get(name) for table in tables]) for name in {name: None for table in tables for name in table}
+    ]
+
+
+def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
+    """What the summary says of a stage, by label and whether it is a final score."""
+    results = {name: v for name, v in numbers(stage.results).items() if name not in REPEATED_RESULTS}
+    scores = {name: show(name, value) for name, value in results.items() if is_score(name)}
+    for name in [name for name in scores if name.endswith("_std") and name[:-3] + "mean" in scores]:
+        scores[name[:-3] + "mean"] += f" ± {scores.pop(name)}"
+    facts = {(title_of(name), True): text for name, text in scores.items()}
+    for place, points in (("training", stage.points), ("held-out", stage.evaluations)):
+        for metric in dict.fromkeys(name for point in points for name in point.metrics):
+            values = [value for p in points if math.isfinite(value := p.metrics.get(metric, math.nan))]
+            if values and (metric == "loss" or is_score(metric)):
+                ends = values[:: len(values) - 1] if len(values) > 1 else values
+                facts[f"{title_of(metric)}, {place}", False] = " → ".join(show(metric, value) for value in ends)
+    if stage.points:
+        limits = [stage.settings.get(name) for name in ("max_steps", "steps")]  # max_steps is -1 if epochs are given
+        of = next((f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), "")
+        facts["Steps", False] = f"{stage.points[-1].step:,}{of}"
+        facts["Training time", False] = show_duration(stage.points[-1].seconds)
+    facts["Started", False] = show_time(stage.sessions[0].started)
+    counts = {"Resumes": len(stage.resumes), "Skipped updates": sum(point.skipped for point in stage.points)}
+    facts |= {(label, False): f"{count:,}" for label, count in counts.items() if count}
+    for metric in MEDIANS:
+        if values := [value for p in stage.points if math.isfinite(value := p.metrics.get(metric, math.nan))]:
+            facts[f"{title_of(metric)}, median", False] = show(metric, statistics.median(values))
+    return facts | {(title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)}
+
+
+def starts(stage: Stage) -> Iterator[list[str]]:
+    """For each start: when, pause before it, duration, logged steps, changed settings."""
+    previous = None
+    for session in stage.sessions:
+        before = previous.settings if previous else session.settings
+        changed = [name for name in sorted(before | session.settings) if before.get(name) != session.settings.get(name)]
+        yield [
+            show_time(session.started),
+            show_duration(max(0.0, session.started - previous.ended)) if previous else "–",
+            show_duration(session.ended - session.started),
+            f"{session.steps[0][0]:,} – {session.steps[-1][0]:,}" if session.steps else "–",
+            ", ".join(f"{n} {show_setting(before.get(n))} → {show_setting(session.settings.get(n))}" for n in changed),
+        ]
+        previous = session
+
+
+def breakable(text: str) -> Markup:
+    """`text` as HTML that may be broken after slashes and underscores."""
+    return escape(printable(text)).replace("/", Markup("/<wbr>")).replace("_", Markup("_<wbr>"))
+
+
+def title_of(metric: str) -> str:
+    title = " ".join(WORDS.get(word, word) for word in metric.replace("exact_match", "exact").split("_"))
+    return title[:1].upper() + title[1:]
+
+
+def show(name: str, value: float) -> str:
+    """The value of a metric as text."""
+    if is_score(name) or name in ("utilization", "data_wait"):
+        return f"{round(100 * value, 2):.6g}%"
+    if 1e6 <= abs(value) < 1e12:
+        return f"{value / 1e6:.4g}M" if abs(value) < 1e9 else f"{value / 1e9:.4g}G"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}".replace("e-0", "e-")
+
+
+def show_setting(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def show_duration(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
+
+
+def show_time(timestamp: float) -> str:
+    return datetime.datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+
+
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=lambda value: printable(value) if type(value) is str else value,  # not Markup
+)
+ENVIRONMENT.filters |= {"breakable": breakable, "setting": show_setting, "time": show_time, "px": "{:.4g}".format}
+
+
+def render(runs: list[Run], refresh_seconds: float | None = None) -> str:
+    """The page. `refresh_seconds`: how often a browser is to load it again."""
+    sections = [make_section(series) for series in group_series(runs)]
+    return ENVIRONMENT.get_template("page.html.jinja").render(
+        runs=runs,
+        now=datetime.datetime.now().timestamp(),
+        last_record=max(session.ended for run in runs for stage in run.stages for session in stage.sessions),
+        refresh_seconds=refresh_seconds,
+        sections=sections,
+        curves=[curve for section in sections for views in section["charts"] for curve in views[0]["curves"]],
+        keys={one.label: one for section in sections for one in section["series"] if one.label}.values(),
+    )

@@ -1,0 +1,297 @@
+"""Reads training logs (DLLogger's JSON lines) into runs, stages and points.
+
+A run is what was trained from the first phase to the last fine-tuning. Its stages are phase 1, phase 2 and the
+fine-tuning tasks; each stage may have been started several times, and each start is a session.
+
+Logs may hold anything. A line that is no record, or whose step or time cannot be used, is counted and named; a metric
+that is not finite becomes NaN.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+
+PREFIX = "DLLL "
+STAGE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # first; others in the order of their start
+PROGRESS_MARKS = ("train_start", "predict_start", "eval_start")  # logged as settings
+SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
+MAX_STEP, MAX_SECONDS, MAX_VALUE = 2**53, 2.5e11, 1e100  # seconds since 1970: datetime ends with the year 9999
+UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of JSON that is not as expected
+
+
+@dataclass
+class Point:
+    """The metrics logged at one step. `seconds`: time in the stage's sessions up to this record, without the time
+    between sessions. `skipped`: updates skipped since the record before."""
+
+    step: int
+    seconds: float
+    metrics: dict[str, float]
+    skipped: int = 0
+
+
+@dataclass
+class Session:
+    """What a program logged from its start to its end. Times are seconds since the epoch."""
+
+    file: Path
+    started: float
+    ended: float
+    settings: dict[str, Any] = field(default_factory=dict)
+    steps: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)  # step, time, metrics
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def stage_name(self) -> str:
+        if "phase2" in self.settings:
+            name = "phase2" if self.settings["phase2"] else "phase1"
+        elif "doc_stride" in self.settings:
+            name = "squad"
+        else:
+            name = str(self.settings.get("task_name") or self.file.stem)
+        return f"{name} benchmark" if self.settings.get("benchmark") else name
+
+
+@dataclass
+class Stage:
+    """One phase or task of a run. `seed`: given if the run has this stage with several seeds. Scores are fractions."""
+
+    name: str
+    seed: Any
+    sessions: list[Session]
+    settings: dict[str, Any]  # of the last session
+    versions: dict[str, Any]
+    points: list[Point] = field(default_factory=list)
+    evaluations: list[Point] = field(default_factory=list)  # names without eval_
+    resumes: list[tuple[int, float]] = field(default_factory=list)  # step before the resume, seconds
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        name, _, benchmark = self.name.partition(" ")
+        name = STAGE_TITLES.get(name) or (name if self.settings else f"Log {name}")
+        return f"{name} {benchmark}" if benchmark else name
+
+
+@dataclass
+class Run:
+    """`unusable`: file and line number of each line that is no usable record."""
+
+    name: str
+    stages: list[Stage]
+    unusable: list[tuple[Path, int]]
+
+    @property
+    def note(self) -> str:
+        """A line that counts and names the unusable lines of the logs; empty if there are none."""
+        count, places = len(self.unusable), ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
+        more = ", …" if count > 5 else ""
+        return f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})" if count else ""
+
+
+def printable(text: str) -> str:
+    """`text` without terminal escapes, lone surrogates and other characters that are not printable."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def find_log_files(path: Path) -> list[Path]:
+    """`path` itself, or the log files in the folder `path` and below it."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        problem = "is not a regular file" if path.exists() else "does not exist"
+        raise UserError(f"{printable(str(path))} {problem}: give a folder that a run wrote to, or its log file")
+    return [file for file in sorted(path.rglob("*.json")) if file.is_file() and starts_with_prefix(file)]
+
+
+def starts_with_prefix(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(PREFIX)) == PREFIX.encode()
+
+
+def scalars(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with lists and objects as JSON text."""
+    return {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in settings.items()}
+
+
+def numbers(data: dict[str, Any]) -> dict[str, float]:
+    """The metrics in `data`; null and what is not finite become NaN, other values are left out."""
+    found = {name: math.nan if value is None else value for name, value in data.items()}
+    found = {name: v for name, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {name: float(value) if abs(value) <= MAX_VALUE else math.nan for name, value in found.items()}
+
+
+def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, float] | None:
+    """Step (None for a whole run), data, whether these are settings, timestamp and elapsed time of the record in a log
+    line; None if it is unusable."""
+    try:
+        record = json.loads(line.removeprefix(PREFIX), parse_constant=lambda _: None)
+        step, data, times = record["step"], record["data"], [float(record[n]) for n in ("timestamp", "elapsedtime")]
+        if not line.startswith(PREFIX) or not isinstance(data, dict) or not all(0 <= t <= MAX_SECONDS for t in times):
+            return None
+        if step in ("PARAMETER", ["PARAMETER"], []):
+            # Some figures are logged under NVIDIA's name in capitals, too.
+            unique = [name for name in data if name == name.lower() or name.lower() not in data]
+            data = {name: data[name] for name in unique if name not in PROGRESS_MARKS}
+            return None, scalars(data) if step else data, bool(step), *times
+        step, data = step[-1] if isinstance(step, list) else step, numbers(data)
+        is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_STEP
+        return (step, data, False, *times) if is_step and data else None
+    except UNUSABLE:
+        return None
+
+
+def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
+    """The sessions in a log file, and the numbers of its unusable lines.
+
+    A session starts where the time since the program's start goes back, or with settings where there are some already.
+    """
+    sessions: list[Session] = []
+    unusable, elapsed = [], math.inf
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            record = parse_line(line)
+            if record is None:
+                if line.strip() and '"type": "METADATA"' not in line:  # METADATA: units of metrics
+                    unusable.append(number)
+                continue
+            step, data, are_settings, time, since_start = record
+            restarts = are_settings and "output_dir" in data and sessions and "output_dir" in sessions[-1].settings
+            if since_start < elapsed or restarts:
+                sessions.append(Session(file, time, time))
+            elapsed, session = since_start, sessions[-1]
+            session.ended = max(session.ended, time)
+            if step is not None:
+                session.steps.append((step, time, data))
+            else:
+                (session.settings if are_settings else session.results).update(data)
+    for before, session in itertools.pairwise(sessions):
+        if "output_dir" not in session.settings:  # a prediction that was made later
+            session.settings = before.settings | session.settings
+    return sessions, unusable
+
+
+def has_records(path: Path) -> bool:
+    """Whether the folder or log file `path` is there and has a session."""
+    return path.exists() and any(read_sessions(file)[0] for file in find_log_files(path))
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs in folders and log files. A folder is one run, unless log files in different subfolders are of the
+    same stage; then each of those subfolders is a run."""
+    found: list[tuple[Path, dict[Path, tuple[list[Session], list[int]]]]] = []
+    for path in paths:
+        read = {file: read_sessions(file) for file in find_log_files(path)}
+        read = {file: (sessions, unusable) for file, (sessions, unusable) in read.items() if sessions}
+        if not read:
+            raise UserError(f"{printable(str(path))} holds no training log (lines with {PREFIX}): check the path")
+        folders = {(session.stage_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
+        if len({name for name, _ in folders}) == len(folders):
+            found.append((path, read))
+        else:
+            for folder in sorted({file.parent for file in read}):
+                found.append((folder, {file: content for file, content in read.items() if file.parent == folder}))
+    common = os.path.commonpath([path.resolve().parent for path, _ in found])
+    return [
+        Run(
+            os.path.relpath(path.resolve(), common),
+            make_stages([session for sessions, _ in read.values() for session in sessions]),
+            [(file, line) for file, (_, unusable) in read.items() for line in unusable],
+        )
+        for path, read in found
+    ]
+
+
+def make_stages(sessions: list[Session]) -> list[Stage]:
+    """The stages of a run in the order of training. Sessions with different seeds are stages of their own."""
+    by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in STAGE_TITLES}
+    for session in sorted(sessions, key=lambda session: session.started):
+        by_name.setdefault(session.stage_name, {}).setdefault(session.settings.get("seed"), []).append(session)
+    return [
+        make_stage(name, seed if len(by_seed) > 1 else None, own)
+        for name, by_seed in by_name.items()
+        for seed, own in by_seed.items()
+    ]
+
+
+def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
+    """Joins sessions: from the first step that a session logs, its records replace those of the sessions before."""
+    stage = Stage(name, seed, sessions, sessions[-1].settings, find_versions(sessions[-1]))
+    before = 0.0  # seconds in earlier sessions
+    for session in sessions:
+        if session.steps:
+            stage.results = {}  # of weights that are not the last ones
+            first = min(step for step, _, _ in session.steps)
+            stage.points = [point for point in stage.points if point.step < first]
+            stage.evaluations = [point for point in stage.evaluations if point.step < first]
+            stage.resumes = [resume for resume in stage.resumes if resume[0] < first]
+            if stage.points:
+                stage.resumes.append((stage.points[-1].step, before))
+            add_points(stage, session, before)
+        stage.results |= as_fractions(name, session.results)
+        before += session.ended - session.started
+    return stage
+
+
+def as_fractions(stage_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
+    """SQuAD's official scores are percentages, all others fractions: divides those of SQuAD by 100."""
+    if not stage_name.startswith("squad") and not any("exact" in name for name in metrics):
+        return metrics
+    return metrics | {name: value / 100 for name, value in numbers(metrics).items() if is_score(name)}
+
+
+def is_score(name: str) -> bool:
+    return SCORE.search(name) is not None and not name.endswith("_thresh")
+
+
+def add_points(stage: Stage, session: Session, before: float) -> None:
+    scale = math.nan
+    for step, time, metrics in session.steps:
+        point = Point(step, before + time - session.started, metrics)
+        if all(name.startswith("eval_") for name in metrics):
+            metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+            stage.evaluations.append(replace(point, metrics=as_fractions(stage.name, metrics)))
+            continue
+        # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
+        previous, scale = scale, metrics.get("loss_scale", math.nan)
+        halvings = round(math.log2(previous) - math.log2(scale)) if 0 < scale < previous else 0
+        point.skipped = max(halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm")))
+        stage.points.append(point)
+
+
+def find_versions(session: Session) -> dict[str, Any]:
+    """What the newest checkpoint near the log says of the software and the number of processes."""
+    found = [file for depth in ("*/*", "*/*/*") for file in session.file.parent.glob(f"{depth}/*_progress.json")]
+    found = [file for file in found if file.parts[-3] == session.stage_name and file.parts[-2].isdecimal()]
+    for file in sorted(found, key=lambda file: int(file.parts[-2]), reverse=True):
+        try:
+            progress = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            return scalars({**progress["versions"], "processes": progress["world_size"]})
+        except (OSError, *UNUSABLE):
+            continue  # a checkpoint that is just being removed
+    return {}
+
+
+def comparable(stage: Stage) -> dict[str, Any]:
+    """Settings and versions without what names the run's own folder."""
+    output_dir = str(stage.settings.get("output_dir", ""))
+    settings = {name: value for name, value in stage.settings.items() if name not in ("output_dir", "report_file")}
+    for name, value in settings.items():
+        if output_dir and isinstance(value, str) and value.startswith(output_dir + "/"):
+            settings[name] = "<output-dir>" + value.removeprefix(output_dir)
+    return settings | stage.versions
+
+
+def differences(stages: list[Stage]) -> dict[str, list[Any]]:
+    """By setting or version that differs: its value in each of the stages."""
+    values = [comparable(stage) for stage in stages]
+    rows = {name: [value.get(name) for value in values] for name in sorted(set().union(*values))}
+    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}

@@ -1,0 +1,204 @@
+"""The settings of a run, as frozen dataclasses with one part per module, and the names that flags choose from.
+
+`arguments.py` makes them from flags. This module imports nothing of the project and no torch: parsing stays fast.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
+DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
+AMP_DTYPES = ("bfloat16", "float16")
+ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
+RESHARD_MODES = ("default", "always", "never")
+COMPILE_MODES = ("none", "layers", "model")
+CUSTOM = "custom"  # the model name of an architecture that has no file in bert_configs/
+BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", CUSTOM)
+DEFAULT_BERT_MODEL = "bert-large-uncased"
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Device, precision, and where records go. `device`: auto, cuda or cpu. `amp`: compute in 16 bits with float32
+    weights; `pure_fp16`: the model itself is in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes`: the longest wait for
+    the other processes at the start. `messages`: lines to print at the start."""
+
+    device: str = "auto"
+    amp: bool = False
+    amp_dtype: str = "bfloat16"
+    pure_fp16: bool = False
+    tf32: bool = False
+    cpu_affinity: bool = False
+    timeout_minutes: float = 5
+    report_file: Path | None = None
+    log_file: Path | None = None
+    tensorboard_dir: Path | None = None
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSelection:
+    """The flags that choose architecture, vocabulary and casing (see checkpoint/model_choice.py). `is_named`: `name`
+    was given, and is not just the default. None: as the model folder, the config or the vocabulary says."""
+
+    name: str = DEFAULT_BERT_MODEL
+    is_named: bool = False
+    config_file: Path | None = None
+    vocab_file: Path | None = None
+    do_lower_case: bool | None = None
+    pre_layer_norm: bool = False
+    dropout: float | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What identifies a run (see checkpoint/identity.py). `identity` and `hyperparameters` are JSON values by name; an
+    identity of None is unknown."""
+
+    identity: dict[str, Any]
+    hyperparameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """The length of a run, and when it logs, evaluates and saves. `eval_steps` 0: at the end only. `record`: None on
+    ranks other than the main one, and for benchmarks."""
+
+    max_steps: int
+    checkpoint_folder: Path
+    record: RunRecord | None = None
+    steps_this_run: int | None = None
+    max_grad_norm: float = 1.0
+    max_skipped_steps: int = 25
+    log_freq: int = 10
+    steps_per_checkpoint: int = 100
+    eval_steps: int = 0
+    benchmark: bool = False
+    benchmark_steps: int = 20
+    benchmark_warmup_steps: int = 20
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
+    `num_sizes`: see packing.stream_sizes."""
+
+    batch_size: int
+    global_batch_size: int
+    max_seq_length: int
+    max_predictions_per_seq: int = 0
+    num_workers: int = 1
+    num_sizes: int | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """`name` is one of OPTIMIZERS; the last three apply to Lamb. The optimizers do not clip: the trainer divides by
+    `grad_scale` (see optimizer.apply_step)."""
+
+    name: str = "Lamb"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+    trust_bounds: tuple[float, float] | None = None
+    adapt_undecayed: bool = False
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """`decay` is one of DECAYS; `power` applies to poly; `rate`, `decay_steps` and `offset` apply to
+    warmup_exp_decay_exp. The schedule begins at update `first_step` and ends at `total_steps`."""
+
+    total_steps: int
+    learning_rate: float
+    decay: str = "poly"
+    warmup_proportion: float = 0.0
+    warmup_start_lr: float = 0.0
+    power: float = 1.0
+    rate: float = 0.9
+    decay_steps: float = 250
+    offset: float = 0.0
+    first_step: int = 0
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """`compile`: one of COMPILE_MODES; layers makes a graph of each layer, model one of the whole model.
+    `activation_checkpoint`: one of ACTIVATION_CHECKPOINTS (see parallel/activation_checkpointing.py). `shard_degree`:
+    ranks that share one copy of the model; 1 for DDP. `reshard_after_forward` and `cpu_offload`: see
+    parallel/fsdp.shard_model. `deepspeed`: the configuration of DeepSpeed's engine, where that is used."""
+
+    compile: str = "none"
+    activation_checkpoint: str = "none"
+    shard_degree: int = 1
+    reshard_after_forward: str = "default"
+    cpu_offload: bool = False
+    deepspeed: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Where a run starts from, as the flags of the same names say. `resume`: from the newest checkpoint in the run's
+    own folder. `result_files`: what `overwrite` removes besides checkpoints."""
+
+    from_checkpoint: Path | None = None
+    last_step_of_checkpoint: str | None = None
+    from_phase1_final_params: Path | None = None
+    from_pretrained_params: Path | None = None
+    overwrite: bool = False
+    lr_rewarmup: bool = False
+    result_files: tuple[str, ...] = ()
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What a checkpoint folder records besides the run's state."""
+
+    arguments: dict[str, Any]
+    seed: int
+    prefix: str = "model"
+    phase: str = ""
+    num_samples: int = 0
+    vocab_file: Path = Path()
+    do_lower_case: bool = True
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """`batch_size`: sequences per GPU and forward pass. A benchmark measures `benchmark_steps` batches after the
+    warmup."""
+
+    batch_size: int
+    seed: int = 42
+    benchmark: bool = False
+    benchmark_steps: int = 20
+    benchmark_warmup_steps: int = 20
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The settings of a run. `arguments.make_run_config` makes them from flags, and `run_setup.plan_run` completes them
+    with what depends on the data, the model and the device: folder, length, record and metadata.
+
+    epochs: passes over the data, which limit the length of fine-tuning. hyperparameters: the flags that change results,
+    by name, for the record.
+    """
+
+    trainer: TrainerConfig
+    loader: LoaderConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    parallel: ParallelConfig
+    start: StartConfig
+    metadata: CheckpointMetadata
+    loss_scale: float = 1.0
+    dynamic_loss_scale: bool = False
+    runtime: RuntimeConfig = RuntimeConfig()
+    model: ModelSelection = ModelSelection()
+    prediction: PredictionConfig = PredictionConfig(1)
+    world_size: int = 1
+    epochs: float | None = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,152 @@
+"""Exact match and F1 of SQuAD predictions, as the official evaluation scripts of v1.1 and v2.0 count them."""
+
+import collections
+import re
+import string
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tasks.squad_file import Question, Squad
+from utils.errors import UserError
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalized(text: str) -> str:
+    """`text` lower-cased, without ASCII punctuation and English articles, its white space made single spaces."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    return float(normalized(prediction) == normalized(answer))
+
+
+def f1(prediction: str, answer: str, empty_equals_empty: bool) -> float:
+    """Harmonic mean of precision and recall over the bag of words. v2.0 (`empty_equals_empty`) gives 1 where both
+    sides are empty once normalized; v1.1 gives 0, having no word in common."""
+    predicted_words, answer_words = normalized(prediction).split(), normalized(answer).split()
+    if empty_equals_empty and not (predicted_words and answer_words):
+        return float(predicted_words == answer_words)
+    common = sum((collections.Counter(predicted_words) & collections.Counter(answer_words)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(predicted_words), common / len(answer_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def evaluate(
+    squad: Squad,
+    predictions: dict[str, str],
+    na_probs: dict[str, float] | None = None,
+    na_prob_thresh: float = 1.0,
+) -> dict[str, Any]:
+    """The official scores, in percent, under the official keys: `exact_match` and `f1` for v1.1; `exact`, `f1`,
+    `total` and these for questions with (`HasAns_`) and without (`NoAns_`) an answer for v2.0.
+
+    v1.1 gives an unanswered question 0; v2.0 wants a prediction for each. `na_probs` (v2.0) says by question how
+    sure the system is that there is no answer: above `na_prob_thresh` the prediction counts as none, and the best
+    score over all thresholds is added (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
+    """
+    if squad.version_2:
+        return evaluate_v2(squad, predictions, na_probs, na_prob_thresh)
+    if na_probs is not None:
+        raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out --na-prob-file")
+    return evaluate_v1(squad, predictions)
+
+
+def evaluate_v1(squad: Squad, predictions: dict[str, str]) -> dict[str, float]:
+    exact = f1_sum = 0.0
+    unanswered = 0
+    for question in squad.questions:
+        if not question.answers:
+            raise UserError(f"{squad.path}: question {question.id} has no answers to compare with")
+        if question.id not in predictions:
+            unanswered += 1
+            continue
+        prediction = predictions[question.id]
+        exact += max(exact_match(prediction, answer.text) for answer in question.answers)
+        f1_sum += max(f1(prediction, answer.text, empty_equals_empty=False) for answer in question.answers)
+    if unanswered:
+        print(f"{unanswered} of {len(squad.questions)} questions are unanswered and score 0", file=sys.stderr)
+    total = len(squad.questions)
+    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1_sum / total}
+
+
+def evaluate_v2(
+    squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None, na_prob_thresh: float
+) -> dict[str, Any]:
+    for name, given in (("predictions", predictions), ("no-answer probabilities", na_probs)):
+        missing = [] if given is None else [question.id for question in squad.questions if question.id not in given]
+        if missing:
+            raise UserError(
+                f"the {name} lack {len(missing)} of the {len(squad.questions)} questions of {squad.path}, "
+                f"{missing[0]} the first: SQuAD v2.0 wants one for each"
+            )
+    metrics: dict[str, Callable[[str, str], float]] = {
+        "exact": exact_match,
+        "f1": lambda prediction, answer: f1(prediction, answer, empty_equals_empty=True),
+    }
+    raw_scores = {
+        name: {
+            question.id: max(metric(predictions[question.id], answer) for answer in gold_answers(question))
+            for question in squad.questions
+        }
+        for name, metric in metrics.items()
+    }
+    answerable = {question.id: bool(question.answers) for question in squad.questions}
+
+    def thresholded(scores: dict[str, float]) -> dict[str, float]:
+        if na_probs is None:
+            return scores
+        return {
+            key: float(not answerable[key]) if na_probs[key] > na_prob_thresh else score
+            for key, score in scores.items()
+        }
+
+    scores = {name: thresholded(by_question) for name, by_question in raw_scores.items()}
+    result: dict[str, Any] = {}
+    for prefix, group in (
+        ("", list(answerable)),
+        ("HasAns_", [key for key, has_answer in answerable.items() if has_answer]),
+        ("NoAns_", [key for key, has_answer in answerable.items() if not has_answer]),
+    ):
+        if group:
+            for name, by_question in scores.items():
+                result[prefix + name] = 100.0 * sum(by_question[key] for key in group) / len(group)
+            result[prefix + "total"] = len(group)
+    if na_probs is not None:
+        for name, by_question in raw_scores.items():
+            best, threshold = best_threshold(by_question, predictions, na_probs, answerable)
+            result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
+    return result
+
+
+def gold_answers(question: Question) -> list[str]:
+    """The answers that have words left once normalized; for a question without any, that there is no answer."""
+    return [answer.text for answer in question.answers if normalized(answer.text)] or [""]
+
+
+def best_threshold(
+    scores: dict[str, float],
+    predictions: dict[str, str],
+    na_probs: dict[str, float],
+    answerable: dict[str, bool],
+) -> tuple[float, float]:
+    """The best mean score in percent over all thresholds on `na_probs`, and the threshold that gives it.
+
+    From all questions left unanswered, the ones surest to have an answer are let through one by one.
+    """
+    best = current = float(sum(not has_answer for has_answer in answerable.values()))
+    threshold = 0.0
+    for key in sorted(na_probs, key=lambda key: na_probs[key]):
+        if key not in scores:
+            continue
+        if answerable[key]:
+            current += scores[key]
+        elif predictions[key]:
+            current -= 1
+        if current > best:
+            best, threshold = current, na_probs[key]
+    return 100.0 * best / len(scores), threshold

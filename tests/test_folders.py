@@ -1,0 +1,189 @@
+"""Folders that several programs use: one lock, atomic writes, and nothing outside them is touched."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import assert_refused
+from processes import start, wait_until
+from small_runs import resuming, run_here, steps_folder, steps_in, train
+
+from utils.errors import UserError
+from utils.files import LOCK_FILE, atomic_folder, atomic_path, lock_folder, remove, write_atomically
+
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+
+def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
+    """Not even the first run's temporary folders, and not after somebody has removed the lock file."""
+    flags = ("--max-steps", 100_000, "--log-freq", 1, "--num-steps-per-checkpoint", 2)
+    first = start(inputs.command(tmp_path, *flags), tmp_path / "first")
+    wait_until(lambda: any(name.isdigit() for name in steps_in(tmp_path)))
+    live = steps_folder(tmp_path) / "99999.tmp-1a2b3c4d"
+    live.mkdir()
+    second = inputs.command(tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json")
+    assert_refused(run_here(second), str(steps_folder(tmp_path)), f"process {first.pid} on ")
+    (steps_folder(tmp_path) / LOCK_FILE).unlink()
+    assert_refused(run_here(second), str(steps_folder(tmp_path)), "is in use by another process")
+    assert live.is_dir() and first.is_alive()
+    first.kill()
+    first.join()
+    train([*second, "--steps-this-run", "1"])
+    assert not live.exists()
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "dangling link", "FIFO", "folder"])
+def test_lock_file_that_is_something_else_is_refused_and_its_target_kept(tmp_path, kind):
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    folder.mkdir()
+    if kind != "dangling link":
+        target.write_text("precious")
+    path = folder / LOCK_FILE
+    {
+        "symbolic link": lambda: path.symlink_to(target),
+        "dangling link": lambda: path.symlink_to(target),
+        "hard link": lambda: path.hardlink_to(target),
+        "FIFO": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }[kind]()
+    with pytest.raises(UserError, match=r"\.lock is not a plain file of its own: remove it"):
+        lock_folder(folder)
+    assert not target.exists() if kind == "dangling link" else target.read_text() == "precious"
+
+
+def test_lock_is_free_again_after_close(tmp_path):
+    lock = lock_folder(tmp_path / "new" / "folder")
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
+        lock_folder(tmp_path / "new" / "folder")
+    lock.close()
+    lock_folder(tmp_path / "new" / "folder").close()
+
+
+# --- atomic writes ----------------------------------------------------------------------------------------------------
+
+
+def test_file_is_complete_or_unchanged_and_has_the_permissions_of_new_files(tmp_path):
+    path, plain = tmp_path / "file", tmp_path / "plain"
+    write_atomically(path, "old")
+    with pytest.raises(ZeroDivisionError), atomic_path(path) as temporary:
+        temporary.write_text("new")
+        raise ZeroDivisionError
+    plain.write_text("")
+    assert path.read_text() == "old" and path.stat().st_mode == plain.stat().st_mode
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "plain"]
+
+
+def test_temporary_names_cannot_be_known_before(tmp_path):
+    """Two threads of a process write the same file, and neither takes the other's part."""
+    names, barrier = set(), threading.Barrier(2)
+
+    def write(text: str) -> None:
+        with atomic_path(tmp_path / "file") as temporary:
+            names.add(temporary.name)
+            temporary.write_text(text)
+            barrier.wait()
+
+    threads = [threading.Thread(target=write, args=(text,)) for text in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(names) == 2 and not any(str(os.getpid()) == name.rpartition("-")[2] for name in names)
+    assert (tmp_path / "file").read_text() in ("one", "two")
+
+
+def test_folder_is_complete_or_not_there_and_replaces_an_older_one(tmp_path):
+    folder = tmp_path / "folder"
+    with pytest.raises(ZeroDivisionError), atomic_folder(folder) as temporary:
+        (temporary / "file").write_text("half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    for text in ("old", "new"):
+        with atomic_folder(folder) as temporary:
+            (temporary / "file").write_text(text)
+        assert (folder / "file").read_text() == text
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_removing_a_link_keeps_its_target(tmp_path):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "file").write_text("precious")
+    for path in (tmp_path / "link", tmp_path / "file"):
+        path.symlink_to(target if path.name == "link" else target / "file")
+        remove(path)
+        assert not path.is_symlink()
+    assert (target / "file").read_text() == "precious"
+
+
+def test_run_unlinks_links_and_stray_files_among_its_leftovers(inputs, tmp_path):
+    """Steps that are links are pruned as links, too."""
+    flags = ("--max-steps", 6, "--num-steps-per-checkpoint", 1)
+    train(inputs.command(tmp_path, *flags, "--steps-this-run", 2))
+    folder, precious = steps_folder(tmp_path), tmp_path / "precious"
+    shutil.copytree(folder / "1", precious)
+    shutil.rmtree(folder / "1")
+    (folder / "1").symlink_to(precious)
+    (folder / "7.tmp-link").symlink_to(precious)
+    (folder / "8.tmp").write_text("stray")
+    (folder / "run.json.tmp-1234").write_text("stray")
+    files = sorted(path.name for path in precious.iterdir())
+    train(inputs.command(tmp_path, *flags, *resuming(tmp_path)))
+    assert steps_in(tmp_path) == ["4", "5", "6"]
+    assert sorted(path.name for path in precious.iterdir()) == files
+
+
+def test_record_is_not_written_through_a_link(inputs, tmp_path):
+    folder, target = steps_folder(tmp_path), tmp_path / "target"
+    folder.mkdir(parents=True)
+    target.write_text("precious")
+    for name in (f"run.json.tmp-{os.getpid()}", "run.json"):
+        (folder / name).symlink_to(target)
+    train(inputs.command(tmp_path, "--max-steps", 1))
+    assert target.read_text() == "precious" and not (folder / "run.json").is_symlink()
+    assert steps_in(tmp_path) == ["1"]
+
+
+# --- what defines a run -----------------------------------------------------------------------------------------------
+
+
+def damage(folder: Path) -> None:
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def test_identity_names_the_checkpoint_whose_weights_are_used(inputs, tmp_path):
+    """Phase 1's newest checkpoint is damaged, so phase 2 starts from the one before it, also after the damaged one was
+    removed."""
+    train(inputs.command(tmp_path, "--max-steps", 4, "--num-steps-per-checkpoint", 2))
+    damage(steps_folder(tmp_path) / "4")
+    flags = ("--phase2", "--max-steps", 4, "--from-phase1-final-params", steps_folder(tmp_path))
+    result = train(inputs.command(tmp_path, *flags, "--steps-this-run", 1))
+    assert "warning: " in result.stdout and "model.safetensors is damaged" in result.stdout
+    shutil.rmtree(steps_folder(tmp_path) / "4")
+    assert "resumed from" in train(inputs.command(tmp_path, *flags, *resuming(tmp_path, "phase2"))).stdout
+
+
+def test_architecture_is_that_of_the_checkpoint_whose_weights_are_used(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 4, "--num-steps-per-checkpoint", 2))
+    (steps_folder(tmp_path) / "4" / "config.json").write_text("{")
+    command = inputs.command(tmp_path, "--phase2", "--max-steps", 1)
+    for flag in ("--bert-model", "--config-file", "--vocab-file"):
+        del command[command.index(flag) : command.index(flag) + 2]
+    train([*command, "--from-pretrained-params", str(steps_folder(tmp_path))])
+    assert steps_in(tmp_path, "phase2") == ["1"]
+
+
+def test_a_resumed_run_keeps_the_record_of_its_starting_weights(inputs, tmp_path):
+    """Also if it is resumed without the flag that named them."""
+    train(inputs.command(tmp_path, "--max-steps", 2, "--num-steps-per-checkpoint", 1))
+    flags = ("--phase2", "--max-steps", 3, *resuming(tmp_path, "phase2"), "--steps-this-run", 1)
+    weights = ("--from-phase1-final-params", steps_folder(tmp_path))
+    train(inputs.command(tmp_path, *flags, *weights))
+    train(inputs.command(tmp_path, *flags))
+    assert_refused(run_here(inputs.command(tmp_path, *flags, weights[0], weights[1] / "1")), "other starting weights")
+    train(inputs.command(tmp_path, *flags, *weights))
+    assert steps_in(tmp_path, "phase2") == ["1", "2", "3"]
