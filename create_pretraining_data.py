@@ -68,7 +68,6 @@ def main(argv: list[str] | None = None) -> None:
     names = Counter(map(output_name, texts))
     if len(names) < len(texts):
         raise UserError(f"two files in {args.input_path} would both make {names.most_common(1)[0][0]}: rename one")
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
         for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # temporary files of a killed run

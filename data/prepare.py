@@ -256,7 +256,12 @@ def add_shard(add: Add) -> None:
         "--test-fraction", type=fraction, default=default.test_fraction, help="fraction of documents for the test split"
     )
 
-    add("--drop-duplicates", action=BooleanFlag, help="keep one of several equal documents")
+    add(
+        "--drop-duplicates",
+        choices=("none", "equal", "near"),
+        default=default.drop_duplicates,
+        help="keep one of several documents that are equal, or nearly so",
+    )
     add(
         "--weights",
         nargs="+",
@@ -406,7 +411,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:
-            args.output_dir.mkdir(parents=True, exist_ok=True)
             with closing(lock_folder(args.output_dir)):
                 for stage in STAGES[args.command](args):
                     run(stage, executor)

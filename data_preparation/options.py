@@ -34,7 +34,7 @@ class TextShardOptions:
     shard_mb: float = 100.0
     test_fraction: float = 0.05
     random_seed: int = 12345
-    drop_duplicates: bool = False  # documents that are equal to another one
+    drop_duplicates: str = "none"  # or "equal", or "near" (see near_duplicates.py)
     weights: tuple[tuple[str, float], ...] = ()  # name of formatted text, copies of its training documents; else 1
 
 

@@ -39,7 +39,6 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
         print("(dry run: nothing was done)")
         return
     written = 0
-    (output_dir or root).mkdir(parents=True, exist_ok=True)
     with closing(lock_folder(output_dir or root)), progress_bar(size, "repack") as bar:
         for leftover in (output_dir or root).rglob("*.tmp-*"):  # temporary files of a killed run
             leftover.unlink()

@@ -78,7 +78,13 @@ def create_shards(
     findings = [Findings.from_json(record.counts["findings"]) for record in records]
     total = sum(findings[1:], findings[0])
     shards = [
-        {"name": task.output, "bytes": record.bytes, "sha256": record.sha256, "datasets": record.counts["datasets"]}
+        {
+            "name": task.output,
+            "bytes": record.bytes,
+            "sha256": record.sha256,
+            "input_sha256": task.identity["input_sha256"],
+            "datasets": record.counts["datasets"],
+        }
         for task, record in zip(tasks, records, strict=True)
     ]
     attributes = {name: value for name, value in tasks[0].identity.items() if name != "input_sha256"}
@@ -89,7 +95,8 @@ def create_shards(
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
     """Writes what a reader needs to know of the shards in `folder`, so that it need not open each.
 
-    shards: of each its name, bytes, sha256, and `datasets`: shape, dtype, offset (None if compressed), crc32.
+    shards: of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if compressed) and
+        crc32 of each.
     """
     samples = sum(shard["datasets"]["input_ids"]["shape"][0] for shard in shards)
     content = {"version": INDEX_VERSION, "samples": samples, "attributes": attributes, "shards": shards}

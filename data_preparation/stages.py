@@ -165,23 +165,29 @@ class ShardStage(Stage):
         with progress_bar(2 * total, self.name) as bar:
             records = run_tasks(folder, buckets, executor, bar.update)
             sizes = np.array([record.counts["bytes"] for record in records])
-            documents = np.sum([record.counts["documents"] for record in records], axis=0)
+            documents = np.array([record.counts["documents"] for record in records])
             if not documents.any():
                 raise UserError(f"{', '.join(list(content)[:3])}: no document in these files: check the formatted text")
+            repeated, hashes = None, [record.sha256 for record in records]
+            if options.drop_duplicates == "near":
+                repeated, identity = find_near_duplicates(folder, buckets, hashes, executor)
+                hashes = [[sha256, identity] for sha256 in hashes]
             weighted = np.array([weight for _, weight in planned]) @ sizes
-            shards = text_shards.plan_shards(documents, weighted.astype(np.int64), cells)
+            shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), cells)
             starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
+            firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
             joins, number = [], dict.fromkeys(SPLITS, 0)
             for shard in shards:
-                parts = [
-                    (task, record, weight if shard.split == "training" else 1.0, begin[shard.first], begin[shard.last])
-                    for task, record, (_, weight), begin in zip(buckets, records, planned, starts.tolist(), strict=True)
-                    if begin[shard.first] < begin[shard.last]
-                ]
-                spans = [Span(str((folder / task.output).absolute()), *limits) for task, _, _, *limits in parts]
-                arguments = (spans, [part[2] for part in parts], options.drop_duplicates, options.random_seed)
+                parts, identity = [], [self.options]
+                for index, (task, (_, weight)) in enumerate(zip(buckets, planned, strict=True)):
+                    start, stop = int(starts[index, shard.first]), int(starts[index, shard.last])
+                    if start < stop:
+                        weight = weight if shard.split == "training" else 1.0
+                        path = (folder / task.output).absolute()
+                        parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
+                        identity.append([hashes[index], *parts[-1][1:]])
+                arguments = (parts, options.drop_duplicates, repeated, options.random_seed)
                 output = f"{shard.split}/shard-{number[shard.split]:05d}.txt"
-                identity = [self.options, [[record.sha256, *part] for _, record, *part in parts]]
                 joins.append(Task(output, text_shards.join_shard, arguments, identity, shard.bytes))
                 number[shard.split] += 1
             made = run_tasks(folder, joins, executor, bar.update)
@@ -192,9 +198,33 @@ class ShardStage(Stage):
                 record.counts["documents"] for shard, record in zip(shards, made, strict=True) if shard.split == split
             ]
             counts |= {f"{split}_documents": sum(of_split), f"{split}_shards": len(of_split)}
-        if options.drop_duplicates:
+        if options.drop_duplicates != "none":
             counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
         return counts
+
+
+def find_near_duplicates(folder: Path, buckets: list[Task], hashes: list[str], executor: Executor) -> tuple[Path, str]:
+    """The file that says which documents are near duplicates, and its SHA-256. hashes: of the buckets."""
+    from data_preparation import near_duplicates
+
+    def place(output: str) -> Path:
+        return (folder / output).absolute()
+
+    signatures = [
+        Task(f"{task.output}.signatures", near_duplicates.sign_documents, (place(task.output),), sha256, task.size)
+        for task, sha256 in zip(buckets, hashes, strict=True)
+    ]
+    run_tasks(folder, signatures, executor)
+    paths, size = [place(task.output) for task in signatures], sum(task.size for task in buckets)
+    bands = [
+        Task(f"{BUCKETS}/band-{band}", near_duplicates.find_repeated, (paths, band), [hashes, band], size)
+        for band in range(near_duplicates.BANDS)
+    ]
+    run_tasks(folder, bands, executor)
+    found = [place(task.output) for task in bands]
+    merged = Task(f"{BUCKETS}/repeated", near_duplicates.merge_repeated, (found,), hashes, size)
+    (record,) = run_tasks(folder, [merged], executor)
+    return place(merged.output), record.sha256
 
 
 def formatted_folders(output_dir: Path) -> list[Path]:

@@ -112,31 +112,40 @@ def plan_shards(documents: np.ndarray, sizes: np.ndarray, cells: Cells) -> list[
     return shards
 
 
-def join_shard(
-    output: Path, spans: Sequence[Span], weights: Sequence[float], drop_duplicates: bool, seed: int
-) -> dict[str, Any]:
-    """Writes the documents in `spans` of the buckets, with an empty line between them.
+class Part(NamedTuple):
+    """What a shard gets of a bucket."""
 
-    weights: of each span, copies of its documents; a fraction is decided by the hash of the document.
-    """
+    bucket: Path
+    start: int
+    stop: int
+    first: int  # number of its first document among those of all buckets
+    weight: float  # copies of its documents; a fraction is decided by the hash of the document
+
+
+def join_shard(
+    output: Path, parts: Sequence[Part], drop_duplicates: str, repeated: Path | None, seed: int
+) -> dict[str, Any]:
+    """Writes the documents in `parts`, with an empty line between them. repeated: see `merge_repeated`."""
     seen: set[float] = set()
     documents = dropped = 0
     with output.open("wb") as file:
-        for (path, start, stop), weight in zip(spans, weights, strict=True):
-            with Path(path).open("rb") as bucket:
-                bucket.seek(start)
-                text = bucket.read(stop - start)
-            if weight == 1 and not drop_duplicates:
+        for part in parts:
+            with part.bucket.open("rb") as bucket:
+                bucket.seek(part.start)
+                text = bucket.read(part.stop - part.start)
+            if part.weight == 1 and drop_duplicates == "none":
                 file.write(text)
                 documents += text.count(b"\n\n")
                 continue
-            for document in text.removesuffix(b"\n\n").split(b"\n\n"):
+            found = text.split(b"\n\n")[:-1]
+            bad = np.fromfile(repeated, np.uint8, len(found), offset=part.first) if repeated else np.zeros(len(found))
+            for document, is_repeated in zip(found, bad, strict=True):
                 place = document_hash(document, seed + 1)  # independent of the cell
-                if drop_duplicates and place in seen:
+                if is_repeated or (drop_duplicates != "none" and place in seen):
                     dropped += 1
                     continue
                 seen.add(place)
-                copies = int(weight + place)
+                copies = int(part.weight + place)
                 file.write((document + b"\n\n") * copies)
                 documents += copies
         file.truncate(max(file.tell() - 1, 0))

@@ -165,7 +165,7 @@ def test_more_shards_than_files_may_be_open(tmp_path):
 def test_equal_documents_are_kept_once_on_request(tmp_path):
     documents = documents_of(6, 200)
     text = write_formatted(tmp_path / "text", [*documents, *documents[50:], *documents[120:]])
-    found = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, True))
+    found = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, "equal"))
     assert sorted(found["training"] + found["test"]) == sorted(documents)
     counts = json.loads((tmp_path / "sharded" / "manifest.json").read_text())["counts"]
     assert counts["duplicates_dropped"] == 150 + 80
@@ -176,7 +176,7 @@ def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
     few, many = documents_of(7, 100), [f"many {document}" for document in documents_of(8, 900)]
     folders = [write_formatted(tmp_path / "few", few), write_formatted(tmp_path / "many", many)]
     plain = documents_in(shard(folders, tmp_path / "plain", 50_000, 0.1))
-    mixed = documents_in(shard(folders, tmp_path / "mixed", 50_000, 0.1, 1, False, (("few", 3.0), ("many", 0.5))))
+    mixed = documents_in(shard(folders, tmp_path / "mixed", 50_000, 0.1, 1, "none", (("few", 3.0), ("many", 0.5))))
     assert sorted(mixed["test"]) == sorted(plain["test"])
     for document in few:
         assert mixed["training"].count(document) == 3 * plain["training"].count(document)
@@ -184,4 +184,25 @@ def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
     assert len(set(thinned)) == len(thinned) and set(thinned) < set(plain["training"])
     assert 0.42 < len(thinned) / sum(document.startswith("many") for document in plain["training"]) < 0.58
     with pytest.raises(UserError, match=r"--weights none: there is no such text: use few, many"):
-        shard(folders, tmp_path / "unknown", 50_000, 0.1, 1, False, (("none", 3.0),))
+        shard(folders, tmp_path / "unknown", 50_000, 0.1, 1, "none", (("none", 3.0),))
+
+
+def test_near_duplicates_are_dropped_on_request_and_other_documents_are_not(tmp_path, monkeypatch):
+    pytest.importorskip("datasketch")
+    monkeypatch.setattr(text_shards, "BUCKET_BYTES", 20_000)  # several buckets
+    monkeypatch.setattr(inputs, "SPAN_BYTES", 20_000)
+    rng = random.Random(1)
+    vocabulary = [f"word{number}" for number in range(5000)]
+    documents = [" ".join(rng.choices(vocabulary, k=300)) for _ in range(150)]
+    copies = []
+    for document in documents[:60]:
+        words = document.split()
+        words[rng.randrange(300)] = "changed"
+        copies.append(" ".join(words))
+    half = [" ".join(document.split()[:150] + rng.choices(vocabulary, k=150)) for document in documents[60:100]]
+    sharded = shard(write_formatted(tmp_path / "text", documents + copies + half), tmp_path, 50_000, 0.1, 1, "near")
+    found = documents_in(sharded)
+    kept = set(found["training"] + found["test"])
+    assert all((document in kept) != (copy in kept) for document, copy in zip(documents, copies, strict=False))
+    assert set(documents[60:]) | set(half) <= kept
+    assert json.loads((sharded / "manifest.json").read_text())["counts"]["duplicates_dropped"] == 60
