@@ -1,13 +1,12 @@
 """Downloads files: resumes with range requests, tries mirrors, retries, verifies checksums, and gives a file its final
 name only when it is complete.
 
-An unfinished download is `<name>.part` beside the final path, and `<name>.part.json` says where it came from, so that
-the next attempt or the next run continues it.
+An unfinished download is `<name>.part` beside the final path. The next attempt or the next run continues it if the file
+has a published checksum, which tells whether the bytes of both belong together.
 """
 
 import contextlib
 import http.client
-import json
 import re
 import sys
 import time
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from data_preparation import manifest
 from utils.errors import UserError, one_line
-from utils.files import file_digest, sync, write_json
+from utils.files import file_digest, sync
 from utils.progress import progress_bar
 
 CHUNK = 1 << 20
@@ -76,34 +75,6 @@ class FailedAttempt(Exception):
         self.final = final  # trying this address again is useless
 
 
-class Part:
-    """An unfinished download: the bytes so far, and where they came from."""
-
-    def __init__(self, path: Path):
-        self.path = path.with_name(path.name + ".part")
-        self.origin_path = path.with_name(path.name + ".part.json")
-        try:
-            origin = json.loads(self.origin_path.read_text())
-            self.url, self.validator, self.total = origin["url"], origin["validator"], origin["total"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.discard()
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.origin_path.unlink(missing_ok=True)
-        self.url, self.validator, self.total = "", None, None
-
-    def start(self, url: str, validator: str | None, total: int | None) -> None:
-        """Removes the old bytes, then records the new origin: in this order a kill in between cannot mix them."""
-        self.discard()
-        self.url, self.validator, self.total = url, validator, total
-        write_json(self.origin_path, {"url": url, "validator": validator, "total": total})
-
-
 def fetch(
     urls: Sequence[str],
     path: Path,
@@ -125,8 +96,8 @@ def fetch(
             raise UserError(f"{path} exists, but {reason}: remove it to download it again")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = Part(path)
-    sources, turn, failures, furthest = list(urls), 0, 0, part.size
+    part = path.with_name(path.name + ".part")
+    sources, turn, failures, furthest = list(urls), 0, 0, size_of(part)
     while True:
         url = sources[turn % len(sources)]
         try:
@@ -134,7 +105,7 @@ def fetch(
             accept(part, checksum, size, check)
             break
         except FailedAttempt as failure:
-            progressed, furthest = part.size > furthest, max(furthest, part.size)
+            progressed, furthest = size_of(part) > furthest, max(furthest, size_of(part))
             failures = 1 if progressed else failures + 1
             if failure.final:
                 sources.remove(url)
@@ -150,51 +121,47 @@ def fetch(
                 wait = min(wait, policy.longest_wait)
                 tqdm.write(f"{path.name}: {failure}; next attempt in {wait:.0f} s", file=sys.stderr)
                 time.sleep(wait)
-    sync(part.path)
-    part.path.rename(path)
-    part.origin_path.unlink(missing_ok=True)
+    sync(part)
+    part.rename(path)
 
 
-def transfer(url: str, part: Part, size: int | None, checksum: Checksum | None, timeout: float) -> None:
-    """One attempt: appends to `part` until it has the length that the server announced, or raises `FailedAttempt`."""
-    start = part.size
-    if start and part.total == start:
+def size_of(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def transfer(url: str, part: Path, size: int | None, checksum: Checksum | None, timeout: float) -> None:
+    """One attempt: continues `part` if a checksum will verify it, else starts anew. Raises `FailedAttempt` unless the
+    part has the length that the server announced in the end."""
+    start = size_of(part) if checksum else 0
+    if start and start == size:
         return
     headers = {"User-Agent": "bert-recipe (data preparation)", "Accept-Encoding": "identity"}
-    same_file = part.url == url and part.validator is not None
-    # Bytes of another server, or of a file that may have changed, are joined only if a checksum will verify them.
-    if start and (same_file or checksum):
-        headers["Range"] = f"bytes={start}-"
-        if same_file:
-            headers["If-Range"] = part.validator
     try:
-        response = open_url(url, headers, timeout)
+        response = open_url(url, headers | ({"Range": f"bytes={start}-"} if start else {}), timeout)
     except FailedAttempt as failure:
-        if failure.status == 416:
-            part.discard()  # no such range: the file is shorter than the part
+        if failure.status == 416:  # no such range: the part is complete, or longer than the file
+            if mismatch(part, checksum, size) is None:
+                return
+            part.unlink()
         raise
     with response:
         if response.status == 206:
-            join_range(response, part, start)
+            total = total_of_range(response, part, start)
         elif response.status == 200:
-            start = 0
-            length = parse_count(response.headers.get("Content-Length"))
-            if length is None and checksum is None and size is None:
+            start, total = 0, parse_count(response.headers.get("Content-Length"))
+            if total is None and checksum is None and size is None:
                 raise FailedAttempt(
                     "the server does not announce the length of the file, so a truncated file could not be noticed",
                     final=True,
                 )
-            if length is not None and length != (size or length):
-                raise FailedAttempt(f"the server announces {length:,} bytes, not {size:,}")
             refuse_web_page(response)
-            part.start(url, validator_of(response), length)
         else:
             raise FailedAttempt(f"unexpected HTTP status {response.status}")
-        copy_body(response, part, start, size or part.total or MAX_SIZE)
-    if part.total is not None and part.size != part.total:
-        if part.size > part.total:
-            part.discard()
-        raise FailedAttempt(f"the connection ended after {part.size:,} of {part.total:,} bytes")
+        if total is not None and total != (size or total):
+            raise FailedAttempt(f"the server announces {total:,} bytes, not {size:,}")
+        copy_body(response, part, start, total, size or total or MAX_SIZE)
+    if total is not None and size_of(part) != total:
+        raise FailedAttempt(f"the connection ended after {size_of(part):,} of {total:,} bytes")
 
 
 def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
@@ -238,22 +205,13 @@ def parse_count(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch("[0-9]{1,15}", text) else None
 
 
-def join_range(response: http.client.HTTPResponse, part: Part, start: int) -> None:
-    """Checks that the response continues `part`; otherwise discards the part."""
+def total_of_range(response: http.client.HTTPResponse, part: Path, start: int) -> int | None:
+    """The length of the whole file. Discards the part if the response does not continue it."""
     match = re.fullmatch(r"bytes ([0-9]{1,15})-[0-9]{1,15}/([0-9]{1,15}|\*)", response.headers.get("Content-Range", ""))
-    total = int(match[2]) if match and match[2] != "*" else None
-    if not match or int(match[1]) != start or (part.total is not None and total not in (None, part.total)):
-        part.discard()
-        raise FailedAttempt("the server sent a range that was not requested, or the file has changed")
-    part.total = part.total or total
-
-
-def validator_of(response: http.client.HTTPResponse) -> str | None:
-    """The value for If-Range (RFC 9110, 13.1.5): a strong ETag, else the date of the last change."""
-    etag = response.headers.get("ETag")
-    if etag and not etag.startswith("W/"):
-        return etag
-    return response.headers.get("Last-Modified")
+    if not match or int(match[1]) != start:
+        part.unlink(missing_ok=True)
+        raise FailedAttempt("the server sent a range that was not requested")
+    return parse_count(match[2])
 
 
 def refuse_web_page(response: http.client.HTTPResponse) -> None:
@@ -267,11 +225,10 @@ def refuse_web_page(response: http.client.HTTPResponse) -> None:
         raise FailedAttempt("the response is a web page instead of the file")
 
 
-def copy_body(response: http.client.HTTPResponse, part: Part, start: int, limit: int) -> None:
+def copy_body(response: http.client.HTTPResponse, part: Path, start: int, total: int | None, limit: int) -> None:
     """limit: bytes of the whole file."""
-    name = part.path.name.removesuffix(".part")
-    bar = progress_bar(part.total, name, initial=start)
-    with bar, part.path.open("ab") as file:
+    bar = progress_bar(total, part.name.removesuffix(".part"), initial=start)
+    with bar, part.open("ab" if start else "wb") as file:
         while True:
             try:
                 chunk = response.read1(CHUNK)
@@ -281,22 +238,22 @@ def copy_body(response: http.client.HTTPResponse, part: Part, start: int, limit:
                 return
             start += len(chunk)
             if start > limit:
-                part.discard()
+                part.unlink()
                 raise FailedAttempt(f"the server sends more than the {limit:,} bytes of the file")
             file.write(chunk)
             bar.update(len(chunk))
 
 
-def accept(part: Part, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
+def accept(part: Path, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
     """Discards the part and raises `FailedAttempt` if it is not the requested file."""
-    reason = mismatch(part.path, checksum, size)
+    reason = mismatch(part, checksum, size)
     if reason is None and check is not None:
         try:
-            check(part.path)
+            check(part)
         except UserError as error:
             reason = str(error)
     if reason:
-        part.discard()
+        part.unlink()
         raise FailedAttempt(f"the downloaded file is wrong: {reason}")
 
 
