@@ -232,6 +232,11 @@ FINE_TUNING_FLAGS = (
     Flag("--predict-batch-size --eval-batch-size --per-device-eval-batch-size", batch_size, REQUIRED,
          "sequences per GPU and forward pass", PREDICT),
     Flag("--max-seq-length", sequence_length, REQUIRED, "maximum tokens of a sequence"),
+    Flag("--eval-steps", non_negative_int, 0,
+         "score the development file every so many updates, and keep the best checkpoint; 0: only at the end",
+         ("--do-train", "--do-eval"), excludes=("--benchmark",)),
+    Flag("--early-stopping", positive_int, None, "stop after this many evaluations without a better score",
+         ("--eval-steps",)),
 )
 
 # Flags of other programs, and what to use instead.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
+MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the erf form; the other two are the same tanh form
 
@@ -28,8 +29,9 @@ FOREIGN_KEYS = {"position_embedding_type": "absolute", "is_decoder": False, "add
 class BertConfig:
     """The architecture; the same keys as Google's and Hugging Face's `config.json`.
 
-    labels: the class names of a classification head, Hugging Face's `id2label`; a single one means regression. They are
-    no part of the architecture, so they do not count when configs are compared."""
+    labels: the class names of a classification head, Hugging Face's `id2label`; a single one means regression.
+    multi_label: each label is a yes or no of its own, Hugging Face's `problem_type`. Both are no part of the
+    architecture, so they do not count when configs are compared."""
 
     vocab_size: int
     hidden_size: int
@@ -45,6 +47,7 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     pre_layer_norm: bool = False  # LayerNorm before attention and feed-forward, and after the last layer
     labels: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    multi_label: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.hidden_act not in HIDDEN_ACTS:
@@ -73,7 +76,10 @@ class BertConfig:
         """The architecture in the content of a `config.json`. Raises ValueError for a missing key, and for an unknown
         key unless it says `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the
         architecture."""
-        known = {field.name for field in dataclasses.fields(cls)} - {"labels"}
+        model_type = values.get("model_type", "bert")
+        if model_type not in ("bert", PRE_LN_MODEL_TYPE):
+            raise ValueError(f"model_type is {model_type!r}, and only BERT is supported: use a BERT model")
+        known = {field.name for field in dataclasses.fields(cls)} - {"labels", "multi_label"}
         # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
         missing = sorted(known - values.keys() - {"layer_norm_eps", "pre_layer_norm"})
         if missing:
@@ -86,7 +92,9 @@ class BertConfig:
             if values.get(key, expected) != expected:
                 raise ValueError(f"{key} is {values[key]!r}; this model is BERT: {expected!r}")
         labels = labels_from_json(values.get("id2label") or {})
-        return cls(**{key: value for key, value in values.items() if key in known}, labels=labels)
+        multi_label = values.get("problem_type") == MULTI_LABEL
+        architecture = {key: value for key, value in values.items() if key in known}
+        return cls(**architecture, labels=labels, multi_label=multi_label)
 
     @classmethod
     def from_json_file(cls, path) -> "BertConfig":
@@ -103,6 +111,8 @@ class BertConfig:
         """The content of `config.json`; `id2label` and `label2id` if there are labels. transformers has no pre-LN BERT:
         another model type keeps it from loading one as if it were post-LN."""
         values = {"model_type": PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert", **dataclasses.asdict(self)}
+        if values.pop("multi_label"):
+            values["problem_type"] = MULTI_LABEL
         if labels := values.pop("labels"):
             values["id2label"] = {str(index): label for index, label in enumerate(labels)}
             values["label2id"] = {label: index for index, label in enumerate(labels)}

@@ -17,7 +17,7 @@ import run_glue
 import run_pretraining
 import run_squad
 from arguments import make_run_config
-from diagnostics.estimates import memory_line
+from diagnostics.estimates import memory_line, memory_settings
 from diagnostics.machine import (
     Findings,
     check_compiler,
@@ -29,7 +29,7 @@ from diagnostics.machine import (
 )
 from diagnostics.training import check_data, check_folder, check_overfitting, check_run_losses, check_updates
 from optimizer import import_fused_lamb
-from run_setup import memory_settings, start_runtime
+from run_setup import start_runtime
 from tasks.glue import load_metrics
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError, run_main

@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
-from utils.command_line import ArgumentParser
+from utils.command_line import ArgumentParser, finite_float
 from utils.errors import UserError, run_main
 from utils.files import read_json
 
@@ -17,7 +17,7 @@ def read_by_question(path: str | Path, what: str, kind: type | tuple[type, ...],
     if not isinstance(values, dict):
         raise UserError(f"{what} {path} is not an object {{question id: {kind_name}}}")
     for key, value in values.items():
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or isinstance(value, bool) or value != value:  # NaN differs from itself
             raise UserError(f"{what} {path}: the value of question {key} is not a {kind_name}")
     return values
 
@@ -34,7 +34,7 @@ def parse_arguments():
         "--na-prob-file", help="v2.0: JSON {question id: score of having no answer}, such as null_odds.json"
     )
     parser.add_argument(
-        "--na-prob-thresh", type=float, default=1.0, help="a score above this predicts that there is no answer"
+        "--na-prob-thresh", type=finite_float, default=1.0, help="a score above this predicts that there is no answer"
     )
     args = parser.parse_args()
     parser.refuse_without_effect(args, [(("na_prob_thresh",), args.na_prob_file, "--na-prob-file")])

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
 from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
-from device import Runtime
 from parallel.base import ParallelModel
+from parallel.runtime import Runtime
 from run_config import PredictionConfig
 from tasks import Task
 from tasks.text_sequences import SequenceDataset
@@ -87,7 +87,7 @@ def predict(
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
     limits = prediction_limits(dataset, config.batch_size, runtime)
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
-    logits = np.zeros((num_rows, parallel.model.config.num_labels), np.float32)
+    logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
     # Compiled graphs need streams of one fixed size, which would be mostly filler here.
     eager = torch.compiler.set_stance("force_eager")
@@ -108,9 +108,13 @@ def predict(
                 bar.update()
     if distributed.world_size > 1:
         dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero where another rank computes
-    if not np.isfinite(logits).all():
-        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
+    check_finite(torch.from_numpy(logits))
     return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
+
+
+def check_finite(logits: torch.Tensor) -> None:
+    if not logits.isfinite().all():
+        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
 
 
 def log_speed(speed: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:

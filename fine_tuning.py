@@ -3,27 +3,37 @@ one seed or several."""
 
 import contextlib
 import dataclasses
+import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from arguments import add_fine_tuning_flags, make_run_config, parse_run_arguments
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
-from device import Runtime
+from checkpoint.state import load_weights
+from diagnostics.estimates import print_estimate
 from evaluation import log_speed, predict
 from metrics import make_reporter
 from parallel.base import ParallelModel
-from run_setup import TrainingPlan, find_fine_tuned, fine_tune, load_fine_tuned, plan_run, print_estimate, start_runtime
+from parallel.runtime import Runtime
+from run_config import PredictionConfig
+from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, plan_run, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
+from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, Flag
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import read_json, write_json
+from utils.progress import print_line
 
-SCORES_FILE = "scores.json"
+SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
+MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer_config)\.json|vocab\.txt")
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -75,21 +85,28 @@ class TrainingSet:
         choice = choose_model(config.model, config.start, runtime.distributed.on_main)
         tokenizer = make_tokenizer(args, choice)
         task, dataset = task.training_set(tokenizer)
-        return cls(task, with_labels(choice, task.labels), tokenizer, dataset)
+        return cls(task, with_labels(choice, task), tokenizer, dataset)
 
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: the subfolder of one of several seeds."""
-        return plan_run(
-            make_run_config(args),
+        config = make_run_config(args)
+        num_targets = int(self.dataset.num_targets.max(initial=0))
+        config = dataclasses.replace(
+            config, loader=dataclasses.replace(config.loader, max_predictions_per_seq=num_targets)
+        )
+        plan = plan_run(
+            config,
             self.choice,
             self.task.model_class,
             self.task,
             self.dataset,
             str(Path(self.task.name, name)),
             runtime,
-            result_files=(*self.task.result_files, SCORES_FILE),
+            result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
             initial_loss=self.task.initial_loss,
         )
+        trainer = dataclasses.replace(plan.config.trainer, eval_steps=args.eval_steps)
+        return dataclasses.replace(plan, config=dataclasses.replace(plan.config, trainer=trainer))
 
 
 def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
@@ -101,8 +118,9 @@ def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
     return BertTokenizer(choice.vocab_file, choice.do_lower_case)
 
 
-def with_labels(choice: ModelChoice, labels: tuple[str, ...]) -> ModelChoice:
-    return dataclasses.replace(choice, config=dataclasses.replace(choice.config, labels=labels))
+def with_labels(choice: ModelChoice, task: FineTuningTask) -> ModelChoice:
+    config = dataclasses.replace(choice.config, labels=task.labels, multi_label=task.multi_label)
+    return dataclasses.replace(choice, config=config)
 
 
 def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
@@ -117,15 +135,103 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
         seed_args = arguments_of_seed(args, seed, name) if name else args
         with runtime_of_seed(args, runtime, name) as seed_runtime:
             plan = training_set.plan(seed_args, seed_runtime, name)
-            parallel, exit_code, is_complete = fine_tune(plan, seed_runtime)
-            if not is_complete:
+            parallel, exit_code = train(seed_args, plan, task, sets, seed_runtime)
+            if parallel is None:
                 return exit_code
             if sets:
                 scores.append(predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime))
     if args.num_seeds > 1 and any(scores):
-        title = f"{task.name}, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
+        title = f"{task.name} dev, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
         report_scores(mean_and_deviation(scores), folder, title, runtime)
     return 0
+
+
+def train(
+    args: Arguments, plan: TrainingPlan, task: FineTuningTask, sets: list[PredictionSet], runtime: Runtime
+) -> tuple[ParallelModel | None, int]:
+    """Trains; returns the model, which is None if the training is not complete, and the exit code."""
+    steps = plan.config.trainer.max_steps
+    parameters = {"training_features": len(plan.dataset), "train_batch_size": args.batch_size, "steps": steps}
+    runtime.reporter.log("PARAMETER", parameters)
+    trainer = plan.build_trainer(runtime)
+    evaluation = None
+    if args.eval_steps:
+        evaluation = trainer.evaluate = Evaluation(args, trainer, task, sets)
+        trainer.is_finished = evaluation.is_exhausted
+    elif args.overwrite and runtime.distributed.is_main:
+        shutil.rmtree(trainer.config.checkpoint_folder / BEST_FOLDER, ignore_errors=True)  # another run's
+    exit_code = trainer.train(plan.make_loader(trainer))
+    trainer.evaluate = None  # it refers to the trainer, whose lock on the folder ends with its last reference
+    if trainer.state.step < steps and not trainer.is_finished and not args.benchmark:
+        return None, exit_code
+    if evaluation is not None:
+        evaluation.load_best()
+    return trainer.parallel, exit_code
+
+
+class Evaluation:
+    """Scores the files with labels during training, keeps the weights with the best score in BEST_FOLDER, and ends the
+    training after --early-stopping evaluations without a better score."""
+
+    def __init__(self, args: Arguments, trainer: Trainer, task: FineTuningTask, sets: list[PredictionSet]):
+        self.trainer, self.task, self.patience = trainer, task, args.early_stopping
+        self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
+        self.config = PredictionConfig(args.predict_batch_size, args.seed)
+        self.folder = trainer.config.checkpoint_folder
+        path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
+        # Those of a resumed run, up to its checkpoint.
+        found = trainer.distributed.on_main(lambda: read_json(path, "evaluations") if step and path.exists() else [])
+        self.history: list[dict[str, float]] = [entry for entry in found if entry["step"] <= step]
+
+    def best(self) -> dict[str, float]:
+        return max(self.history, key=lambda entry: entry[self.task.metric])  # the first of equal ones
+
+    @property
+    def is_exhausted(self) -> bool:
+        if not self.history or self.patience is None:
+            return False
+        return len(self.history) - 1 - self.history.index(self.best()) >= self.patience
+
+    def __call__(self) -> dict[str, float]:
+        trainer = self.trainer
+        scores: dict[str, float] = {}
+        for each in self.sets:
+            logits, _ = predict(trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime)
+            scores |= trainer.distributed.on_main(partial(self.numbers, each, logits))
+        step = trainer.state.step
+        if step % trainer.config.eval_steps and step < trainer.config.max_steps:
+            return scores  # where --steps-this-run ends: the whole run has no evaluation there
+        self.history.append({"step": step, **scores})
+        trainer.is_finished = self.is_exhausted
+        if trainer.is_finished or self.best() is self.history[-1]:
+            trainer.save()
+            trainer.writer.wait()
+        trainer.distributed.on_main(self.write)
+        return scores
+
+    def numbers(self, prediction_set: PredictionSet, logits: np.ndarray) -> dict[str, float]:
+        return only_numbers(prediction_set.finish(logits, None))
+
+    def write(self) -> None:
+        if self.best() is self.history[-1]:
+            source, best = self.folder / str(self.trainer.state.step), self.folder / BEST_FOLDER
+            new = best.with_suffix(".tmp")
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            for file in source.iterdir():
+                if MODEL_FILES.fullmatch(file.name):
+                    shutil.copy2(file, new / file.name)
+            shutil.rmtree(best, ignore_errors=True)
+            new.rename(best)
+        write_json(self.folder / EVALUATIONS_FILE, self.history)
+
+    def load_best(self) -> None:
+        if self.best()["step"] != self.trainer.state.step:
+            load_weights(self.trainer.parallel, self.folder / BEST_FOLDER, lambda _text: None)
+        if self.trainer.distributed.is_main:
+            print_line(
+                f"best: {self.task.metric} {self.best()[self.task.metric]:.6g} at step {self.best()['step']:.0f}"
+            )
 
 
 def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
@@ -161,7 +267,7 @@ def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int
     model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
-    config = with_labels(choice, task.labels).config
+    config = with_labels(choice, task).config
     parallel = load_fine_tuned(task.model_class, config, model_folder, task.heads, runtime)
     predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)
     return 0
@@ -192,21 +298,27 @@ def predict_all(
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:
-        report_scores(scores, folder, task.name, runtime)
+        report_scores(scores, folder, f"{task.name} dev", runtime)
     return scores
 
 
-def report_scores(scores: dict[str, float], folder: Path, title: str, runtime: Runtime) -> None:
-    text = "  ".join(f"{name} {value:.6g}" for name, value in scores.items())
+def only_numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """`scores` without tables."""
+    return {name: value for name, value in scores.items() if isinstance(value, int | float)}
+
+
+def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Runtime) -> None:
+    numbers = only_numbers(scores)
+    text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-    runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
+    runtime.reporter.log((), numbers | nvidias, f"{title}: {text}")
     write_json(folder / SCORES_FILE, scores)
 
 
 def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     """Over the runs of several seeds: each metric's mean, and its standard deviation with n - 1 in the denominator."""
     result = {}
-    for name in runs[0]:
+    for name in only_numbers(runs[0]):
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
     return result

@@ -7,11 +7,16 @@
 
 The head in FOLDER decides which of the three a model can do. Config, vocabulary and casing are those of FOLDER. Without
 a question or text, it asks for them.
+
+    python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output scored.csv --text-column review
+    python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output vectors.npy --text-column review --embed
+
+predict all rows of a file (CSV, TSV, JSON lines, also .gz; Parquet).
 """
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +26,33 @@ from bert_config import BertConfig
 from checkpoint.folder import find_model_folder
 from checkpoint.model_choice import choose_model
 from checkpoint.weights import open_model_weights
-from device import Runtime, select_device, set_num_threads
-from evaluation import predict
-from modeling import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
+from evaluation import check_finite, predict
+from modeling import (
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSentenceEmbedding,
+    BertForSequenceClassification,
+)
 from parallel.base import ParallelModel
+from parallel.runtime import Runtime
 from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
 from run_setup import load_fine_tuned
-from tasks.glue import TextDataset
+from tasks.glue import ClassificationTask, TextDataset
 from tasks.glue_files import Examples
 from tasks.squad import SquadTask
 from tasks.squad_file import Question, Squad
+from tasks.text_files import Row, predict_file
 from tasks.text_sequences import SequenceDataset
 from tokenizer import MASK, BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import UserError, one_line, run_main
+from utils.files import file_digest, read_json, read_json_object
 from utils.progress import print_line
 
-MAX_SEQ_LENGTH = 384  # unless the model has fewer positions
+MAX_WINDOW = 384  # question and window of the passage, unless the model has fewer positions
+ASKED = ("question", "context", "context_file", "text", "text_pair", "fill_mask")
+WEIGHTS = (".safetensors", ".bin")
 EXCERPT = 500  # characters of the passage that are shown before and after the answer
 
 
@@ -61,7 +76,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser.add_argument(
         "--max-seq-length",
         type=positive_int,
-        help=f"maximum tokens of question and window together, or of a text; by default {MAX_SEQ_LENGTH}",
+        help=f"maximum tokens of question and window together, by default {MAX_WINDOW}; or of a text, by default as "
+        "many as the model has positions",
     )
     questions = parser.add_argument_group("a question about a passage (a model of run_squad.py)")
     questions.add_argument("--question", help="the question")
@@ -77,7 +93,30 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     texts.add_argument("--text-pair", help="the second text, for a model of pairs")
     masks = parser.add_argument_group("masked words (a model of run_pretraining.py)")
     masks.add_argument("--fill-mask", metavar="TEXT", help=f"a text with one or more {MASK}")
+    files = parser.add_argument_group("a whole file: .csv, .tsv or .jsonl, also .gz, or .parquet")
+    files.add_argument("--input", type=optional_path, help="file to predict")
+    files.add_argument("--output", type=optional_path, help="file for the input's columns and the predictions")
+    files.add_argument("--text-column", help="column of the text")
+    files.add_argument("--pair-column", help="column of the second text, for a model of pairs")
+    files.add_argument("--question-column", help="column of the question")
+    files.add_argument("--context-column", help="column of the passage")
+    files.add_argument("--truncate", action=BooleanFlag, help="cut texts that are too long, instead of an error")
+    files.add_argument(
+        "--embed", action=BooleanFlag, help="write sentence embeddings, as the folder's sentence-transformers files say"
+    )
+    files.add_argument("--batch-size", type=positive_int, default=32, help="sequences per forward pass")
     args = parser.parse_args(argv)
+    if (args.input is None) != (args.output is None):
+        parser.error("--input and --output go together: give both or neither")
+    names = ("text_column", "pair_column", "question_column", "context_column", "truncate", "embed", "batch_size")
+    parser.refuse_without_effect(args, [(names, args.input, "--input")])
+    if args.input is not None and any(getattr(args, name) is not None for name in ASKED):
+        parser.error("--input and a question or text were both given: give one of them")
+    if args.input is not None and (args.text_column is None) == (args.question_column is None):
+        parser.error("--input needs --text-column, or --question-column and --context-column")
+    if (args.question_column is None) != (args.context_column is None):
+        parser.error("--question-column and --context-column go together: give both or neither")
+    parser.refuse_without_effect(args, [(("pair_column", "truncate", "embed"), args.text_column, "--text-column")])
     if args.context is not None and args.context_file is not None:
         parser.error("--context and --context-file: give one of them")
     if args.question is not None and args.context is None and args.context_file is None:
@@ -97,47 +136,53 @@ class LoadedModel:
     config: BertConfig
     max_seq_length: int
     runtime: Runtime
+    batch_size: int = 8
 
     def logits(self, dataset: SequenceDataset, axis: str) -> np.ndarray:
         """See evaluation.predict."""
-        return predict(self.parallel, dataset, axis, PredictionConfig(batch_size=8), self.runtime)[0]
+        return predict(self.parallel, dataset, axis, PredictionConfig(self.batch_size), self.runtime)[0]
 
 
 def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
     selection = ModelSelection(CUSTOM, False, args.config_file, args.vocab_file, args.do_lower_case)
     choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
     config = choice.config
-    max_seq_length = args.max_seq_length or min(MAX_SEQ_LENGTH, config.max_position_embeddings)
+    longest = MAX_WINDOW if head.model_class is BertForQuestionAnswering else config.max_position_embeddings
+    max_seq_length = args.max_seq_length or min(longest, config.max_position_embeddings)
     if max_seq_length > config.max_position_embeddings:
         raise UserError(
             f"--max-seq-length {max_seq_length} is above the config's max_position_embeddings "
             f"{config.max_position_embeddings}: lower it"
         )
     runtime = Runtime(select_device(args.device))
-    parallel = load_fine_tuned(head.model_class, config, folder, (head.prefix,), runtime, log=lambda _text: None)
+    parallel = load_fine_tuned(head.model_class, config, folder, head.required, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
     tokenizer = BertTokenizer(choice.vocab_file, choice.do_lower_case)
-    return LoadedModel(parallel, tokenizer, config, max_seq_length, runtime)
+    return LoadedModel(parallel, tokenizer, config, max_seq_length, runtime, args.batch_size)
 
 
 # --- a question about a passage ---------------------------------------------------------------------------------------
+
+
+def squad_task(model: LoadedModel, args: Arguments) -> SquadTask:
+    return SquadTask(
+        model.max_seq_length,
+        args.doc_stride or SquadTask.doc_stride,
+        # A model of few positions may leave no room for the usual 64 tokens of the question.
+        min(SquadTask.max_query_length, max(1, model.max_seq_length // 2 - 4)),
+        args.version_2_with_negative,
+        max(SquadTask.n_best_size, args.n_best_size),
+        args.max_answer_length or SquadTask.max_answer_length,
+    )
 
 
 def answer_question(model: LoadedModel, question: str, context: str, args: Arguments) -> None:
     for what, text in (("question", question), ("passage", context)):
         if not model.tokenizer.encode(text):
             raise UserError(f"the {what} has no words: give a text")
+    task = squad_task(model, args)
+    check_length("question", len(model.tokenizer.encode(question)), task.max_query_length)
     squad = Squad(Path("passage"), [context], [Question("question", question, 0, ())], args.version_2_with_negative)
-    # A model of few positions may leave no room for the usual 64 tokens of the question.
-    max_query_length = min(64, max(1, model.max_seq_length // 2 - 4))
-    task = SquadTask(
-        model.max_seq_length,
-        args.doc_stride or SquadTask.doc_stride,
-        max_query_length,
-        args.version_2_with_negative,
-        max(SquadTask.n_best_size, args.n_best_size),
-        args.max_answer_length or SquadTask.max_answer_length,
-    )
     dataset = task.dataset(squad, model.tokenizer)
     predictions = task.answers(dataset, model.logits(dataset, "token"))
     text, candidates = predictions.answers["question"], predictions.nbest["question"]
@@ -149,7 +194,7 @@ def answer_question(model: LoadedModel, question: str, context: str, args: Argum
         print_line(f"  {candidate['probability']:.3f}  {one_line(candidate['text']) or no_answer(args)}")
     if text:
         print_line("passage")
-        print_line(f"  {one_line(marked(context, *predictions.characters['question']))}")
+        print_line(f"  {marked(context, *predictions.characters['question'])}")
 
 
 def no_answer(args: Arguments) -> str:
@@ -159,10 +204,10 @@ def no_answer(args: Arguments) -> str:
 def marked(context: str, start: int, stop: int) -> str:
     """The surroundings of the answer, with the answer in bold on a terminal and between ** elsewhere."""
     on, off = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
-    before, after = context[max(0, start - EXCERPT) : start], context[stop : stop + EXCERPT]
-    before = f"... {before}" if start > EXCERPT else before
-    after = f"{after} ..." if len(context) > stop + EXCERPT else after
-    return f"{before}{on}{context[start:stop]}{off}{after}"
+    before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
+    after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
+    left, middle, right = (one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after))
+    return f"{left.lstrip()}{on}{middle}{off}{right.rstrip()}"
 
 
 def ask_questions(model: LoadedModel, args: Arguments) -> None:
@@ -191,7 +236,14 @@ def read_context(args: Arguments) -> str | None:
 # --- a text to classify -----------------------------------------------------------------------------------------------
 
 
+def check_length(what: str, tokens: int, maximum: int) -> None:
+    if tokens > maximum:
+        raise UserError(f"the {what} has {tokens} tokens, and at most {maximum} are possible: shorten it")
+
+
 def classify(model: LoadedModel, text: str, pair: str | None, args: Arguments) -> None:
+    tokens = [len(model.tokenizer.encode(part)) + 1 for part in (text, pair) if part is not None]
+    check_length("text", sum(tokens) + 1, model.max_seq_length)
     examples = Examples(Path("text"), [text], None if pair is None else [pair], None, ["0"], [1])
     dataset = TextDataset(examples, model.tokenizer, model.max_seq_length)
     (logits_C,) = torch.from_numpy(model.logits(dataset, "sequence"))
@@ -199,7 +251,8 @@ def classify(model: LoadedModel, text: str, pair: str | None, args: Arguments) -
         print_line(f"score        {float(logits_C):.4f}")
         return
     labels = model.config.labels or [f"LABEL_{index}" for index in range(len(logits_C))]
-    probabilities, indices = logits_C.softmax(0).sort(descending=True)
+    scores_C = logits_C.sigmoid() if model.config.multi_label else logits_C.softmax(0)
+    probabilities, indices = scores_C.sort(descending=True)
     print_line(f"label        {labels[indices[0]]}")
     print_line(f"probability  {float(probabilities[0]):.3f}")
     print_line("n best")
@@ -211,9 +264,12 @@ def classify_texts(model: LoadedModel, args: Arguments) -> None:
     if args.text is not None:
         classify(model, args.text, args.text_pair, args)
     else:
-        ask(
-            "text", lambda text: classify(model, text, read_line("second text, if the model is of pairs") or None, args)
-        )
+        ask("text (a tab before the second text of a pair)", lambda line: classify(model, *split_pair(line), args))
+
+
+def split_pair(line: str) -> tuple[str, str | None]:
+    text, tab, pair = line.partition("\t")
+    return text, pair if tab else None
 
 
 # --- masked words -----------------------------------------------------------------------------------------------------
@@ -231,13 +287,13 @@ def fill_mask(model: LoadedModel, text: str, args: Arguments) -> None:
         positions.append(len(ids) - 1)
     ids[-1] = tokenizer.sep_token_id  # a mask stands between two parts, so there is none after the last
     positions.pop()
-    if len(ids) > model.max_seq_length:
-        raise UserError(f"the text has {len(ids)} tokens, and at most {model.max_seq_length} are possible: shorten it")
+    check_length("text", len(ids), model.max_seq_length)
     device = model.runtime.device
     model.parallel.model.eval()
     logits_MV = model.parallel.model(
         torch.tensor([ids], device=device), mlm_positions=torch.tensor(positions, device=device)
     ).prediction_logits[:, : tokenizer.vocab_size]
+    check_finite(logits_MV)
     probabilities_MK, ids_MK = logits_MV.float().softmax(1).topk(min(args.n_best_size, tokenizer.vocab_size))
     filled = parts[0]
     for part, ids_K in zip(parts[1:], ids_MK.tolist(), strict=True):
@@ -256,14 +312,117 @@ def fill_masks(model: LoadedModel, args: Arguments) -> None:
         ask(f"text with {MASK}", lambda text: fill_mask(model, text, args))
 
 
+# --- a whole file -----------------------------------------------------------------------------------------------------
+
+
+def predict_all_rows(args: Arguments, head: "Head", folder: Path) -> None:
+    model = open_model(args, head, folder)
+    embedding = EmbeddingConfig.read(folder) if args.embed else None
+    if embedding is not None and args.max_seq_length is None:
+        model = replace(model, max_seq_length=min(model.max_seq_length, embedding.max_seq_length))
+    if head.model_class is BertForPreTraining:
+        raise UserError(f"{folder} is not fine-tuned: fine-tune it, or add --embed")
+    if (args.question_column is not None) != (head.model_class is BertForQuestionAnswering):
+        raise UserError(f"{folder} is a model of {head.made_by}, which needs other columns: see --help")
+
+    def predict_rows(rows: list[tuple[int, Row]]) -> list[Row]:
+        if args.question_column is not None:
+            return answer_rows(model, rows, args)
+        logits = model.logits(text_dataset(model, rows, args), "sequence")
+        if embedding is not None:
+            return [{"embedding": row.tolist()} for row in embedding.finish(logits)]
+        return [class_columns(model.config, torch.from_numpy(row)) for row in logits]
+
+    columns = [args.text_column, args.pair_column, args.question_column, args.context_column]
+    settings = {key: value for key, value in args.as_dict().items() if key not in ("input", "output", "device")}
+    settings["weights"] = [file_digest(path) for path in sorted(folder.glob("*")) if path.suffix in WEIGHTS]
+    predict_file(args.input, args.output, [name for name in columns if name is not None], predict_rows, settings)
+
+
+def text_dataset(model: LoadedModel, rows: list[tuple[int, Row]], args: Arguments) -> TextDataset:
+    texts = [row[args.text_column] for _, row in rows]
+    pairs = [row[args.pair_column] for _, row in rows] if args.pair_column is not None else None
+    examples = Examples(args.input, texts, pairs, None, [], [line for line, _ in rows])
+    if not args.truncate:
+        whole = TextDataset(examples, model.tokenizer, 2**30)
+        for line, length in zip(examples.lines, whole.lengths, strict=True):
+            if length > model.max_seq_length:
+                raise UserError(
+                    f"{args.input}, line {line}: the text has {length} tokens, and at most {model.max_seq_length} are "
+                    "possible: shorten it, or add --truncate"
+                )
+    return TextDataset(examples, model.tokenizer, model.max_seq_length)
+
+
+def class_columns(config: BertConfig, logits_C: torch.Tensor) -> Row:
+    """The label, or several, and the probability of each; or the score."""
+    if len(logits_C) == 1:
+        return {"score": float(logits_C)}
+    labels = config.labels or [f"LABEL_{index}" for index in range(len(logits_C))]
+    probabilities = (logits_C.sigmoid() if config.multi_label else logits_C.softmax(0)).tolist()
+    by_label = {f"probability {label}": value for label, value in zip(labels, probabilities, strict=True)}
+    if config.multi_label:
+        return {"labels": [label for label, value in zip(labels, probabilities, strict=True) if value > 0.5]} | by_label
+    return {"label": labels[int(logits_C.argmax())]} | by_label
+
+
+def answer_rows(model: LoadedModel, rows: list[tuple[int, Row]], args: Arguments) -> list[Row]:
+    task = squad_task(model, args)
+    for line, row in rows:
+        tokens = len(model.tokenizer.encode(row[args.question_column]))
+        check_length(f"question of {args.input}, line {line},", tokens, task.max_query_length)
+    questions = [Question(str(line), row[args.question_column], i, ()) for i, (line, row) in enumerate(rows)]
+    contexts = [row[args.context_column] for _, row in rows]
+    dataset = task.dataset(Squad(args.input, contexts, questions, args.version_2_with_negative), model.tokenizer)
+    predictions = task.answers(dataset, model.logits(dataset, "token"))
+    columns = []
+    for question in questions:
+        text = predictions.answers[question.id]
+        candidates = predictions.nbest[question.id]
+        found = (candidate["probability"] for candidate in candidates if candidate["text"] == text)
+        columns.append({"answer": text, "probability": next(found)})
+    return columns
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """How a folder of sentence-transformers makes embeddings; without its files, they are means without normalization,
+    as sentence-transformers then makes them."""
+
+    max_seq_length: int = 2**30
+    normalize: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> "EmbeddingConfig":
+        if not (folder / "modules.json").is_file():
+            return cls()
+        modules = {
+            entry["type"].rpartition(".")[2]: entry["path"] for entry in read_json(folder / "modules.json", "modules")
+        }
+        pooling = read_json_object(folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
+        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
+        if modes != ["pooling_mode_mean_tokens"] or modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+            raise UserError(
+                f"{folder} embeds with {', '.join([*modules, *modes])}: only the mean of tokens is supported"
+            )
+        file = folder / "sentence_bert_config.json"
+        limit = read_json_object(file, "the config").get("max_seq_length") if file.is_file() else None
+        return cls(limit or cls.max_seq_length, "Normalize" in modules)
+
+    def finish(self, means_NE: np.ndarray) -> np.ndarray:
+        norms_N1 = np.linalg.norm(means_NE, axis=1, keepdims=True)
+        return means_NE / np.maximum(norms_N1, 1e-12) if self.normalize else means_NE
+
+
 # --- the heads --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a model with tensors named `prefix...` can do; `flags` are for such models only."""
+    """What a model can do that has tensors named `prefix...`, and needs all of `required`; `flags` are for it only."""
 
     prefix: str
+    required: tuple[str, ...]
     model_class: type
     use: Callable[[LoadedModel, Arguments], None]
     flags: tuple[str, ...]
@@ -273,14 +432,32 @@ class Head:
 HEADS = (
     Head(
         "qa_outputs.",
+        ("qa_outputs.",),
         BertForQuestionAnswering,
         ask_questions,
         ("question", "context", "context_file", "doc_stride", "max_answer_length", "version_2_with_negative"),
         "run_squad.py",
     ),
-    Head("classifier.", BertForSequenceClassification, classify_texts, ("text", "text_pair"), "run_glue.py"),
-    Head("cls.predictions.", BertForPreTraining, fill_masks, ("fill_mask",), "run_pretraining.py"),
+    Head(
+        "classifier.",
+        ClassificationTask.heads,
+        BertForSequenceClassification,
+        classify_texts,
+        ("text", "text_pair"),
+        "run_glue.py",
+    ),
+    Head(
+        "cls.predictions.",
+        ("cls.predictions.",),
+        BertForPreTraining,
+        fill_masks,
+        ("fill_mask",),
+        "run_pretraining.py",
+    ),
 )
+
+
+EMBEDDING = Head("", (), BertForSentenceEmbedding, lambda _model, _args: None, (), "sentence-transformers")
 
 
 def choose_head(args: Arguments, folder: Path) -> Head:
@@ -301,11 +478,15 @@ def choose_head(args: Arguments, folder: Path) -> Head:
 
 
 def read_line(prompt: str) -> str:
-    """A line from the terminal; empty at the end of the input."""
+    """A line from the terminal or a pipe; empty at the end of the input."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed: give the text on the command line")
     try:
         return input(f"{prompt}: ").strip()
     except EOFError:
         return ""
+    except UnicodeDecodeError as error:
+        raise UserError("standard input is not UTF-8: convert it first") from error
 
 
 def ask(prompt: str, answer: Callable[[str], None]) -> None:
@@ -324,8 +505,11 @@ def main(argv: list[str] | None = None) -> int:
     if path.is_file():
         raise UserError(f"--init-checkpoint {path} is a file: make a folder with convert_checkpoint.py")
     folder = find_model_folder(path)
-    head = choose_head(args, folder)
-    head.use(open_model(args, head, folder), args)
+    head = EMBEDDING if args.embed else choose_head(args, folder)
+    if args.input is not None:
+        predict_all_rows(args, head, folder)
+    else:
+        head.use(open_model(args, head, folder), args)
     return 0
 
 

@@ -273,7 +273,7 @@ class SpanOutput(NamedTuple):
 
 
 class ClassificationOutput(NamedTuple):
-    logits: Tensor  # [N, C], or [B, C] of padded input
+    logits: Tensor  # [N, C], or [B, C] of padded input; of tokens [T, C] or [B, S, C]
 
 
 class BertPreTrainedModel(nn.Module):
@@ -305,6 +305,11 @@ class BertPreTrainedModel(nn.Module):
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
         layers = sum(layer.forward_flops(lengths_N) for layer in self.layers)
         return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_targets))
+
+    @property
+    def num_outputs(self) -> int:
+        """The columns of the output's `logits`."""
+        return self.config.num_labels
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
         """Of the matrix products of the forward pass behind the layers."""
@@ -554,3 +559,50 @@ class BertForSequenceClassification(BertPreTrainedModel):
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
         hidden = self.config.hidden_size
         return num_sequences * (2 * hidden**2 + 2 * hidden * self.config.num_labels)
+
+
+class BertForTokenClassification(BertPreTrainedModel):
+    """BERT with a classifier on each token: a logit per label of the config."""
+
+    optional_heads = ("classifier.",)
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
+        self.init_weights("classifier.")
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return ClassificationOutput(self.classifier(self.dropout(hidden)))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return num_tokens * 2 * self.config.hidden_size * self.config.num_labels
+
+
+class BertForSentenceEmbedding(BertPreTrainedModel):
+    """The mean of the last hidden states of each sequence of a stream, as the `logits` [N, E] of the output."""
+
+    optional_heads = ()
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+
+    def forward(self, stream: TokenStream) -> ClassificationOutput:
+        lengths_N = stream.cu_seqlens.diff()
+        real = int(stream.cu_seqlens[-1])
+        sequence_T = torch.arange(len(lengths_N), device=lengths_N.device).repeat_interleave(lengths_N)
+        hidden_TE = self.bert(stream).last_hidden_state[:real].float()
+        sums_NE = hidden_TE.new_zeros(len(lengths_N), hidden_TE.shape[1]).index_add_(0, sequence_T, hidden_TE)
+        return ClassificationOutput(sums_NE / lengths_N.clamp(min=1)[:, None])
+
+    @property
+    def num_outputs(self) -> int:
+        return self.config.hidden_size

@@ -6,14 +6,16 @@ import torch
 
 from attention import COMPILED_ON_CPU
 from modeling import BertPreTrainedModel
+from optimizer import check_shardable
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import make_deepspeed_model
 from parallel.fsdp import ShardedModel
 from precision import Precision
-from run_config import ParallelConfig
+from run_config import ParallelConfig, RunConfig
 from utils.distributed import DistributedContext
+from utils.errors import UserError
 
 
 def parallelize(
@@ -55,3 +57,11 @@ def compile_model(model: BertPreTrainedModel, what: str, device: torch.device) -
         model.base_model.attention_implementation = COMPILED_ON_CPU
     for module in modules:
         module.compile(fullgraph=True, dynamic=False)
+
+
+def check_parallel(config: RunConfig, device: torch.device) -> None:
+    """Raises UserError for what the device or the optimizer cannot do in parallel."""
+    if config.parallel.shard_degree != 1:
+        check_shardable(config.optimizer.name)
+    if config.parallel.cpu_offload and device.type == "cpu":
+        raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")

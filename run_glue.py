@@ -10,28 +10,35 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
-from device import Runtime
 from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
+from parallel.runtime import Runtime
 from run_setup import TrainingPlan
+from tasks import FineTuningTask
 from tasks.glue import ClassificationTask
 from tasks.glue_files import TASKS, custom_task
+from tasks.multi_label import MultiLabelTask, multi_label_task
+from tasks.ner import TokenClassificationTask
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
 
-CUSTOM = "custom"
+CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
 
 # fmt: off
 TASK_FLAGS = (
-    Flag("--task-name", (*TASKS, CUSTOM), CUSTOM, "custom: your own files", options={"type": str.lower}),
+    Flag("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER), CUSTOM,
+         "custom: your own files; multi-label: your own files with any number of labels per text; ner: your own files "
+         "with a tag for each word", options={"type": str.lower}),
     Flag("--data-dir", optional_path, None, "folder of the task's files, as distributed"),
+    Flag("--class-weights", ("none", "balanced"), "none",
+         "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",), result=True),
 )
-FILE_FLAGS = (
-    Flag("--eval-file", optional_path, None, "file to score the model on"),
+COLUMN_FLAGS = (
     Flag("--text-column", str, None, "column of the text"),
     Flag("--pair-column", str, None, "column of the second text, if the samples are pairs"),
     Flag("--label-column", str, None, "column of the class, or of the number for --regression"),
     Flag("--regression", bool, False, "labels are numbers to predict, not classes"),
 )
+FILE_FLAGS = (Flag("--eval-file", optional_path, None, "file to score the model on"), *COLUMN_FLAGS)
 # fmt: on
 
 
@@ -45,9 +52,13 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
+    if args.class_weights == "balanced":
+        has_classes = args.task_name not in (MULTI_LABEL, NER, "sts-b") and not args.regression
+        if not has_classes:
+            parser.error("--class-weights has no effect without classes: leave it out")
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
-    if args.task_name != CUSTOM:
+    if args.task_name in TASKS:
         names = ("train_file", "predict_file", *(flag.name for flag in FILE_FLAGS))
         given = [name for name in names if args.get(name)]
         if given:
@@ -59,31 +70,44 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         return
     if args.data_dir is not None:
         parser.error("--data-dir is for a task of GLUE or SuperGLUE: add --task-name, or give files")
-    if args.text_column is None:
+    if args.text_column is None and args.task_name != NER:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
         if args.get(flag) != (args.get(file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
-    if (args.do_train or args.do_eval) != (args.label_column is not None):
+    if args.task_name == MULTI_LABEL and args.regression:
+        parser.error("--regression has no effect with --task-name multi-label: leave it out")
+    if args.task_name == NER:
+        given = [flag.name for flag in COLUMN_FLAGS if args.get(flag.name)]
+        if given:
+            parser.error(f"--{given[0].replace('_', '-')} has no effect with --task-name ner: leave it out")
+    elif (args.do_train or args.do_eval) != (args.label_column is not None):
         parser.error("--label-column goes together with --do-train and --do-eval")
 
 
-def make_task(args: Arguments) -> ClassificationTask:
-    if args.task_name == CUSTOM:
+def make_task(args: Arguments) -> FineTuningTask:
+    if args.task_name == NER:
+        return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
+    task = ClassificationTask
+    if args.task_name not in TASKS:
         spec = custom_task(args.text_column, args.pair_column, args.label_column or "", args.regression)
         name = "regression" if args.regression else "classification"
+        if args.task_name == MULTI_LABEL:
+            task, name = MultiLabelTask, MULTI_LABEL
+            spec = multi_label_task(args.text_column, args.pair_column, args.label_column or "")
         train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
     else:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
         predict_files = spec.test_files(folder)
-    return ClassificationTask(
+    return task(
         spec,
         args.max_seq_length,
         name,
         train_file,
         eval_files if args.do_eval else {},
         predict_files if args.do_predict else {},
+        balanced=args.class_weights == "balanced",
     )
 
 

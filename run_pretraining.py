@@ -15,12 +15,12 @@ from pathlib import Path
 from arguments import add_run_flags, batch_size, make_run_config, parse_run_arguments, sequence_length
 from bert_config import BertConfig
 from checkpoint.model_choice import choose_model
-from device import Runtime
-from diagnostics.estimates import RunSize, devices_line, memory_line, time_line
+from diagnostics.estimates import RunSize, devices_line, memory_line, memory_settings, print_estimate, time_line
 from metrics import RecordingSink
 from modeling import BertForPreTraining
+from parallel.runtime import Runtime
 from run_config import LoaderConfig
-from run_setup import TrainingPlan, memory_settings, plan_run, print_estimate, start_runtime
+from run_setup import TrainingPlan, plan_run, start_runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path
 from utils.distributed import DistributedContext
@@ -125,6 +125,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, config.loader) if args.eval_dir else None
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{args.eval_dir} has fewer samples than there are processes: make a larger held-out set")
+    runtime.distributed.on_main(lambda: dataset.check_shards(eval_dataset))
     if args.verify_data:
         for checked in filter(None, (dataset, eval_dataset)):
             verify_checksums(checked, runtime.distributed)

@@ -11,27 +11,27 @@ import torch
 
 from bert_config import BertConfig
 from checkpoint.identity import make_record
-from checkpoint.model_choice import ModelChoice, choose_model
+from checkpoint.model_choice import ModelChoice
 from checkpoint.state import TrainState, find_start, load_weights
 from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
-from device import Runtime, keep_freed_memory, select_device, set_num_threads, total_memory
-from diagnostics.estimates import MemorySettings, format_estimate
 from evaluation import evaluate
 from lr_scheduler import make_schedule
 from metrics import make_reporter
 from modeling import BertPreTrainedModel
-from optimizer import check_shardable, make_optimizer
+from optimizer import make_optimizer, spec_of
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
-from parallelize import parallelize
-from precision import DTYPES, LossScale, Precision, select_precision, slow_bfloat16
+from parallel.runtime import Runtime
+from parallelize import check_parallel, parallelize
+from precision import LossScale, select_precision, slow_bfloat16
 from run_config import RunConfig
 from tasks import Task
 from trainer import Trainer
 from utils.affinity import set_cpu_affinity
+from utils.device import keep_freed_memory, select_device, set_num_threads, total_memory
 from utils.distributed import init_distributed
-from utils.errors import UserError, is_out_of_memory, reports_errors
+from utils.errors import UserError, is_out_of_memory
 from utils.launcher import stop_with_launcher
 from utils.progress import print_line
 from utils.terminal import may_lose_terminal
@@ -71,14 +71,6 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
-def check_parallel(config: RunConfig, device: torch.device) -> None:
-    """Raises UserError for what the device or the optimizer cannot do in parallel."""
-    if config.parallel.shard_degree != 1:
-        check_shardable(config.optimizer.name)
-    if config.parallel.cpu_offload and device.type == "cpu":
-        raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
-
-
 def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
 
@@ -102,38 +94,6 @@ def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_param
             f", and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with "
             f"--data-parallel-shard-degree"
         )
-
-
-# --- estimates --------------------------------------------------------------------------------------------------------
-
-
-def memory_settings(config: RunConfig) -> MemorySettings:
-    """What a run's settings say about memory. --device cuda needs no GPU."""
-    loader, runtime, parallel = config.loader, config.runtime, config.parallel
-    on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if on_gpu else "cpu")
-    check_parallel(config, device)
-    sixteen_bits = runtime.amp or runtime.pure_fp16
-    return MemorySettings(
-        MicroBatchLimits.of(replace(loader, num_sizes=1 if parallel.compile != "none" else None)),
-        loader.batch_size,
-        -(-loader.global_batch_size // (config.world_size * loader.batch_size)),
-        config.optimizer.name,
-        Precision(DTYPES[runtime.amp_dtype], runtime.pure_fp16) if sixteen_bits else Precision(),
-        parallel,
-        config.world_size,
-        device,
-        saves=not config.trainer.benchmark,
-    )
-
-
-def print_estimate(model_class: type[BertPreTrainedModel], config: RunConfig) -> None:
-    """Carries out --estimate-memory: prints the table on the first process, and allocates nothing."""
-    with torch.device("meta"):
-        model = model_class(choose_model(config.model, config.start).config)
-    text = format_estimate(model, memory_settings(config))
-    if reports_errors():
-        print_line(text)
 
 
 # --- fine-tuned models ------------------------------------------------------------------------------------------------
@@ -282,7 +242,7 @@ def build_trainer(
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:
         loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)
-    state = TrainState(parallel, optimizer, loss_scale, config.metadata, distributed)
+    state = TrainState(parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed)
     state.start_from(config.start, config.trainer.checkpoint_folder, config.trainer.record)
     max_steps = config.trainer.max_steps
     if state.schedule_start >= max_steps:
@@ -319,20 +279,3 @@ def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> 
         world_size=trainer.distributed.world_size,
         pin_memory=trainer.device.type == "cuda",
     )
-
-
-def fine_tune(plan: TrainingPlan, runtime: Runtime) -> tuple[ParallelModel, int, bool]:
-    """Trains a fine-tuning task; returns the model, the exit code, and whether training is complete."""
-    config = plan.config
-    runtime.reporter.log(
-        "PARAMETER",
-        {
-            "training_features": len(plan.dataset),
-            "train_batch_size": config.loader.batch_size,
-            "steps": config.trainer.max_steps,
-        },
-    )
-    trainer = plan.build_trainer(runtime)
-    exit_code = trainer.train(plan.make_loader(trainer))
-    is_complete = trainer.state.step >= config.trainer.max_steps or config.trainer.benchmark
-    return trainer.parallel, exit_code, is_complete

@@ -10,11 +10,11 @@ GPUs.
 """
 
 from arguments import sequence_length
-from device import Runtime
 from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
+from parallel.runtime import Runtime
 from run_setup import TrainingPlan
 from tasks.squad import SquadTask
-from utils.command_line import ArgumentParser, Arguments, Flag, positive_int
+from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
 from utils.errors import run_main
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -27,7 +27,7 @@ FLAGS = (
          PREDICT),
     Flag("--max-answer-length", positive_int, SquadTask.max_answer_length, "maximum tokens of an answer", PREDICT),
     Flag("--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"),
-    Flag("--null-score-diff-threshold", float, SquadTask.null_score_diff_threshold,
+    Flag("--null-score-diff-threshold", finite_float, SquadTask.null_score_diff_threshold,
          "v2.0: predict no answer if its score exceeds the best answer's by more than this",
          (*PREDICT, "--version-2-with-negative")),
 )

@@ -363,6 +363,36 @@ def read_tokenizer_file(path: Path) -> tuple[list[str], bool]:
     raise UserError(f"{path} holds no complete WordPiece vocabulary of BERT's tokenizer: give --vocab-file")
 
 
+SPECIAL_TOKENS = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def check_tokenizer_folder(folder: Path, do_lower_case: bool) -> None:
+    """Raises UserError if the tokenizer of a Hugging Face model folder makes other tokens than BertTokenizer."""
+    files = {}
+    for name in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
+        files[name] = read_json_object(folder / name, "the tokenizer's file") if (folder / name).is_file() else {}
+    config = files["tokenizer_config.json"]
+    expected = {"tokenizer_class": config.get("tokenizer_class"), "tokenize_chinese_chars": True}
+    expected |= {"do_basic_tokenize": True, "strip_accents": do_lower_case, **SPECIAL_TOKENS}
+    if config.get("tokenizer_class") not in (None, *TOKENIZER_CLASSES):
+        expected["tokenizer_class"] = TOKENIZER_CLASSES[0]
+    for key, value in expected.items():
+        found = config.get(key)
+        found = found.get("content") if isinstance(found, dict) else found
+        if found not in (None, value):
+            raise UserError(
+                f"{folder}/tokenizer_config.json: {key} is {found!r}, only {value!r} is supported: use another model"
+            )
+    entries = [*files["tokenizer.json"].get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values()]
+    added = {*files["added_tokens.json"], *(entry.get("content") for entry in entries)} - {*SPECIAL_TOKENS.values()}
+    if added:
+        raise UserError(
+            f"{folder} adds tokens such as {min(added)!r} to its vocabulary, and this tokenizer ignores them: use "
+            "another model"
+        )
+
+
 def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
     """token -> id, and the file's SHA-256. Raises UserError for a file that is no BERT vocabulary."""
     path = Path(path)

@@ -17,7 +17,6 @@ from torch import Tensor
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
-from device import Runtime, peak_flops
 from lr_scheduler import rate_table
 from metrics import (
     Benchmark,
@@ -28,8 +27,10 @@ from metrics import (
     format_metrics,
 )
 from parallel.base import ParallelModel
+from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
+from utils.device import FreedMemory, peak_flops
 from utils.distributed import translate_peer_failure
 from utils.errors import UserError
 from utils.measure import Stopwatch
@@ -64,6 +65,8 @@ class Trainer:
         )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
+        self.freed_memory = FreedMemory()
+        self.is_finished = False  # set by an evaluation after which there is nothing to gain
         self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
@@ -84,7 +87,7 @@ class Trainer:
             self._progress_bar() as bar,
             self._save_on_error(),
         ):
-            while state.step < last_step:
+            while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
                 batch = next(batches)
                 waited = time.perf_counter() - started
@@ -244,6 +247,8 @@ class Trainer:
         metrics = self.task.metrics(summed, stats.sequences, stats.targets)
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
+        if self.device.type == "cpu":
+            self.freed_memory.bound()
         if self.runtime.precision.needs_loss_scale:
             metrics["loss_scale"] = float(self.loss_scale.value)
         metrics.update(window.metrics())

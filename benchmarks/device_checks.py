@@ -36,16 +36,17 @@ from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_
 from benchmarks.optimizer_step import check_forms
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from device import Runtime, select_device, set_num_threads
 from loss import FLOAT32_ROWS, summed_cross_entropy
 from modeling import BertForPreTraining
 from optimizer import apply_step, make_optimizer
 from parallel.ddp import ReplicatedModel
+from parallel.runtime import Runtime
 from precision import Precision, has_float16
 from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import one_line, run_main
 from utils.progress import print_line
 

@@ -31,11 +31,11 @@ from benchmarks.common.fine_tuning import (
     training_time,
 )
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
-from device import select_device, set_num_threads
 from fine_tuning import mean_and_deviation
 from tasks.glue import label_values, score
 from tasks.glue_files import TASKS, Examples, TextTask, read_examples
 from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import run_main
 from utils.files import read_json, write_json
 from utils.progress import print_line

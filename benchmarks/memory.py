@@ -33,9 +33,8 @@ from arguments import make_run_config
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS
 from checkpoint.model_choice import choose_model
-from diagnostics.estimates import MemoryEstimate, estimate_memory
+from diagnostics.estimates import MemoryEstimate, estimate_memory, memory_settings
 from modeling import BertForPreTraining
-from run_setup import memory_settings
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes

@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.results import compare, format_quartiles, quartiles, write_result
 from benchmarks.common.training import LEARNING_RATE, MODELS, load_bert_config
 from benchmarks.common.worker import take_turns
-from device import select_device, set_num_threads
 from modeling import BertForPreTraining
 from optimizer import Lamb, apply_step, parameter_groups
 from run_config import OptimizerConfig
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
 from utils.measure import synchronize
 from utils.progress import print_line

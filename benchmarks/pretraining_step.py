@@ -38,12 +38,12 @@ from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, 
 from data_loading.loader import StepBatch, make_step_batch, to_device
 from data_loading.packing import IGNORED_LABEL, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
-from device import peak_flops, set_num_threads
 from modeling import BertForPreTraining
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
+from utils.device import peak_flops, set_num_threads
 from utils.errors import UserError, run_main
 from utils.measure import Stopwatch, synchronize
 from utils.progress import print_line

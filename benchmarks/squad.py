@@ -42,7 +42,6 @@ from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_t
 from data_loading.loader import make_step_batch, to_device, to_tensors
 from data_loading.packing import MicroBatchLimits, TokenStream, stream_sizes
 from data_loading.sample_order import sample_order
-from device import select_device, set_num_threads
 from evaluation import prediction_batches, prediction_limits
 from modeling import BertForQuestionAnswering
 from run_config import LoaderConfig, ParallelConfig, PredictionConfig
@@ -50,6 +49,7 @@ from tasks.squad import LABELS, SquadDataset, SquadTask
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import run_main
 from utils.measure import synchronize
 from utils.progress import print_line

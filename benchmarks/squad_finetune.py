@@ -36,10 +36,10 @@ from benchmarks.common.fine_tuning import (
     training_time,
 )
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
-from device import select_device, set_num_threads
 from evaluate_squad import evaluate, read_predictions
 from tasks.squad_file import Squad, read_squad
 from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.device import select_device, set_num_threads
 from utils.errors import run_main
 from utils.files import read_json, write_json
 from utils.progress import print_line, progress_bar

@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.results import quartiles, write_result
 from benchmarks.common.shards import PREDICTIONS, make_shards
 from benchmarks.common.training import MODELS
-from device import select_device
 from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.device import select_device
 from utils.errors import UserError, run_main
 from utils.progress import print_line, progress_bar
 

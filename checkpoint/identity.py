@@ -82,7 +82,7 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
         then = identity.get(name)
-        if then is not None and not _is_unknown(name, now) and then != now:
+        if not _is_unknown(name, then, now) and then != now:
             raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
     newest = newest_checkpoint(folder, log=lambda _: None)
     step = int(newest.name) if newest is not None else 0
@@ -99,17 +99,24 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
         log(f"note: {name} was {then} and is {now} now")
 
 
-def _is_unknown(name: str, value: Any) -> bool:
-    return value is None or (name == WEIGHTS and value == RANDOM)
+def _is_unknown(name: str, then: Any, now: Any) -> bool:
+    """Whether two values cannot be compared. Digests of data are of a kind, `rows:` where rows were read; runs of
+    earlier versions have none."""
+    is_of_another_kind = name == "data" and then is not None and ":" in str(now) and ":" not in then
+    return then is None or not _is_known(name, now) or is_of_another_kind
+
+
+def _is_known(name: str, value: Any) -> bool:
+    return value is not None and not (name == WEIGHTS and value == RANDOM)
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
     if isinstance(then, dict) and isinstance(now, dict):
         key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
-        return f"{key} {then.get(key)} (this one has {now.get(key)})"
+        return f"{key} {then.get(key)} (this run uses {now.get(key)})"
     if name in ("data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
         return f"other {name}"
-    return f"{name} {then} (this one has {now})"
+    return f"{name} {then} (this run uses {now})"
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
@@ -117,7 +124,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
     identity, path = record.identity, folder / RECORD_FILE
     if path.is_file() and checkpoint_steps(folder):
         stored = read_json_object(path, "the record of a run")["identity"]
-        identity = {name: stored.get(name) if _is_unknown(name, now) else now for name, now in identity.items()}
+        identity = {name: now if _is_known(name, now) else stored.get(name) for name, now in identity.items()}
     write_json(path, {"identity": identity, "hyperparameters": record.hyperparameters})
 
 

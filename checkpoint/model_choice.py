@@ -17,7 +17,7 @@ from typing import Any
 from bert_config import BertConfig
 from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
-from tokenizer import read_tokenizer_file, read_vocabulary
+from tokenizer import check_tokenizer_folder, read_tokenizer_file, read_vocabulary
 from utils.errors import UserError
 from utils.files import read_json_object
 
@@ -78,6 +78,8 @@ def choose_model(
         )
     if do_lower_case is None:
         do_lower_case = casing if isinstance(casing, bool) else is_uncased(vocab_file)
+    if folder is not None and selection.vocab_file is None:
+        check_tokenizer_folder(folder, casing if isinstance(casing, bool) else do_lower_case)
     return ModelChoice(name, config, vocab_file, do_lower_case)
 
 

@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,14 +29,16 @@ from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, open_model_weights, select_weights
 from checkpoint.writer import Checkpoint
-from optimizer import spec_of
-from parallel.base import ParallelModel
-from precision import LossScale
 from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import FolderLock, lock_folder, read_json_object, temporary_path
 from utils.progress import print_line
+
+if TYPE_CHECKING:  # the model reads weights with this package
+    from optimizer import OptimizerSpec
+    from parallel.base import ParallelModel
+    from precision import LossScale
 
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 # Keys of the progress file and of its loss scale. Checkpoints of earlier versions lack those with a default.
@@ -55,13 +57,15 @@ class TrainState:
 
     def __init__(
         self,
-        parallel: ParallelModel,
+        parallel: "ParallelModel",
         optimizer: torch.optim.Optimizer,
-        loss_scale: LossScale,
+        optimizer_spec: "OptimizerSpec",
+        loss_scale: "LossScale",
         metadata: CheckpointMetadata,
         distributed: DistributedContext,
     ):
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
+        self.optimizer_spec = optimizer_spec
         self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
@@ -91,7 +95,7 @@ class TrainState:
 
     def num_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint on this rank: weights and optimizer state, in float32."""
-        spec = spec_of(self.optimizer)
+        spec = self.optimizer_spec
         return 4 * sum(
             p.numel() * (1 + sum(not state.is_count for state in spec.state(name, self.shapes[name]).values()))
             for name, p in self.parallel.named_parameters().items()
@@ -242,7 +246,7 @@ class TrainState:
     def _restore_optimizer(self, folder: Path, step: int) -> None:
         """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
         path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
-        tensors, spec, parameters = open_safetensors(path), spec_of(self.optimizer), self.parallel.named_parameters()
+        tensors, spec, parameters = open_safetensors(path), self.optimizer_spec, self.parallel.named_parameters()
         expected = {
             (name, key): state for name in parameters for key, state in spec.state(name, self.shapes[name]).items()
         }
@@ -285,7 +289,7 @@ def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
 
 
 def load_weights(
-    parallel: ParallelModel, folder: Path, log: Callable[[str], None], required: tuple[str, ...] = ()
+    parallel: "ParallelModel", folder: Path, log: Callable[[str], None], required: tuple[str, ...] = ()
 ) -> None:
     """Loads this rank's rows of the weights in a model folder; see weights.select_weights."""
     parameters = parallel.named_parameters()
@@ -335,6 +339,20 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
     weights = config.from_phase1_final_params or config.from_pretrained_params
     if checkpoint is None and weights is not None:
         folder = find_model_folder(weights)
+        if config.from_phase1_final_params is not None:
+            refuse_unfinished(folder)
         if config.lr_rewarmup:
             verify_checkpoint(folder)
     return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raises UserError if the checkpoint `folder` is not the last one of its run. Folders of other programs pass."""
+    for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
+        progress = read_json_object(path, "the progress of a run")
+        step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")
+        if isinstance(step, int) and isinstance(last, int) and step < last:
+            raise UserError(
+                f"phase 1 is unfinished: {folder} is step {step} of {last}: rerun phase 1 to its end, or start from it "
+                f"as it is with --from-pretrained-params"
+            )

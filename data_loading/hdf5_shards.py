@@ -10,6 +10,8 @@ Each data set of a shard made by this project has the attribute `crc32`: zlib's 
 Legend: n samples, S sequence length, P predictions per sequence.
 """
 
+import hashlib
+import math
 import mmap
 import zlib
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ KEYS = (
 SHARD_SUFFIXES = (".hdf5", ".h5")
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # read at a time
+SAMPLED_ROWS = 16
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises, depending on where the damage is
 
 
@@ -50,10 +53,11 @@ class Shard:
 
     def __init__(self, path: Path):
         self.path = path
-        if path.is_fifo():  # opening it would wait for a writer
-            raise UserError(f"shard {path} is a FIFO, not a file: remove it")
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+            raise UserError(f"shard {path} is not a regular file: remove it")
         try:
             with h5py.File(path, "r") as file:
+                self._refuse_links(file)
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
                 if missing:
                     raise UserError(f"shard {path} lacks the key {', '.join(missing)}: it must hold {', '.join(KEYS)}")
@@ -64,6 +68,13 @@ class Shard:
                 f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
             ) from error
         self._check()
+
+    def _refuse_links(self, file: h5py.File) -> None:
+        """HDF5 can refer to data in other files. What these are is not known, and opening a FIFO waits for a writer."""
+        for key in filter(lambda key: file.id.links.exists(key.encode()), KEYS):
+            is_link = file.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD
+            if is_link or (isinstance(file[key], h5py.Dataset) and (file[key].external or file[key].is_virtual)):
+                raise UserError(f"shard {self.path}: {key} is a link to other data: copy the data into the shard")
 
     def _check(self) -> None:
         n, length = self._shape("input_ids", 2)
@@ -106,18 +117,36 @@ class Shard:
     def predictions_per_sequence(self) -> int:
         return self.layouts["masked_lm_positions"].shape[1]
 
-    @property
+    @cached_property
     def is_mapped(self) -> bool:
         return all(layout.offset is not None for layout in self.layouts.values())
+
+    @cached_property
+    def mapped(self) -> mmap.mmap:
+        try:
+            with self.path.open("rb") as file:
+                return mmap.mmap(file.fileno(), self.mapped_bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise UserError(f"shard {self.path} cannot be mapped ({error}): make or fetch it again") from error
+
+    @cached_property
+    def mapped_bytes(self) -> int:
+        """The size of the file up to the end of its last data set."""
+        layouts = self.layouts.values()
+        return max(layout.offset + layout.dtype.itemsize * math.prod(layout.shape) for layout in layouts)
+
+    def check_size(self) -> None:
+        """Raises UserError if a mapped file has become too short: reading behind the end of a file would end the
+        process with SIGBUS. (Copying rows with pread takes a system call for each, which halves the loader's speed.)"""
+        if self.is_mapped and self.mapped.size() < self.mapped_bytes:
+            raise UserError(f"shard {self.path} was cut off while it was read: make or fetch it again")
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The six data sets, memory-mapped where possible."""
         if self.is_mapped:
-            with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return {
-                key: np.frombuffer(mapped, layout.dtype, int(np.prod(layout.shape)), layout.offset).reshape(
+                key: np.frombuffer(self.mapped, layout.dtype, int(np.prod(layout.shape)), layout.offset).reshape(
                     layout.shape
                 )
                 for key, layout in self.layouts.items()
@@ -127,6 +156,29 @@ class Shard:
                 return {key: smallest_integers(file[key][:]) for key in KEYS}
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+
+    def sample(self) -> dict[str, np.ndarray]:
+        """Some rows, evenly spread, of each data set. Of a compressed shard, only the chunks with these are read."""
+        rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
+        if self.is_mapped:
+            self.check_size()
+            return {key: self.arrays[key][rows] for key in KEYS}
+        try:
+            with h5py.File(self.path, "r") as file:
+                return {key: file[key][rows] for key in KEYS}
+        except HDF5_ERRORS as error:
+            raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the number of samples and of `sample`. The same for each way to store the same shard. Raises
+        UserError if the sample has no masked token."""
+        found, sample = hashlib.sha256(str(len(self)).encode()), self.sample()
+        if not sample["masked_lm_positions"].any():
+            raise UserError(f"shard {self.path} has samples without a masked token: make it again")
+        for key in KEYS:
+            found.update(sample[key].astype("<i8").tobytes())
+        return found.hexdigest()
 
     @property
     def has_checksums(self) -> bool:

@@ -29,11 +29,12 @@ STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
 
 class Label(NamedTuple):
     """An array of a data set's streams besides STREAM_INPUTS: its name, its axis (token [T], sequence [N] or
-    target [M]), and its value for filler."""
+    target [M]), its value for filler, and the shape of one label."""
 
     name: str
     axis: Literal["token", "sequence", "target"]
     filler: int = IGNORED_LABEL
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,11 @@ def pad_stream(
         raise ValueError(f"{len(stream['cu_seqlens']) - 1} sequences do not fit the {sequences} of the limits")
     cu_seqlens = stream["cu_seqlens"]
     filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
-    for name, axis, filler in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
+    for name, axis, filler, _ in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
         values = stream[name]
         size = {"token": tokens, "sequence": sequences}.get(axis) or limits.padded_size(len(values), limits.targets)
-        filled[name] = np.pad(values, (0, size - len(values)), constant_values=filler)
+        widths = [(0, size - len(values)), *[(0, 0)] * (values.ndim - 1)]
+        filled[name] = np.pad(values, widths, constant_values=filler)
     return filled
 
 
@@ -153,7 +155,7 @@ def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
     """A stream of one sequence of one token whose labels are filler: a micro-batch without loss, for a rank that has
     none left while others still have. `labels` are those of a real stream."""
     filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
-    return filler | {label.name: np.full(1, label.filler) for label in labels}
+    return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}
 
 
 # --- the model's input ------------------------------------------------------------------------------------------------

@@ -18,12 +18,16 @@ import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, default_implementation
+from checkpoint.model_choice import choose_model
 from data_loading.packing import MicroBatchLimits, PassSizes
 from loss import FLOAT32_ROWS
 from modeling import BertPreTrainedModel
 from optimizer import SPECS
-from precision import Precision
-from run_config import ParallelConfig
+from parallelize import check_parallel
+from precision import DTYPES, Precision
+from run_config import ParallelConfig, RunConfig
+from utils.errors import reports_errors
+from utils.progress import print_line
 
 FLOAT32 = 4
 COMPONENTS = ("weights", "gradients", "optimizer state", "activations", "logits and loss", "weight copies")
@@ -221,6 +225,35 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
     if settings.updates_all_tensors_at_once and not parallel.cpu_offload:
         step += update_buffers(model, settings)
     yield "optimizer step", step
+
+
+def memory_settings(config: RunConfig) -> MemorySettings:
+    """What a run's settings say about memory. --device cuda needs no GPU."""
+    loader, runtime, parallel = config.loader, config.runtime, config.parallel
+    on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if on_gpu else "cpu")
+    check_parallel(config, device)
+    sixteen_bits = runtime.amp or runtime.pure_fp16
+    return MemorySettings(
+        MicroBatchLimits.of(replace(loader, num_sizes=1 if parallel.compile != "none" else None)),
+        loader.batch_size,
+        -(-loader.global_batch_size // (config.world_size * loader.batch_size)),
+        config.optimizer.name,
+        Precision(DTYPES[runtime.amp_dtype], runtime.pure_fp16) if sixteen_bits else Precision(),
+        parallel,
+        config.world_size,
+        device,
+        saves=not config.trainer.benchmark,
+    )
+
+
+def print_estimate(model_class: type[BertPreTrainedModel], config: RunConfig) -> None:
+    """Carries out --estimate-memory: prints the table on the first process, and allocates nothing."""
+    with torch.device("meta"):
+        model = model_class(choose_model(config.model, config.start).config)
+    text = format_estimate(model, memory_settings(config))
+    if reports_errors():
+        print_line(text)
 
 
 def format_estimate(model: BertPreTrainedModel, settings: MemorySettings) -> str:

@@ -13,9 +13,9 @@ import torch
 
 from checkpoint.folder import checkpoint_steps
 from checkpoint.writer import KEPT_CHECKPOINTS
-from device import Runtime
 from diagnostics.estimates import LIBRARY_BYTES, MemorySettings, estimate_memory, num_parameters
 from modeling import BertPreTrainedModel
+from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from utils import requirements
 from utils.errors import UserError, one_line

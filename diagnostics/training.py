@@ -17,10 +17,10 @@ from checkpoint.identity import check_record
 from checkpoint.state import find_start
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from device import Runtime
 from diagnostics.estimates import MemorySettings, RunSize, devices_line, format_time, time_line
 from diagnostics.machine import Findings, needed_and_free_memory
 from metrics import RecordingSink, Reporter
+from parallel.runtime import Runtime
 from reporting.records import has_records, read_runs
 from run_config import OptimizerConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
@@ -153,23 +153,22 @@ def check_updates(
     losses, metrics = train(replace(plan, config=config), runtime, 3, itertools.repeat(batch))
 
     optimizer = metrics["optimizer_ms"] / 1e3
-    update = (metrics["step_seconds"] - optimizer) * per_process / len(batch.lengths) + optimizer
+    measured = len(batch.lengths)  # fewer, if the data set is small
+    update = (metrics["step_seconds"] - optimizer) * per_process / measured + optimizer
     per_sequence = metrics["model_tflops"] * 1e12 / metrics["sequences_per_second"]
     flops = per_sequence * loader.global_batch_size
     size = RunSize(trainer.max_steps, loader.global_batch_size, update, flops, runtime.device.type, processes)
     how = "measured" if measured == per_process else f"measured on {measured} of {per_process} sequences and scaled"
     how += ", without communication" if processes > 1 else ""
-    text = f"time: {time_line(size)} ({how})"
-    if size.seconds > LONG_RUN_SECONDS:
-        text += f": use more devices, fewer steps or a smaller model; {devices_line(size)}"
-    findings.report("warning" if size.seconds > LONG_RUN_SECONDS else "ok", text)
+    is_long = size.seconds > LONG_RUN_SECONDS
+    advice = f": use more devices, fewer steps or a smaller model; {devices_line(size)}" if is_long else ""
+    findings.report("warning" if is_long else "ok", f"time: {time_line(size)} ({how}){advice}")
     if checkpoint_seconds is not None:
         interval = update * trainer.steps_per_checkpoint
+        is_slow = checkpoint_seconds > interval
         text = f"a checkpoint takes {format_time(checkpoint_seconds)}, and one is due every {format_time(interval)}"
-        if checkpoint_seconds > interval:
-            findings.report("warning", f"{text}: raise --num-steps-per-checkpoint, or choose a faster disk")
-        else:
-            findings.report("ok", text)
+        advice = ": raise --num-steps-per-checkpoint, or choose a faster disk" if is_slow else ""
+        findings.report("warning" if is_slow else "ok", f"{text}{advice}")
     check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
     check_learning_rate(findings, plan, losses)
 
@@ -204,10 +203,9 @@ def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_we
 
 def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
     """losses: of updates on one batch, all at the highest learning rate."""
-    rate = plan.config.schedule.learning_rate
-    text = f"at learning rate {rate:g}, the loss of one batch goes from {losses[0]:.2f} to {losses[-1]:.2f}"
-    text += f" in {len(losses) - 1} updates"
-    if not max(losses) < losses[0] + DIVERGED_ABOVE:  # or NaN
+    rate, shown = plan.config.schedule.learning_rate, ", ".join(f"{loss:.2f}" for loss in losses)
+    text = f"at learning rate {rate:g} without warmup, the losses of one batch are {shown}"
+    if not all(loss < losses[0] + DIVERGED_ABOVE for loss in losses):  # or NaN
         raise UserError(f"{text}: lower --learning-rate")
     findings.report("ok", text)
 

@@ -145,6 +145,12 @@ class ShardedModel(ParallelModel):
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.shards.shards
 
+    def write_back(self) -> None:
+        """Frees gathered parameters: after a forward pass without a backward pass, some would keep their old values."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def row_start(self, name: str) -> int:
         return self.shards.row_start(name)
 

@@ -32,18 +32,20 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class PredictionSet:
-    """A file to predict. `finish(logits, folder)` gets the logits [rows, C] of all samples, writes the predictions
-    into `folder` and returns the scores, if the file has labels."""
+    """A file to predict. `finish(logits, folder)` gets the logits [rows, C] of all samples. It writes the predictions
+    into `folder`, unless that is None, and returns the scores if the file `is_scored`: numbers, and tables in them."""
 
     dataset: SequenceDataset
-    finish: Callable[[np.ndarray, Path], dict[str, float]]
+    finish: Callable[[np.ndarray, Path | None], dict[str, Any]]
+    is_scored: bool
 
 
 class FineTuningTask(Task, Protocol):
     """A task with its files, as fine_tuning.py trains, scores and predicts it.
 
     name: of the folder for results. heads: prefixes of the tensors that a fine-tuned model has. labels: the classes of
-    the model's outputs; empty if they have no names. logits_axis: `token` or `sequence`. result_files: the names of
+    the model's outputs; empty if they have no names. multi_label: each label is a yes or no of its own. logits_axis:
+    `token` or `sequence`. metric: the score, best if largest, that chooses a checkpoint. result_files: the names of
     all files that it may write. initial_loss: the expected loss of random weights, if it is known.
     """
 
@@ -51,7 +53,9 @@ class FineTuningTask(Task, Protocol):
     model_class: type[Any]
     heads: tuple[str, ...]
     labels: tuple[str, ...]
+    multi_label: bool
     logits_axis: str
+    metric: str
     result_files: tuple[str, ...]
     initial_loss: float | None
     max_seq_length: int

@@ -5,12 +5,16 @@ Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a fi
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_config import BertConfig
@@ -34,6 +38,7 @@ class ClassificationTask:
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set;
     predict_files: files to predict. stored_labels: those of a fine-tuned model in the order of its outputs.
+    balanced: the loss of a sample counts n / (C * samples of its class), as in scikit-learn; `class_weights` [C].
     """
 
     spec: TextTask
@@ -43,14 +48,21 @@ class ClassificationTask:
     eval_files: Mapping[str, Path] = field(default_factory=dict)
     predict_files: Mapping[str, Path] = field(default_factory=dict)
     stored_labels: tuple[str, ...] = ()
+    balanced: bool = False
+    class_weights: tuple[float, ...] = ()
 
     model_class = BertForSequenceClassification
-    heads = ("classifier.",)
+    heads = ("classifier.", "bert.pooler.")
     logits_axis = "sequence"
+    multi_label = False
 
     @property
     def labels(self) -> tuple[str, ...]:
         return REGRESSION_LABELS if self.spec.regression else self.stored_labels or self.spec.labels
+
+    @property
+    def metric(self) -> str:
+        return set_prefix(next(iter(self.spec.sets))) + self.spec.metrics[0]
 
     @property
     def initial_loss(self) -> float | None:
@@ -67,6 +79,10 @@ class ClassificationTask:
             error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
             return {"loss": error_N.square().sum()}
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
+        if self.class_weights:
+            weight_C = torch.tensor(self.class_weights, device=logits_NC.device)
+            logits_NC = logits_NC.float()
+            loss = F.cross_entropy(logits_NC, labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
@@ -82,11 +98,22 @@ class ClassificationTask:
         examples = read_examples(self.train_file, self.spec, labelled=True)
         task = self
         if not self.spec.regression and not self.spec.labels:
-            task = replace(self, spec=replace(self.spec, labels=find_labels(examples)))
-        values = label_values(examples, task.spec)
+            task = replace(self, spec=replace(self.spec, labels=self.find_labels(examples)))
+        values = task.values(examples)
+        if self.balanced:
+            counts_C = np.bincount(values, minlength=len(task.labels))
+            if not counts_C.all():
+                label = task.labels[int(counts_C.argmin())]
+                raise UserError(
+                    f"{self.train_file} has no sample of class {label!r}: leave out --class-weights balanced"
+                )
+            task = replace(task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist()))
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: BertConfig, folder: Path) -> "ClassificationTask":
+        if config.multi_label != self.multi_label:
+            kind = "a model of one label per text" if self.multi_label else "a model of several labels per text"
+            raise UserError(f"{folder} is {kind}, which {self.spec.name} is not: use another model")
         stored, labels = config.labels, self.spec.labels
         if self.spec.regression:
             return self
@@ -109,19 +136,29 @@ class ClassificationTask:
         sets = []
         for set_name, path in self.eval_files.items():
             examples = read_examples(path, self.spec, labelled=True)
-            finish = partial(self.score, label_values(examples, self.spec), set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
+            finish = partial(self.score, self.values(examples), set_name)
+            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, True))
         for set_name, path in self.predict_files.items():
             examples = read_examples(path, self.spec, labelled=False, is_test=True)
             finish = partial(self.write, examples, set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish))
+            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, False))
         return sets
 
-    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
+    def find_labels(self, examples: Examples) -> tuple[str, ...]:
+        return find_labels(examples)
+
+    def values(self, examples: Examples) -> np.ndarray:
+        return label_values(examples, self.spec)
+
+    def words(self, logits_nC: np.ndarray) -> list[str]:
+        """The predictions as they are written."""
+        return predicted_words(logits_nC, self.spec)
+
+    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
         return score(self.in_order(logits_nC), values, self.spec, set_name)
 
     def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
-        path = write_submission(folder, examples, self.in_order(logits_nC), self.spec, set_name)
+        path = write_submission(folder, examples, self.words(self.in_order(logits_nC)), self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
 
@@ -144,6 +181,13 @@ def find_labels(examples: Examples) -> tuple[str, ...]:
         fractions = [label for label in labels if float(label) != int(float(label))]
         if fractions:
             raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
+        names: dict[float, str] = {}
+        for line, label in zip(examples.lines, examples.labels, strict=True):
+            if names.setdefault(float(label), label) != label:
+                raise UserError(
+                    f"{examples.path}, line {line}: labels {names[float(label)]!r} and {label!r} are the same number: "
+                    "write it in one way"
+                )
     return sort_labels(labels)
 
 
@@ -155,10 +199,9 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    """Whether `text` is a finite decimal number. float() takes more, such as `1_000` and ` 1`."""
+    is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+    return is_decimal is not None and math.isfinite(float(text))
 
 
 def label_values(examples: Examples, task: TextTask) -> np.ndarray:
@@ -179,7 +222,8 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
 
 class TextDataset(SequenceDataset):
     """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, of at most `max_seq_length` tokens:
-    the longer text of a pair is cut first. `values` [n]: label ids or scores for training; None for prediction."""
+    the longer text of a pair is cut first. `values`: label ids [n] or [n, C], or scores [n], for training; None for
+    prediction."""
 
     def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
@@ -244,11 +288,31 @@ def predictions_of(logits_nC: np.ndarray, task: TextTask) -> np.ndarray:
     return logits_nC[:, 0].astype(np.float64) if task.regression else logits_nC.argmax(axis=1)
 
 
-def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, float]:
-    """The task's metrics, as fractions of 1; with several evaluation sets their names come first."""
+def set_prefix(set_name: str) -> str:
+    return f"{set_name}_" if set_name else ""
+
+
+def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, Any]:
+    """The task's metrics, as fractions of 1, and for classes a table of each class and the confusion matrix, whose rows
+    are the true classes. With several evaluation sets their names come first."""
     metrics, found = load_metrics(), predictions_of(logits_nC, task)
-    prefix = f"{set_name}_" if set_name else ""
-    return {prefix + name: float(metrics[name](values, found)) for name in task.metrics}
+    scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in task.metrics}
+    if not task.regression:
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        classes = range(len(task.labels))
+        columns = precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
+        scores["per_class"] = class_table(task.labels, [column.tolist() for column in columns])
+        scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
+    return {set_prefix(set_name) + name: value for name, value in scores.items()}
+
+
+def class_table(labels: Sequence[str], columns: Sequence[list]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and number of samples by class."""
+    names = ("precision", "recall", "f1", "support")
+    return {
+        label: dict(zip(names, row, strict=True)) for label, row in zip(labels, zip(*columns, strict=True), strict=True)
+    }
 
 
 # --- submission files -------------------------------------------------------------------------------------------------
@@ -260,14 +324,17 @@ def submission_name(task: TextTask, set_name: str) -> str:
     return f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
 
 
-def write_submission(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:
-    """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
+def predicted_words(logits_nC: np.ndarray, task: TextTask) -> list[str]:
+    """The predictions as they are written: classes, or numbers within the task's range."""
     found = predictions_of(logits_nC, task)
-    if task.regression:
-        found = found if task.score_range is None else found.clip(*task.score_range)
-        words = [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
-    else:
-        words = [task.labels[index] for index in found]
+    if not task.regression:
+        return [task.labels[index] for index in found]
+    found = found if task.score_range is None else found.clip(*task.score_range)
+    return [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
+
+
+def write_submission(folder: Path, examples: Examples, words: Iterable[str], task: TextTask, set_name: str) -> Path:
+    """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
     pairs = zip(examples.indices, words, strict=True)
     path = folder / submission_name(task, set_name)
     if task.extension == ".jsonl":

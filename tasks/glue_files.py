@@ -4,8 +4,10 @@ TSV files have no quoting: a quotation mark is a character like any other. CSV f
 """
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from utils.errors import UserError
 from utils.progress import print_line
 
+LABEL_SEPARATOR = "|"
 EXTENSIONS = (".tsv", ".csv", ".jsonl")
 SETS = {"": "{split}"}  # one file per split
 MATCHED_SETS = {"matched": "{split}_matched", "mismatched": "{split}_mismatched"}
@@ -27,7 +30,8 @@ class TextTask:
     ids; empty for regression, and for your own file until its labels are known. header: the columns of training
     and development files that have no header. index: the column that names a sample in a submission; by default its
     number. sets: the evaluation sets by name, and their files. exact_columns: a line must have as many columns as the
-    header. skips_incomplete_lines: training and development files have lines that were cut in two.
+    header. skips_incomplete_lines: training and development files have lines that were cut in two. multi_label: a
+    sample has any number of labels, separated by LABEL_SEPARATOR.
     """
 
     name: str
@@ -45,6 +49,7 @@ class TextTask:
     sets: dict[str, str] = field(default_factory=lambda: SETS)
     exact_columns: bool = False
     skips_incomplete_lines: bool = False
+    multi_label: bool = False
 
     def train_file(self, folder: Path) -> Path:
         return folder / (self.splits[0] + self.extension)
@@ -127,7 +132,7 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
     wanted = [task.text, *([task.pair] if task.pair is not None else []), *([task.label] if labelled else [])]
     skips = task.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
-    indices, lines, skipped = [], [], 0
+    indices, seen, lines, skipped = [], set(), [], 0
     for line, row in read_rows(path, None if is_test else task.header, wanted, task.exact_columns):
         missing = [name for name in wanted if name not in row]
         if missing and skips:
@@ -136,8 +141,23 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
         if missing:
             raise UserError(f"{path}, line {line} has no {missing[0]!r}: correct the line, or check the column's name")
         for name in wanted:
-            columns[name].append(to_text(row[name], name == task.label, f"{path}, line {line}: {name!r}"))
-        indices.append(str(row.get(task.index, len(lines))))
+            value, where = row[name], f"{path}, line {line}: {name!r}"
+            if name != task.label or not task.multi_label:
+                columns[name].append(to_text(value, name == task.label, where))
+                continue
+            labels = value.split(LABEL_SEPARATOR) if isinstance(value, str) and value else value or []
+            if not isinstance(labels, list):
+                raise UserError(
+                    f"{where} is {value!r}, expected labels with {LABEL_SEPARATOR!r} between them, or a list"
+                )
+            columns[name].append(LABEL_SEPARATOR.join(to_text(label, True, where) for label in labels))
+        index = row.get(task.index, len(lines))
+        if type(index) is not int or index in seen:
+            raise UserError(
+                f"{path}, line {line}: {task.index!r} is {index!r}, expected a whole number of its own: correct it"
+            )
+        seen.add(index)
+        indices.append(str(index))
         lines.append(line)
     if skipped:
         print_line(f"note: {path}: {skipped} incomplete lines are skipped")
@@ -149,11 +169,12 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
 
 def to_text(value: Any, is_label: bool, where: str) -> str:
     """A value as text. Labels in JSON may be truth values and numbers."""
-    if isinstance(value, str) and (value or not is_label):
+    if isinstance(value, str) and (not is_label or (value and value == value.strip())):
         return value
     if is_label and isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise UserError(f"{where} is {value!r}, expected {'a label' if is_label else 'a text'}: correct the line")
+    expected = "a label without space around it" if is_label else "a string"
+    raise UserError(f"{where} is {value!r}, expected {expected}: correct the line")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -163,21 +184,15 @@ def read_rows(
     path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row's line number and values by column. A short row lacks the last columns, unless `exact`: then it is an
-    error. header: the columns of a file without a header."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: check the path")
-    if path.suffix not in EXTENSIONS:
-        raise UserError(f"{path}: unknown file extension {path.suffix}: give a file of {', '.join(EXTENSIONS)}")
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
-    if path.suffix == ".jsonl":
+    error, as a long one always is. header: the columns of a file without a header."""
+    extension = format_of(path)
+    if path.is_file() and extension not in EXTENSIONS:
+        raise UserError(f"{path}: unknown file extension {extension}: give a file of {', '.join(EXTENSIONS)}")
+    text = read_text(path)
+    if extension == ".jsonl":
         yield from read_json_lines(path, text)
         return
-    rows = read_csv(path, text) if path.suffix == ".csv" else read_tsv(text)
+    rows = read_csv(path, text) if extension == ".csv" else read_tsv(text)
     if header is None:
         header = tuple(next(rows, (1, []))[1])
         missing = [name for name in wanted if name not in header]
@@ -188,11 +203,32 @@ def read_rows(
         if repeated:
             raise UserError(f"{path} has the column {repeated[0]!r} twice: rename one")
     for line, values in rows:
-        if exact and len(values) != len(header):
+        if len(values) > len(header) or (exact and len(values) < len(header)):
             raise UserError(
                 f"{path}, line {line} has {len(values)} columns, and the header has {len(header)}: correct it"
             )
         yield line, dict(zip(header, values, strict=False))
+
+
+def format_of(path: Path) -> str:
+    """The extension of `path`, without that of compression."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def read_text(path: Path) -> str:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: check the path")
+    content = path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is no complete gzip file ({error}): fetch it again") from error
+    try:
+        return content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
 
 
 def read_tsv(text: str) -> Iterator[tuple[int, list[str]]]:

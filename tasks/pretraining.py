@@ -89,14 +89,23 @@ class PretrainingDataset:
         return bool(self.attributes.get("next_sentence_prediction", True))
 
     def digest(self) -> str:
-        """A digest that identifies the data of a run: names, sizes and attributes of the shards, but for how they are
-        stored."""
+        """A digest that identifies the data of a run: names, sizes, sampled rows and attributes of the shards, but for
+        how they are stored. Their stored checksums do not count: these stay as they are where values are changed."""
         shards = []
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
-            shards.append([shard.path.name, len(shard), stored])
+            shards.append([shard.path.name, len(shard), shard.digest, stored])
         content = [self.sequence_length, self.predictions_per_sequence, shards]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return "rows:" + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
+        """Raises UserError if a shard is there twice, also among those that are `held_out`, or if the sampled rows of a
+        shard have no masked token."""
+        seen: dict[str, Path] = {}
+        for what, dataset in (("shard", self), ("held-out shard", held_out)):
+            for shard in dataset.shards if dataset is not None else ():
+                if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
+                    raise UserError(f"{what} {shard.path} holds the same samples as {other}: remove one of them")
 
     @property
     def bytes_in_memory(self) -> int:
@@ -107,7 +116,10 @@ class PretrainingDataset:
     def rows(self, key: str, indices: np.ndarray) -> np.ndarray:
         """The rows `indices` of the data set `key`, gathered from all shards."""
         which = np.searchsorted(self.ends, indices, side="right")
-        parts = {number: self.shards[number].arrays[key] for number in np.unique(which)}
+        numbers = np.unique(which)
+        for number in numbers:
+            self.shards[number].check_size()
+        parts = {number: self.shards[number].arrays[key] for number in numbers}
         shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
         out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts.values()} or {np.int64})))
         for number, part in parts.items():

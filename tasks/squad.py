@@ -49,6 +49,8 @@ class SquadTask:
     heads = ("qa_outputs.",)
     labels = ()
     logits_axis = "token"
+    multi_label = False
+    metric = "f1"
     result_files = PREDICTION_FILES
     initial_loss = None
 
@@ -84,7 +86,7 @@ class SquadTask:
         if self.predict_file is None:
             return []
         dataset = self.dataset(read_squad(self.predict_file), tokenizer)
-        return [PredictionSet(dataset, partial(self.finish, dataset))]
+        return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 
     def answers(self, dataset: "SquadDataset", logits_T2: np.ndarray) -> Predictions:
         return decode(
@@ -96,10 +98,11 @@ class SquadTask:
             null_score_diff_threshold=self.null_score_diff_threshold,
         )
 
-    def finish(self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path) -> dict[str, float]:
+    def finish(self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None) -> dict[str, float]:
         predictions = self.answers(dataset, logits_T2)
-        path = write_predictions(folder, predictions)
-        print_line(f"answers to {len(predictions.answers)} questions in {path}")
+        if folder is not None:
+            path = write_predictions(folder, predictions)
+            print_line(f"answers to {len(predictions.answers)} questions in {path}")
         if not self.scores:
             return {}
         # The threshold on the null odds was applied when the answers were chosen.

@@ -148,11 +148,14 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 
 
 def write_predictions(folder: str | Path, predictions: Predictions) -> Path:
-    """Writes PREDICTION_FILES into `folder`, each atomically, the last one for v2.0 only; returns the first path."""
+    """Writes PREDICTION_FILES into `folder`, each atomically, and returns the first path. The last one is for v2.0: an
+    older one is removed otherwise."""
     answers_file, nbest_file, null_odds_file = PREDICTION_FILES
     files = {nbest_file: predictions.nbest, answers_file: predictions.answers}
     if predictions.null_odds is not None:
         files[null_odds_file] = predictions.null_odds
+    else:
+        (Path(folder) / null_odds_file).unlink(missing_ok=True)
     for name, content in files.items():
         path = Path(folder) / name
         try:

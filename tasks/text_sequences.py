@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from data_loading.packing import Label
+from data_loading.packing import IGNORED_LABEL, Label
 from utils.progress import progress_bar
 
 TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
@@ -19,7 +19,7 @@ class SequenceDataset:
 
     input_ids: the tokens of all sequences end to end; `lengths` [n] tokens of each; `second_starts` [n] the position of
     the second text's first token, or the sequence's length if there is none; `labels` by name, empty for prediction:
-    one per sequence [n], or one per token as `input_ids` if `label_axis` is `token`.
+    one per sequence [n, ...], or one per token as `input_ids` if `label_axis` is `token`.
     """
 
     def __init__(
@@ -32,7 +32,11 @@ class SequenceDataset:
     ):
         self.input_ids, self.lengths, self.second_starts, self.labels = input_ids, lengths, second_starts, labels
         self.token_bounds = np.concatenate([[0], np.cumsum(lengths)])
-        self.stream_labels = tuple(Label(name, label_axis) for name in labels)
+        self.stream_labels = tuple(Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items())
+        self.num_targets = np.zeros(len(lengths), np.int64)  # labelled tokens of each sequence
+        if label_axis == "token":
+            for values in labels.values():
+                self.num_targets += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -57,7 +61,7 @@ class SequenceDataset:
             "token_type_ids": (position_T >= np.repeat(self.second_starts[indices], length_N)).astype(np.int64),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
-        } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, _ in self.stream_labels}
+        } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, *_ in self.stream_labels}
 
     def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
         """For each sequence of `stream(indices)` [N], or for each token [T]: its place in arrays of all."""
@@ -74,7 +78,7 @@ class SequenceSamples:
     def __init__(self, dataset: SequenceDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
         self.lengths = dataset.lengths[indices]
-        self.num_targets = np.zeros(len(indices), np.int64)
+        self.num_targets = dataset.num_targets[indices]
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.stream(self.indices[rows])

@@ -1,11 +1,14 @@
 """The device of a process, its CPU threads, and the peak rates of known GPUs."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from conftest import ROOT
 
-from device import default_num_threads, peak_flops, select_device, set_num_threads
+from utils.device import default_num_threads, peak_flops, select_device, set_num_threads
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -131,3 +134,31 @@ def test_float32_has_the_peak_of_tf32_if_it_is_used(monkeypatch):
 
 def test_peak_of_a_cpu_is_not_known():
     assert peak_flops(CPU, torch.float32) is None
+
+
+FRAGMENTS = """
+from pathlib import Path
+import numpy as np
+from utils.device import FreedMemory, keep_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) // 256  # MiB
+
+keep_freed_memory()
+memory = FreedMemory()
+memory.bound()
+before = resident()
+blocks = [np.ones(1 << 17) for _ in range(400)]
+grown = resident()
+blocks = blocks[::16]  # the rest is free, but in pieces between these
+memory.bound()
+print(grown - before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_freed_memory_in_pieces_is_returned_when_it_has_grown():
+    done = subprocess.run([sys.executable, "-c", FRAGMENTS], capture_output=True, text=True, check=True, cwd=ROOT)
+    grown, left = map(int, done.stdout.split())
+    assert grown >= 380
+    assert left <= 60  # 25 blocks

@@ -13,9 +13,9 @@ from benchmarks.common.training import RandomDataset, batch_stats
 from bert_config import BertConfig
 from data_loading.loader import make_step_batch
 from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
-from device import Runtime
 from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
 from optimizer import make_optimizer
+from parallel.runtime import Runtime
 from precision import Precision
 from run_config import (
     CheckpointMetadata,
@@ -85,7 +85,7 @@ def make_trainer(
         ScheduleConfig(total_steps=10, learning_rate=1e-4),
         ParallelConfig(),
         StartConfig(),
-        CheckpointMetadata("phase1", {}, num_samples=8, seed=0, vocab_file=Path("unused"), do_lower_case=True),
+        CheckpointMetadata({}, seed=0, phase="phase1", num_samples=8, vocab_file=Path("unused")),
         loss_scale=2.0**16,
         dynamic_loss_scale=True,
     )

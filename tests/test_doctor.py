@@ -18,8 +18,8 @@ from small_runs import RunInputs, steps_folder, train
 
 import doctor
 import run_pretraining
-from device import Runtime
 from diagnostics import machine, training
+from parallel.runtime import Runtime
 from utils.errors import UserError, run_main
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_pa
         *("packages of requirements.txt", "computes on the CPU in float32", "GB are free for", "data: 64 samples"),
         *(f"starts from {steps_folder(output)}/2", "overfits 32 samples", "GiB are free on this machine"),
         *("memory on a GPU", "6 updates of 4 sequences", "a checkpoint takes", f"expected {expected:.2f}"),
-        *("the run's loss went from", "at learning rate 0.01, the loss of one batch goes from"),
+        *("the run's loss went from", "at learning rate 0.01 without warmup, the losses of one batch are"),
     )
     assert "nothing is wrong" in result.stdout and not lines_of(result, "wrong")
 
@@ -102,7 +102,7 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
             "choose another --output-dir",
             "which should be near 0",
             "GiB are needed",
-            "belongs to a run with seed 42",
+            "belongs to a run with other data",
         ),
         "it diverges",
     )
@@ -182,6 +182,13 @@ def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_
     with findings.check():
         training.check_first_loss(findings, plan, loss, has_weights)
     assert findings.num_wrong == num_wrong
+
+
+@pytest.mark.parametrize("losses", [[7.8, math.nan, 7.8], [7.8, 7.7, 8.9]])
+def test_losses_that_rise_or_are_not_numbers_at_the_learning_rate_are_wrong(plan, losses):
+    training.check_learning_rate(machine.Findings(), plan, [7.8, 8.0, 7.9])
+    with pytest.raises(UserError, match="lower --learning-rate"):
+        training.check_learning_rate(machine.Findings(), plan, losses)
 
 
 def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_path):

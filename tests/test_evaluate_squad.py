@@ -124,13 +124,15 @@ def test_best_threshold_has_the_highest_score_of_all_thresholds():
         (["{v1}", "{number}"], "the value of question q1 is not a text"),
         (["{v2}", "{empty}"], "the predictions lack 87 of the 87 questions"),
         (["{v1}", "{empty}", "--na-prob-file", "{empty}"], "leave out --na-prob-file"),
+        (["{v2}", "{empty}", "--na-prob-file", "{nan}"], "the value of question q1 is not a number"),
+        (["{v2}", "{empty}", "--na-prob-file", "{empty}", "--na-prob-thresh", "nan"], "expected a number"),
         (["{v1}"], "PREDICTIONS"),
     ],
 )
 def test_bad_input_prints_one_line_and_exits_with_2(tmp_path, arguments, says):
-    for name, content in (("empty", "{}"), ("list", "[]"), ("number", '{"q1": 1}')):
+    for name, content in (("empty", "{}"), ("list", "[]"), ("number", '{"q1": 1}'), ("nan", '{"q1": NaN}')):
         (tmp_path / name).write_text(content, encoding="utf-8")
-    paths = {name: tmp_path / name for name in ("empty", "list", "number")}
+    paths = {name: tmp_path / name for name in ("empty", "list", "number", "nan")}
     paths |= {"v1": SAMPLE / "dev-v1.1.json", "v2": SAMPLE / "dev-v2.0.json"}
     done = run(*(argument.format(**paths) for argument in arguments))
     assert done.returncode == 2

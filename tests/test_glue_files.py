@@ -103,6 +103,21 @@ def test_superglue_has_truth_values_and_names_its_samples(tmp_path):
     assert (examples.labels, examples.indices, examples.pairs) == (["true"], ["17"], ["It is."])
 
 
+def test_a_tab_too_many_is_an_error_as_it_shifts_the_second_text(tmp_path):
+    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    (tmp_path / "dev.tsv").write_text(f"{header}\n1\t7\t8\tA.\tB.\n1\t7\t8\tA\ttab.\tB.\n")
+    with pytest.raises(UserError, match="line 3 has 6 columns, and the header has 5"):
+        read_examples(tmp_path / "dev.tsv", TASKS["mrpc"], labelled=True)
+
+
+@pytest.mark.parametrize("second", [7, None, "8", True])
+def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
+    rows = [{"question": "is it", "passage": "It is.", "idx": index} for index in (7, second)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"line 2: 'idx' is .*, expected a whole number of its own"):
+        read_examples(tmp_path / "test.jsonl", TASKS["boolq"], labelled=False, is_test=True)
+
+
 # --- files of one's own -----------------------------------------------------------------------------------------------
 
 
@@ -135,8 +150,9 @@ def test_json_lines_may_have_numbers_as_labels(tmp_path):
         ("own.csv", b"text,label\na\xff,1\n", "line 2 is not UTF-8"),
         ("own.tsv", b"text\tlabel\na\n", "line 2 has 1 columns"),
         ("own.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2 has no 'label'"),
-        ("own.jsonl", b'{"text": 5, "label": 1}\n', "line 1: 'text' is 5, expected a text"),
+        ("own.jsonl", b'{"text": 5, "label": 1}\n', "line 1: 'text' is 5, expected a string"),
         ("own.jsonl", b'{"text": "a", "label": null}\n', "line 1: 'label' is None, expected a label"),
+        ("own.csv", b"text,label\na, 1\n", "line 2: 'label' is ' 1', expected a label without space"),
         ("own.jsonl", b"[]\n", "line 1 is not a JSON object"),
         ("own.jsonl", b"{\n", "line 1 is not JSON"),
         ("own.xlsx", b"PK", "unknown file extension .xlsx"),

@@ -10,6 +10,7 @@ import torch
 from conftest import TINY, VOCAB_FILE
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoConfig, BertTokenizerFast
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
@@ -18,7 +19,7 @@ from bert_config import BertConfig
 from checkpoint.rows import open_safetensors
 from checkpoint.weights import select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
-from data_loading.packing import MicroBatchLimits
+from data_loading.packing import MicroBatchLimits, TokenStream
 from fine_tuning import mean_and_deviation
 from modeling import BertForSequenceClassification
 from tasks.glue import (
@@ -27,6 +28,7 @@ from tasks.glue import (
     find_labels,
     label_values,
     load_metrics,
+    predicted_words,
     score,
     truncated_lengths,
     write_submission,
@@ -116,6 +118,15 @@ def test_a_classifier_of_another_task_is_left_out_for_training_and_refused_for_p
         select_weights(model, tensors, tmp_path, notes.append, required=("classifier.",))
 
 
+def test_models_of_several_labels_per_text_are_refused(tmp_path):
+    values = {**TINY, "model_type": "bert", "problem_type": "multi_label_classification"}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"id2label": {"0": "0", "1": "1"}}))
+    config = BertConfig.from_json_file(tmp_path / "config.json")
+    assert config.to_dict()["problem_type"] == "multi_label_classification"
+    with pytest.raises(UserError, match="a model of several labels per text"):
+        ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
+
+
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +186,22 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
         torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name)
 
 
+def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate("aaabbc")))
+    spec = custom_task("text", None, "label", regression=False)
+    task, dataset = ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(TOKENIZER)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=np.array([0, 0, 0, 1, 1, 2]))
+    assert task.class_weights == pytest.approx(expected)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(dataclasses.replace(CONFIG, labels=task.labels)).eval()
+    (micro_batch,) = make_step_batch(dataset, np.arange(6), MicroBatchLimits.for_batch(8, 16, 0, 1)).micro_batches
+    logits = model(TokenStream.from_batch(micro_batch, 16)).logits
+    loss = torch.nn.CrossEntropyLoss(torch.tensor(expected, dtype=torch.float32))(logits, micro_batch["labels"])
+    # torch divides by the sum of the weights, which is the number of samples over the whole file.
+    assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
 def test_the_logged_accuracy_counts_right_predictions():
     task = ClassificationTask(TASKS["rte"])
     assert task.metrics({"loss": 6.0, "correct": 3.0}, 4, 0) == {"loss": 1.5, "accuracy": 0.75}
@@ -187,7 +214,12 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path)
     path = tmp_path / "own.csv"
     assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"])) == ("1", "9", "10")
     assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"])) == ("bad", "good", "ok")
-    for labels, says in ((["1", "0.35"], "such as 0.35: add --regression"), (["x", "x"], "all labels are 'x'")):
+    for labels, says in (
+        (["1", "0.35"], "such as 0.35: add --regression"),
+        (["x", "x"], "all labels are 'x'"),
+        (["1", "1.0"], "line 3: labels '1' and '1.0' are the same number"),
+        (["2", "02"], "line 3: labels '2' and '02' are the same number"),
+    ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels))
 
@@ -196,13 +228,17 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path):
     path = tmp_path / "dev.tsv"
     with pytest.raises(UserError, match=r"dev.tsv, line 3: label '2', expected one of 0, 1"):
         label_values(examples_of(path, "ab", labels=["1", "2"]), TASKS["sst-2"])
-    for label in ("high", "nan", "inf"):
+    for label in ("high", "nan", "inf", "1_000", " 1", "1e999"):
         with pytest.raises(UserError, match=f"line 2: label '{label}', expected a number"):
             label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
     assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [1, 0]
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(scores: dict) -> dict[str, float]:
+    return {name: value for name, value in scores.items() if isinstance(value, float)}
 
 
 def logits_for(predictions: np.ndarray, num_labels: int = 2) -> np.ndarray:
@@ -214,17 +250,25 @@ def test_scores_are_their_formulas():
     labels, found = random.integers(0, 2, 50), random.integers(0, 2, 50)
     tp, tn = np.sum(labels & found), np.sum((1 - labels) & (1 - found))
     fp, fn = np.sum((1 - labels) & found), np.sum(labels & (1 - found))
-    assert score(logits_for(found), labels, TASKS["mrpc"]) == pytest.approx(
+    assert numbers(score(logits_for(found), labels, TASKS["mrpc"])) == pytest.approx(
         {"accuracy": (tp + tn) / 50, "f1": 2 * tp / (2 * tp + fp + fn)}
     )
     denominator = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert score(logits_for(found), labels, TASKS["cola"]) == pytest.approx(
+    assert numbers(score(logits_for(found), labels, TASKS["cola"])) == pytest.approx(
         {"matthews_correlation": (tp * tn - fp * fn) / denominator}
     )
     f1_of_each = [2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)]
-    own = score(logits_for(found), labels, custom_task("text", None, "label", regression=False))
+    spec = dataclasses.replace(custom_task("text", None, "label", regression=False), labels=("a", "b"))
+    own = numbers(score(logits_for(found), labels, spec))
     assert own == pytest.approx({"accuracy": (tp + tn) / 50, "f1_macro": np.mean(f1_of_each)})
-    assert score(logits_for(found), labels, TASKS["mnli"], "matched") == {"matched_accuracy": (tp + tn) / 50}
+    mnli = score(logits_for(found, 3), labels, TASKS["mnli"], "matched")
+    assert numbers(mnli) == {"matched_accuracy": (tp + tn) / 50}
+    assert mnli["matched_confusion_matrix"] == [[tn, fp, 0], [fn, tp, 0], [0, 0, 0]]
+    table = mnli["matched_per_class"]
+    assert table["neutral"] == pytest.approx(
+        {"precision": tp / (tp + fp), "recall": tp / (tp + fn), "f1": f1_of_each[0], "support": tp + fn}
+    )
+    assert table["contradiction"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
 
 
 def test_correlations_are_their_formulas():
@@ -265,7 +309,7 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
     assert task.labels == config.labels
     evaluation, prediction = task.prediction_sets(TOKENIZER)
     logits = logits_for(np.array([1, 1, 1, 0]))[:, order]  # as words: 1 1 1 0
-    assert evaluation.finish(logits, tmp_path) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
+    assert numbers(evaluation.finish(logits, tmp_path)) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
     prediction.finish(logits, tmp_path)
     assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list("1110")
 
@@ -273,24 +317,28 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
 # --- submission files -------------------------------------------------------------------------------------------------
 
 
+def submit(folder, examples, logits, task, set_name):
+    return write_submission(folder, examples, predicted_words(logits, task), task, set_name)
+
+
 def test_submission_files_have_glues_names_and_columns(tmp_path):
     examples = examples_of(tmp_path / "test.tsv", "abc")
-    rte = write_submission(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
+    rte = submit(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
     assert rte.name == "RTE.tsv"
     assert rte.read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
     mnli = [
-        write_submission(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
+        submit(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
         for name in ("matched", "mismatched")
     ]
     assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
     scores = np.array([[5.4], [2.71828], [-0.1]], np.float32)
-    sts_b = write_submission(tmp_path, examples, scores, TASKS["sts-b"], "")
+    sts_b = submit(tmp_path, examples, scores, TASKS["sts-b"], "")
     assert sts_b.read_text() == "index\tprediction\n0\t5.000\n1\t2.718\n2\t0.000\n"
 
 
 def test_superglues_submissions_are_json_lines(tmp_path):
     examples = dataclasses.replace(examples_of(tmp_path / "test.jsonl", "ab"), indices=["7", "9"])
-    path = write_submission(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
+    path = submit(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
     assert path.name == "BoolQ.jsonl"
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"idx": 7, "label": "true"},

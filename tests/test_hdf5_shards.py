@@ -1,5 +1,6 @@
 """The reader of HDF5 shards: mapped or in memory, and damaged files as errors that name them."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -165,3 +166,57 @@ def test_key_of_another_shape_is_named(tmp_path, rows, key, shape):
 def test_key_of_floating_point_numbers_is_named(tmp_path, rows, key):
     write_shard(tmp_path / "s.hdf5", {**pretraining_types(rows), key: rows[key].astype(np.float32)})
     assert_opening_fails(tmp_path, "s.hdf5", key, "float32")
+
+
+# --- files that change, and links -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("is_read", "words"), [(True, "was cut off while it was read"), (False, "cannot be mapped")])
+def test_a_shard_that_is_cut_off_after_it_was_opened_is_an_error_that_names_it(tmp_path, rows, is_read, words):
+    path = write_shard(tmp_path / "s.hdf5", pretraining_types(rows))
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    if is_read:
+        dataset.read(np.arange(4)).stream(np.arange(4))
+    with path.open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(UserError, match=rf"s\.hdf5 {words}"):
+        dataset.read(np.arange(4))
+
+
+@pytest.mark.parametrize("kind", ["external link", "soft link", "virtual data set", "external storage"])
+def test_data_outside_the_shard_is_refused_without_opening_it(tmp_path, rows, kind):
+    """The other file is a FIFO, which would be waited for."""
+    path, fifo = write_shard(tmp_path / "s.hdf5", pretraining_types(rows)), tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with h5py.File(path, "r+") as file:
+        del file["input_ids"]
+        if kind == "external link":
+            file["input_ids"] = h5py.ExternalLink(str(fifo), "/input_ids")
+        elif kind == "soft link":
+            file["other"] = h5py.ExternalLink(str(fifo), "/")
+            file["input_ids"] = h5py.SoftLink("/other/input_ids")
+        elif kind == "virtual data set":
+            layout = h5py.VirtualLayout((20, 32), np.uint16)
+            layout[:] = h5py.VirtualSource(str(fifo), "input_ids", (20, 32))
+            file.create_virtual_dataset("input_ids", layout)
+        else:
+            external = [(str(fifo), 0, h5py.h5f.UNLIMITED)]
+            file.create_dataset("input_ids", (20, 32), np.uint16, external=external)
+    with pytest.raises(UserError, match=r"s\.hdf5: input_ids is a link to other data"):
+        Shard(path)
+
+
+# --- the digest -------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_changes_with_the_rows_and_not_with_how_they_are_stored(tmp_path, rows):
+    contiguous = write_shard(tmp_path / "a" / "s.hdf5", pretraining_types(rows))
+    write_nvidia_shard(tmp_path / "b" / "s.hdf5", rows)
+    before = PretrainingDataset(tmp_path / "a", VOCAB_SIZE).digest()
+    assert PretrainingDataset(tmp_path / "b", VOCAB_SIZE).digest() == before
+    for key in ("input_ids", "masked_lm_ids"):
+        with h5py.File(contiguous, "r+") as file:
+            file[key][:] = np.roll(file[key][:], 1, axis=0)
+        after = PretrainingDataset(tmp_path / "a", VOCAB_SIZE).digest()
+        assert after != before
+        before = after

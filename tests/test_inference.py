@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     BertTokenizerFast,
     pipeline,
 )
 
 import inference
-from utils.errors import run_main
+from utils.errors import UserError, run_main
 
 PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
 QUESTION = "Where did Anna live?"
@@ -28,6 +30,12 @@ QUESTION = "Where did Anna live?"
 @pytest.fixture(scope="module")
 def tokenizer() -> BertTokenizerFast:
     return BertTokenizerFast(vocab=str(VOCAB_FILE))
+
+
+def save(model, folder: Path) -> None:
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +50,11 @@ def models(tmp_path_factory) -> dict[str, Path]:
         "score": BertForSequenceClassification(BertConfig(**config, num_labels=1)),
         "masks": BertForMaskedLM(BertConfig(**config)),
         "none": BertModel(BertConfig(**config)),
+        "tokens": BertForTokenClassification(BertConfig(**config)),
     }
     parent = tmp_path_factory.mktemp("models")
     for name, model in made.items():
-        model.save_pretrained(parent / name)
-        (parent / name / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
-        (parent / name / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+        save(model, parent / name)
     return {name: parent / name for name in made}
 
 
@@ -160,9 +167,26 @@ def test_a_regression_model_gives_its_score(ask, models, tokenizer):
     assert (word, float(score)) == ("score", pytest.approx(expected, abs=1e-4))
 
 
-def test_texts_are_asked_for(ask):
-    output = ask("classes", typed="a film\n\nanother film\nits pair\n\n")
-    assert output.count("label ") == 2
+def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
+    lines = ["a film", "another film", "a film\tits pair"]
+    output = ask("classes", typed="\n".join(lines) + "\n")
+    expected = [ask("classes", "--text", *line.split("\t")[:1]) for line in lines[:2]]
+    expected.append(ask("classes", "--text", "a film", "--text-pair", "its pair"))
+    assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(expected)
+
+
+def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, models, tokenizer, tmp_path):
+    torch.manual_seed(1)
+    peer = BertForSequenceClassification(
+        BertConfig(**{**TINY, "initializer_range": 0.3}, num_labels=3, problem_type="multi_label_classification")
+    )
+    models["several"] = tmp_path
+    save(peer.eval(), tmp_path)
+    with torch.no_grad():
+        expected = peer(**tokenizer("a film", return_tensors="pt")).logits[0].sigmoid().sort(descending=True)
+    found = n_best(ask("several", "--text", "a film"))
+    assert [probability for probability, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
+    assert [label for _, label in found] == [f"LABEL_{index}" for index in expected.indices.tolist()]
 
 
 # --- masked words -----------------------------------------------------------------------------------------------------
@@ -218,6 +242,10 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
         ("none", ["--text", "a"], "has no head to ask"),
+        ("tokens", ["--text", "a"], "has no bert.pooler.dense.bias"),
+        ("classes", ["--text", "word " * 63], "the text has 65 tokens, and at most 64 are possible"),
+        ("classes", ["--text", "word " * 31, "--text-pair", "word " * 31], "the text has 65 tokens"),
+        ("span", ["--question", "word " * 30, "--context", "b"], "the question has 30 tokens, and at most 28"),
         ("span", ["--question", "a"], "--question needs --context"),
         ("span", ["--question", "a", "--context", "b", "--context-file", "c"], "give one of them"),
         ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt does not exist"),
@@ -234,6 +262,59 @@ def test_what_a_model_cannot_do_is_refused_in_one_line(models, capsys, model, fl
     assert exit_.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("masks", ["--fill-mask", "a [MASK]"]),
+        ("classes", ["--text", "a"]),
+        ("span", ["--question", "a", "--context", "b"]),
+    ],
+)
+def test_damaged_weights_give_no_prediction(models, tmp_path, model, flags):
+    for path in models[model].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.bias"][3] = math.nan
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="the model's logits are not finite"):
+        inference.main(["--init-checkpoint", str(tmp_path), "--device", "cpu", *flags])
+
+
+def test_closed_standard_input_is_an_error(models, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)  # what Python makes of a closed one
+    with pytest.raises(UserError, match="standard input is closed"):
+        inference.main(["--init-checkpoint", str(models["classes"]), "--device", "cpu"])
+
+
+def test_control_characters_of_a_passage_do_not_reach_the_terminal(ask):
+    output = ask("span", "--question", QUESTION, "--context", f"\x1b[31m{PASSAGE}\x1b]0;title\x07")
+    assert "\x1b" not in output and "\x07" not in output
+
+
+TOKENIZER_FILES = [
+    (
+        "tokenizer_config.json",
+        {"tokenizer_class": "BertJapaneseTokenizer"},
+        "tokenizer_class is 'BertJapaneseTokenizer'",
+    ),
+    ("tokenizer_config.json", {"do_lower_case": True, "strip_accents": False}, "strip_accents is False"),
+    ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is False"),
+    ("tokenizer_config.json", {"mask_token": "<mask>"}, "mask_token is '<mask>'"),
+    ("tokenizer_config.json", {"added_tokens_decoder": {"30522": {"content": "covid19"}}}, "such as 'covid19'"),
+    ("added_tokens.json", {"covid19": 30522}, "such as 'covid19'"),
+    ("tokenizer.json", {"added_tokens": [{"id": 30522, "content": "covid19"}]}, "such as 'covid19'"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), TOKENIZER_FILES)
+def test_tokenizers_that_make_other_tokens_are_refused(models, tmp_path, name, content, says):
+    for path in models["classes"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=says):
+        inference.main(["--init-checkpoint", str(tmp_path), "--device", "cpu", "--text", "covid19"])
 
 
 def test_a_checkpoint_file_is_sent_to_the_converter(tmp_path, capsys):

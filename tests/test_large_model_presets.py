@@ -8,9 +8,8 @@ from launch_scripts import Checkout, pretraining_runs
 from arguments import make_run_config
 from bert_config import BertConfig
 from checkpoint.model_choice import choose_model
-from diagnostics.estimates import estimate_memory
+from diagnostics.estimates import estimate_memory, memory_settings
 from modeling import BertForPreTraining
-from run_setup import memory_settings
 
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse

@@ -233,3 +233,28 @@ def test_value_out_of_range_is_an_error_with_shard_and_row(tmp_path, rows, key, 
     with pytest.raises(UserError) as caught:
         stream_of(dataset, np.array([4, 33, 8] if together else [33]))
     assert "1.hdf5, row 13:" in str(caught.value) and words in str(caught.value)
+
+
+# --- shards that give no training, or another one than it seems -------------------------------------------------------
+
+
+def test_a_shard_that_is_there_twice_is_refused(tmp_path):
+    rows = pretraining_types(sample_rows(20, 32, 5, seed=3))
+    for name, storage in (("a", {}), ("b", {"compression": "gzip"})):
+        write_shard(tmp_path / "shards" / f"{name}.hdf5", rows, **storage)
+    with pytest.raises(UserError, match=r"shard .*b\.hdf5 holds the same samples as .*a\.hdf5"):
+        PretrainingDataset(tmp_path / "shards", VOCAB_SIZE).check_shards()
+
+
+def test_held_out_shards_that_are_training_shards_are_refused(tmp_path):
+    training = PretrainingDataset(write_shards(tmp_path / "training"), VOCAB_SIZE)
+    training.check_shards(PretrainingDataset(write_shards(tmp_path / "other", seed=7), VOCAB_SIZE))
+    with pytest.raises(UserError, match=r"held-out shard .* holds the same samples"):
+        training.check_shards(PretrainingDataset(write_shards(tmp_path / "copy", sizes=(40,)), VOCAB_SIZE))
+
+
+def test_a_shard_without_a_masked_token_is_refused(tmp_path):
+    rows = sample_rows(20, 32, 5, seed=3) | {"masked_lm_positions": np.zeros((20, 5), np.int64)}
+    write_shard(tmp_path / "shard.hdf5", pretraining_types(rows))
+    with pytest.raises(UserError, match=r"shard\.hdf5 has samples without a masked token"):
+        PretrainingDataset(tmp_path, VOCAB_SIZE).check_shards()

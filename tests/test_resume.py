@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import random
 import re
@@ -172,6 +173,13 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
     assert steps_in(tmp_path, "phase2") == ["1", "2", "4"]
 
 
+def test_phase_2_from_an_unfinished_phase_1_is_refused(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 4, "--steps-this-run", 2))
+    phase_2 = ("--max-steps", 4, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
+    assert_refused(run_here(inputs.command(tmp_path, *phase_2)), "phase 1 is unfinished", "step 2 of 4")
+    assert steps_in(tmp_path, "phase2") == []
+
+
 def test_checkpoint_of_another_optimizer_is_an_error(inputs, tmp_path):
     train(inputs.command(tmp_path, "--max-steps", 2))
     result = run_here(inputs.command(tmp_path, "--max-steps", 4, *resuming(tmp_path), "--optimizer", "AdamW"))
@@ -191,7 +199,7 @@ def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
     folder = steps_folder(tmp_path / "run")
     before = files_of(folder)
     for flags, words in (
-        (("--seed", 1), ["seed 42 (this one has 1)"]),
+        (("--seed", 1), ["seed 42 (this run uses 1)"]),
         (("--input-dir", inputs.held_out), ["other data"]),
     ):
         result = run_here(inputs.command(tmp_path / "run", "--max-steps", 3, *resuming(tmp_path / "run"), *flags))
@@ -203,6 +211,17 @@ def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
     assert_refused(result, str(folder / "2"), "--seed was 42; this run uses 1")
     result = run_here(inputs.command(tmp_path / "other", *flags, "--input-dir", inputs.held_out))
     assert_refused(result, str(folder / "2"), "the number of samples was 64; this run uses 20")
+
+
+def test_a_run_of_an_earlier_version_whose_digest_read_no_rows_is_resumed(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 2))
+    path = steps_folder(tmp_path) / "run.json"
+    record = json.loads(path.read_text())
+    now = record["identity"]["data"]
+    record["identity"]["data"] = "0123456789abcdef"
+    path.write_text(json.dumps(record))
+    train(inputs.command(tmp_path, "--max-steps", 3, *resuming(tmp_path)))
+    assert json.loads(path.read_text())["identity"]["data"] == now
 
 
 def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):

@@ -9,10 +9,9 @@ from small_runs import RunInputs, choose_model_of, run_here, train
 
 from arguments import make_run_config
 from benchmarks.memory import Case, estimate
-from diagnostics.estimates import LIBRARY_BYTES, RunSize, devices_line, memory_line, time_line
+from diagnostics.estimates import LIBRARY_BYTES, RunSize, devices_line, memory_line, memory_settings, time_line
 from modeling import BertForPreTraining
 from run_pretraining import parse_arguments
-from run_setup import memory_settings
 
 
 def test_the_estimate_is_the_measured_update_times_the_number_of_updates(inputs: RunInputs, tmp_path):

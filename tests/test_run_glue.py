@@ -89,6 +89,12 @@ def read_json(path: Path):
     return json.loads(path.read_text())
 
 
+def scores_in(folder: Path) -> dict[str, float]:
+    """The numbers in scores.json, without its tables."""
+    scores = read_json(folder / "scores.json")
+    return {name: value for name, value in scores.items() if isinstance(value, float)}
+
+
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory) -> Path:
     """The results of SST-2."""
@@ -108,7 +114,7 @@ def predictions_in(path: Path) -> list[str]:
 
 
 def test_a_rule_is_learnt_scored_and_predicted(trained):
-    assert read_json(trained / "scores.json") == {"accuracy": 1.0}
+    assert scores_in(trained) == {"accuracy": 1.0}
     assert predictions_in(trained / "SST-2.tsv") == [label for _, label in sentences(21, 1)]
     assert read_json(trained / "48" / "config.json")["id2label"] == {"0": "0", "1": "1"}
     losses = [data["loss"] for _, data in sorted(reported(trained.parents[1] / "report.json").items())]
@@ -153,7 +159,7 @@ def test_mnli_is_scored_and_predicted_on_both_sets(files, tmp_path):
     flags = ("--task-name", "MNLI", "--data-dir", files / "MNLI", "--do-train", "--do-eval", "--do-predict")
     assert run(files, tmp_path, *flags, "--max-steps", 2) == 0
     folder = tmp_path / "custom" / "mnli"
-    assert read_json(folder / "scores.json").keys() == {"matched_accuracy", "mismatched_accuracy"}
+    assert scores_in(folder).keys() == {"matched_accuracy", "mismatched_accuracy"}
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
         assert set(predictions_in(folder / name)) <= {"entailment", "neutral", "contradiction"}
 
@@ -185,7 +191,7 @@ def test_labels_of_another_librarys_order_are_predicted_by_name(trained, files, 
     config |= {"id2label": {"0": "1", "1": "0"}, "label2id": {"1": 0, "0": 1}}
     (model / "config.json").write_text(json.dumps(config))
     assert run(files, tmp_path, *sst_2(files, "--do-eval", "--do-predict"), "--init-checkpoint", model) == 0
-    assert read_json(tmp_path / "custom" / "sst-2" / "scores.json") == {"accuracy": 0.0}
+    assert scores_in(tmp_path / "custom" / "sst-2") == {"accuracy": 0.0}
     swapped = ["10"[int(label)] for label in predictions_in(trained / "SST-2.tsv")]
     assert predictions_in(tmp_path / "custom" / "sst-2" / "SST-2.tsv") == swapped
 
@@ -200,9 +206,48 @@ def own_files(files: Path, *tasks: str) -> tuple:
 def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert run(files, tmp_path, *own_files(files, "--do-train", "--do-eval", "--do-predict")) == 0
     folder = tmp_path / "custom" / "classification"
-    assert read_json(folder / "scores.json") == {"accuracy": 1.0, "f1_macro": 1.0}
+    assert scores_in(folder) == {"accuracy": 1.0, "f1_macro": 1.0}
     assert predictions_in(folder / "predictions.tsv") == ["ny"[int(label)] for _, label in sentences(21, 1)]
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
+
+
+# --- evaluation during training ---------------------------------------------------------------------------------------
+
+
+def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path):
+    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--eval-steps", 6, "--resume-from-checkpoint")
+    flags += ("--num-steps-per-checkpoint", 10)
+    assert run(files, tmp_path / "whole", *flags) == 0
+    assert run(files, tmp_path / "parts", *flags, "--steps-this-run", 20) == 0
+    assert run(files, tmp_path / "parts", *flags) == 0
+    folders = [tmp_path / name / "custom" / "sst-2" for name in ("whole", "parts")]
+    history = read_json(folders[0] / "evaluations.json")
+    assert [entry["step"] for entry in history] == list(range(6, 49, 6))
+    assert read_json(folders[1] / "evaluations.json") == history
+    best = max(history, key=lambda entry: entry["accuracy"])
+    assert best["step"] > 6 and scores_in(folders[0]) == {"accuracy": best["accuracy"]}
+    alone = load_file(trained / "48" / "model.safetensors")
+    for folder in folders:
+        last = load_file(folder / "48" / "model.safetensors")
+        assert all(torch.equal(last[name], alone[name]) for name in alone)
+        names = sorted(path.name for path in (folder / "best").iterdir())
+        assert names == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    again = tmp_path / "again"
+    assert run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1] / "best") == 0
+    assert scores_in(again / "custom" / "sst-2") == {"accuracy": best["accuracy"]}
+
+
+def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
+    flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)
+    for _ in range(2):
+        assert run(files, tmp_path, *flags) == 0
+        folder = tmp_path / "custom" / "sst-2"
+        history = read_json(folder / "evaluations.json")
+        assert [entry["step"] for entry in history] == [3, 6, 9]
+        assert scores_in(folder) == {"accuracy": history[0]["accuracy"]}
+        assert f"best: accuracy {history[0]['accuracy']:.6g} at step 3" in capsys.readouterr().out
+        assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["3", "9"]
 
 
 # --- several seeds, resuming, several processes -----------------------------------------------------------------------
@@ -249,7 +294,7 @@ def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
 
 
 def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
-    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5)
+    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5, "--eval-steps", 2)
     assert run(files, tmp_path / "one", *flags, "--train-batch-size", 8) == 0
     commands = [
         (str(free_port()), [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
@@ -265,6 +310,7 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
             torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
         assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
         assert read_json(two / "scores.json") == read_json(one / "scores.json")
+        assert read_json(two / "evaluations.json") == read_json(one / "evaluations.json")
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -287,6 +333,9 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "has no column 'sentence1'"),
+        ([*SST_2, "--do-train", "--eval-steps", "5"], "--eval-steps has no effect without --do-eval"),
+        ([*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"], "has no effect without --eval-steps"),
+        ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "max_position_embeddings 64"),
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
         (

@@ -146,8 +146,9 @@ def test_prediction_files_hold_the_decoded_answers(tmp_path):
     folder = path.parent
     assert json.loads((folder / "nbest_predictions.json").read_text(encoding="utf-8")) == predictions.nbest
     assert json.loads((folder / "null_odds.json").read_text(encoding="utf-8")) == predictions.null_odds
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "nbest_predictions.json",
-        "null_odds.json",
-        "predictions.json",
-    ]
+    names = ["nbest_predictions.json", "null_odds.json", "predictions.json"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    write_predictions(
+        tmp_path, decode(dataset, *random_logits(dataset, 0))
+    )  # v1.1 has no null odds: no stale ones stay
+    assert sorted(file.name for file in folder.iterdir()) == [names[0], names[2]]

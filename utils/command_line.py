@@ -266,6 +266,7 @@ positive_int = bounded_int(1, 2**31 - 1)
 non_negative_int = bounded_int(0, 2**31 - 1)
 positive_float = bounded_float(0, exclusive=True)
 non_negative_float = bounded_float(0)
+finite_float = bounded_float(-MAX_FLOAT32)
 
 
 def plain_name(text: str) -> str:

@@ -70,9 +70,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)
 
 
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
 def one_line(text: str) -> str:
-    """`text` with every run of white space made one space."""
-    return " ".join(str(text).split())
+    """`text` with every run of white space made one space, and with escaped control characters, which would command
+    the terminal."""
+    return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], " ".join(str(text).split()))
 
 
 def machine_error(error: OSError) -> str:

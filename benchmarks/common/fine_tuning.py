@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from benchmarks.common.results import RESULTS, machine_info
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
-from device import select_device
 from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from utils.command_line import (
@@ -29,6 +28,7 @@ from utils.command_line import (
     positive_float,
     positive_int,
 )
+from utils.device import select_device
 from utils.errors import UserError
 from utils.files import read_json
 from utils.progress import print_line, progress_bar

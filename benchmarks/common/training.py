@@ -9,10 +9,10 @@ from torch import nn
 from benchmarks.common.results import ROOT
 from bert_config import BertConfig
 from data_loading.loader import StepBatch
-from device import Runtime, select_device
 from metrics import GlobalBatchStats
 from modeling import BertPreTrainedModel
 from optimizer import parameter_groups
+from parallel.runtime import Runtime
 from precision import select_precision
 from run_config import (
     CheckpointMetadata,
@@ -28,6 +28,7 @@ from run_setup import build_trainer
 from tasks import Task
 from tasks.pretraining import PretrainingDataset
 from trainer import Trainer
+from utils.device import select_device
 
 MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
 MAX_STEPS = 10**4

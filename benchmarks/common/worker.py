@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.results import ROOT
-from device import keep_freed_memory, set_num_threads
+from utils.device import keep_freed_memory, set_num_threads
 from utils.errors import UserError
 from utils.measure import peak_memory_bytes
 from utils.progress import progress_bar

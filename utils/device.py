@@ -1,16 +1,13 @@
-"""The device of a process: its threads, memory, peak rates; and `Runtime`, everything that a run computes with."""
+"""The device of a process: its threads, memory and peak rates."""
 
 import ctypes
+import math
 import os
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
-from metrics import Reporter
-from precision import Precision
-from run_config import ParallelConfig
 from utils import measure
-from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.launcher import read_environment
 
@@ -63,6 +60,27 @@ def keep_freed_memory() -> None:
             mallopt(parameter, 2**31 - 1)
 
 
+class FreedMemory:
+    """Bounds what `keep_freed_memory` keeps. Token streams of changing lengths leave freed memory in pieces that fit no
+    later step, and resident memory grows by half over some hundred steps."""
+
+    GROWTH = 1.25  # over the smallest reading
+
+    def __init__(self) -> None:
+        self.smallest = math.inf
+
+    def bound(self) -> None:
+        """Returns freed memory to the kernel if resident memory has grown too much; does nothing outside Linux."""
+        statm = Path("/proc/self/statm")
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is None or not statm.exists():
+            return
+        pages = int(statm.read_text().split()[1])
+        self.smallest = min(self.smallest, pages)
+        if pages > self.GROWTH * self.smallest:
+            trim(0)
+
+
 # Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key whose words
 # all occur in the device's name is used.
 PEAK_TFLOPS = {
@@ -88,14 +106,3 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
                 return half * 1e12
             return (tf32 if torch.backends.cuda.matmul.allow_tf32 else full) * 1e12
     return None
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Device, precision, processes, log and parallel strategy of a run."""
-
-    device: torch.device
-    precision: Precision = field(default_factory=Precision)
-    distributed: DistributedContext = field(default_factory=DistributedContext)
-    reporter: Reporter = field(default_factory=Reporter)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)

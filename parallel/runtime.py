@@ -1,0 +1,21 @@
+"""What a run computes with: device, precision, processes, log and parallel strategy."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from metrics import Reporter
+from precision import Precision
+from run_config import ParallelConfig
+from utils.distributed import DistributedContext
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device, precision, processes, log and parallel strategy of a run."""
+
+    device: torch.device
+    precision: Precision = field(default_factory=Precision)
+    distributed: DistributedContext = field(default_factory=DistributedContext)
+    reporter: Reporter = field(default_factory=Reporter)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)

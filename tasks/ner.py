@@ -1,0 +1,278 @@
+"""Token classification, such as named entities: reader of CoNLL columns and of JSON lines with spans, loss, data set
+and entity-level scores.
+
+Tags are `O`, or B-, I-, E- or S- and a type. Legend: n sentences, W words of all sentences, T tokens, C tags.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from bert_config import BertConfig
+from data_loading.loader import MicroBatch
+from data_loading.packing import IGNORED_LABEL, TokenStream
+from loss import summed_cross_entropy
+from modeling import BertForTokenClassification
+from tasks import PredictionSet
+from tasks.glue_files import read_json_lines, read_text
+from tasks.text_sequences import SequenceDataset, encode
+from utils.errors import UserError
+from utils.files import write_atomically
+from utils.progress import print_line
+
+TAG = re.compile("O|[BIES]-.+")
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """`tags` is None in a file without tags. JSON lines have `text` and the [start, end) of each word in it."""
+
+    line: int
+    words: list[str]
+    tags: list[str] | None
+    text: str | None = None
+    offsets: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True)
+class TokenClassificationTask:
+    """A tag for each word; the interface is tasks.FineTuningTask. The first token of a word has its tag, as in
+    transformers' examples."""
+
+    max_seq_length: int = 128
+    train_file: Path | None = None
+    eval_file: Path | None = None
+    predict_file: Path | None = None
+    labels: tuple[str, ...] = ()
+
+    name = "ner"
+    model_class = BertForTokenClassification
+    heads = ("classifier.",)
+    logits_axis = "token"
+    multi_label = False
+    metric = "f1"
+    result_files = ("predictions.tsv", "predictions.jsonl")
+
+    @property
+    def initial_loss(self) -> float:
+        return math.log(len(self.labels))
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        logits_TC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
+        loss, correct = summed_cross_entropy(logits_TC, micro_batch["tags"])
+        return {"loss": loss, "correct": correct}
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+        return sums["loss"] / num_targets
+
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+        return {"loss": sums["loss"] / num_targets, "accuracy": sums["correct"] / num_targets}
+
+    def training_set(self, tokenizer) -> tuple["TokenClassificationTask", "TaggedDataset"]:
+        sentences = read_sentences(self.train_file, tagged=True)
+        tags = {tag for sentence in sentences for tag in sentence.tags}
+        if len(tags) < 2:
+            raise UserError(f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two")
+        labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
+        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels)
+        return replace(self, labels=labels), dataset
+
+    def for_model(self, config: BertConfig, folder: Path) -> "TokenClassificationTask":
+        wrong = [label for label in config.labels if not TAG.fullmatch(label)]
+        if wrong or not config.labels:
+            raise UserError(
+                f"{folder} does not predict tags such as B-PER, but {wrong[:1] or 'no classes'}: fine-tune it"
+            )
+        return replace(self, labels=config.labels)
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        sets = []
+        for path, tagged, finish in ((self.eval_file, True, self.score), (self.predict_file, False, self.write)):
+            if path is not None:
+                dataset = TaggedDataset(read_sentences(path, tagged), tokenizer, self.max_seq_length)
+                sets.append(PredictionSet(dataset, partial(finish, dataset), tagged))
+        return sets
+
+    def predicted_tags(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[str]]:
+        """The tags of each sentence."""
+        tags = iter([self.labels[index] for index in logits_TC[dataset.first_tokens].argmax(axis=1)])
+        return [[next(tags) for _ in sentence.words] for sentence in dataset.sentences]
+
+    def score(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path | None) -> dict[str, Any]:
+        expected = [sentence.tags for sentence in dataset.sentences]
+        return entity_scores(expected, self.predicted_tags(dataset, logits_TC))
+
+    def write(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path) -> dict[str, float]:
+        lines = []
+        for sentence, tags in zip(dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True):
+            if sentence.text is None:
+                lines += [*(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)), ""]
+            else:
+                spans = [
+                    {"start": sentence.offsets[first][0], "end": sentence.offsets[stop - 1][1], "label": kind}
+                    for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1])
+                ]
+                lines.append(json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False))
+        path = folder / self.result_files[0 if dataset.sentences[0].text is None else 1]
+        write_atomically(path, "\n".join(lines) + "\n")
+        print_line(f"predictions for {len(dataset.sentences)} sentences in {path}")
+        return {}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
+    """The sentences of CoNLL columns (word first, tag last, an empty line between sentences), or of JSON lines
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming the line at fault."""
+    text = read_text(path)
+    sentences = list(read_spans(path, text, tagged) if path.suffix == ".jsonl" else read_columns(path, text, tagged))
+    if not sentences:
+        raise UserError(f"{path} has no sentences: check the file")
+    return sentences
+
+
+def read_columns(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
+    rows: list[list[str]] = []
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        columns = line.split("\t") if "\t" in line else line.split()
+        if columns and columns[0] == "-DOCSTART-":
+            continue
+        if any(columns):
+            if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
+                raise UserError(f"{path}, line {number}: {line!r} does not end in a tag such as O or B-PER: correct it")
+            rows.append(columns)
+        elif rows:
+            tags = [row[-1] for row in rows] if tagged else None
+            yield Sentence(number - len(rows), [row[0] for row in rows], tags)
+            rows = []
+
+
+def read_spans(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
+    for line, row in read_json_lines(path, text):
+        text, spans = row.get("text"), row.get("spans", None if tagged else [])
+        if not isinstance(text, str) or not WORD.search(text):
+            raise UserError(f"{path}, line {line}: 'text' is {text!r}, expected a string with words: correct it")
+        if not isinstance(spans, list):
+            raise UserError(f"{path}, line {line}: 'spans' is {spans!r}, expected a list: correct it")
+        edges, tags_at = {0, len(text)}, {}
+        for span in spans if tagged else ():
+            start, end, label = check_span(span, text, f"{path}, line {line}")
+            edges |= {start, end}
+            for place in range(start, end):
+                if place in tags_at:
+                    raise UserError(f"{path}, line {line}: spans overlap at character {place}: keep one of them")
+                tags_at[place] = (start, label)
+        bounds = sorted(edges)
+        offsets = [
+            (first + match.start(), first + match.end())
+            for first, stop in itertools.pairwise(bounds)
+            for match in WORD.finditer(text[first:stop])
+        ]
+        tags, before = [], None
+        for start, _ in offsets:
+            entity = tags_at.get(start)
+            tags.append("O" if entity is None else f"{'I' if entity == before else 'B'}-{entity[1]}")
+            before = entity
+        yield Sentence(line, [text[a:b] for a, b in offsets], tags if tagged else None, text, offsets)
+
+
+def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
+    values = tuple(span.get(key) for key in ("start", "end", "label")) if isinstance(span, dict) else ()
+    is_valid = list(map(type, values)) == [int, int, str] and values[2] and 0 <= values[0] < values[1] <= len(text)
+    if is_valid and WORD.search(text[values[0] : values[1]]):
+        return values
+    raise UserError(f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it")
+
+
+# --- data set ---------------------------------------------------------------------------------------------------------
+
+
+class TaggedDataset(SequenceDataset):
+    """Sentences as `[CLS] words [SEP]`, those of more than `max_seq_length` tokens in several sequences. `first_tokens`
+    [W]: the place in `input_ids` of each word's first token; its label is the word's tag. labels: the tags by id, for
+    training."""
+
+    def __init__(self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()):
+        self.sentences = sentences
+        words = [word for sentence in sentences for word in sentence.words]
+        ids_W, _ = encode(tokenizer, words, "words")
+        unknown = np.array([tokenizer.unk_token_id])  # of a word of control characters only
+        pieces_W = iter(ids[: max_seq_length - 2] if len(ids) else unknown for ids in ids_W)
+        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
+        pieces, lengths, first_tokens, place = [], [], [], 0
+        for sentence in sentences:
+            pieces.append(cls)
+            length = 1
+            for _ in sentence.words:
+                piece = next(pieces_W)
+                if length + len(piece) + 1 > max_seq_length:
+                    pieces += [sep, cls]
+                    lengths.append(length + 1)
+                    place, length = place + length + 1, 1
+                first_tokens.append(place + length)
+                pieces.append(piece)
+                length += len(piece)
+            pieces.append(sep)
+            lengths.append(length + 1)
+            place += length + 1
+        self.first_tokens = np.array(first_tokens)
+        lengths, tags = np.array(lengths), {}
+        if labels:
+            ids = {label: index for index, label in enumerate(labels)}
+            tags_T = np.full(lengths.sum(), IGNORED_LABEL, np.int64)
+            tags_T[self.first_tokens] = [ids[tag] for sentence in sentences for tag in sentence.tags]
+            tags["tags"] = tags_T
+        super().__init__(np.concatenate(pieces).astype(np.int32), lengths, lengths, tags, label_axis="token")
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The type, first word and last word + 1 of each entity, as the CoNLL-2000 script and seqeval find them: an entity
+    begins at B or S, and at I or E after another type, O, E or S."""
+    found, start, before, kind_before = set(), 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        if before != "O" and (before in "ES" or prefix in "BSO" or kind != kind_before):
+            found.add((kind_before, start, place))
+        if prefix in "BS" or (prefix != "O" and (before in "OES" or kind != kind_before)):
+            start = place
+        before, kind_before = prefix, kind
+    return found
+
+
+def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
+    """Precision, recall and F1 of entities over all sentences and by type, and the accuracy of tags."""
+    sides = [
+        {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)} for side in (expected, predicted)
+    ]
+
+    def scores_of(wanted: set, found: set) -> dict[str, float]:
+        correct = len(wanted & found)
+        return {
+            "precision": correct / max(len(found), 1),
+            "recall": correct / max(len(wanted), 1),
+            "f1": 2 * correct / max(len(wanted) + len(found), 1),
+        }
+
+    by_type = {}
+    for kind in sorted({entity[1] for side in sides for entity in side}):
+        wanted, found = ({entity for entity in side if entity[1] == kind} for side in sides)
+        by_type[kind] = scores_of(wanted, found) | {"support": len(wanted)}
+    right_tags = sum(
+        a == b for left, right in zip(expected, predicted, strict=True) for a, b in zip(left, right, strict=True)
+    )
+    accuracy = right_tags / sum(map(len, expected))
+    return scores_of(*sides) | {"accuracy": accuracy, "per_class": by_type}

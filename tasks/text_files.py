@@ -1,0 +1,119 @@
+"""Predictions for the rows of a file: the columns are kept, and those of the predictions are added.
+
+Files are CSV, TSV or JSON lines, also with .gz, or Parquet (with pyarrow). Predictions are kept in `<output>.parts`
+until all are made, so that the same command continues after a stop.
+"""
+
+import csv
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.glue_files import format_of, read_rows
+from utils.errors import UserError
+from utils.files import file_digest, read_json, write_atomically, write_json
+from utils.progress import print_line, progress_bar
+
+ROWS_PER_PART = 4096
+FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+Row = dict[str, Any]
+
+
+def read_table(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
+    """The rows with their line numbers. Raises UserError naming the line if one of `columns` is not a string."""
+    if format_of(path) == ".parquet":
+        if not path.is_file():
+            raise UserError(f"{path} does not exist: check the path")
+        rows = list(enumerate(arrow().parquet.read_table(path).to_pylist(), 1))
+    else:
+        rows = list(read_rows(path, None, columns, exact=True))
+    for line, row in rows:
+        for name in columns:
+            if not isinstance(row.get(name), str):
+                raise UserError(
+                    f"{path}, line {line}: {name!r} is {row.get(name)!r}, expected a string: correct the line"
+                )
+    if not rows:
+        raise UserError(f"{path} has no rows: check the file")
+    return rows
+
+
+def write_table(path: Path, rows: list[Row]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO(newline="")
+    if format_of(path) == ".parquet":
+        content = io.BytesIO()
+        arrow().parquet.write_table(arrow().Table.from_pylist(rows), content)
+        return write_atomically(path, content.getvalue())
+    if format_of(path) == ".jsonl":
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        cells = [[as_cell(row.get(name, "")) for name in names] for row in rows]
+        if format_of(path) == ".csv":
+            csv.writer(text, lineterminator="\n").writerows([names, *cells])
+        else:
+            text.writelines("\t".join(values).translate(NO_LINE_ENDS) + "\n" for values in [names, *cells])
+    content = text.getvalue().encode("utf-8")
+    return write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+NO_LINE_ENDS = str.maketrans("\r\n", "  ")  # TSV has no quoting
+
+
+def as_cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def arrow():
+    """pyarrow. Raises UserError if it is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError("Parquet files need pyarrow, which is not installed: pip install pyarrow") from error
+    return pyarrow
+
+
+def predict_file(
+    source: Path,
+    target: Path,
+    columns: list[str],
+    predict_rows: Callable[[list[tuple[int, Row]]], list[Row]],
+    settings: dict[str, Any],
+) -> None:
+    """Writes `target`: the rows of `source`, each with the columns that `predict_rows` returns for it. `settings`: what
+    else the predictions depend on; kept predictions of other settings are an error."""
+    extensions = (*FORMATS, ".npy") if settings.get("embed") else FORMATS
+    if format_of(target) not in extensions:
+        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
+    rows = read_table(source, columns)
+    folder = target.with_name(f"{target.name}.parts")
+    settings = json.loads(json.dumps(settings | {"input": file_digest(source)}, default=str))
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / "settings.json"
+    if record.exists() and read_json(record, "the settings of the predictions") != settings:
+        raise UserError(f"{folder} has predictions of another input, model or flags: remove it, or change --output")
+    write_json(record, settings)
+    added: list[Row] = []
+    with progress_bar(len(rows), "prediction", "row") as bar:
+        for first in range(0, len(rows), ROWS_PER_PART):
+            part, chunk = folder / f"{first}.json", rows[first : first + ROWS_PER_PART]
+            if not part.exists():
+                write_json(part, predict_rows(chunk), indent=None)
+            added += read_json(part, "predictions")
+            bar.update(len(chunk))
+    if repeated := added[0].keys() & rows[0][1].keys():
+        raise UserError(f"{source} has the column {min(repeated)!r} already: rename it")
+    if target.suffix == ".npy":
+        content = io.BytesIO()
+        np.save(content, np.array([row["embedding"] for row in added], np.float32))
+        write_atomically(target, content.getvalue())
+    else:
+        write_table(target, [row | new for (_, row), new in zip(rows, added, strict=True)])
+    shutil.rmtree(folder)
+    print_line(f"predictions for {len(rows)} rows in {target}")

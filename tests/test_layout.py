@@ -1,0 +1,85 @@
+"""The structure of the source: few files at the top level, and imports that go one way."""
+
+import ast
+import subprocess
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from conftest import ROOT
+
+# From the top down. A module imports from its own layer or from those below it. A package is one entry.
+LAYERS = {
+    "programs": {
+        *("run_pretraining", "run_squad", "run_glue", "inference", "create_pretraining_data", "convert_checkpoint"),
+        *("evaluate_squad", "doctor", "report", "run_elastic", "data", "scripts"),
+    },
+    "setup": {"run_setup", "fine_tuning", "arguments", "diagnostics", "checkpoint_formats", "reporting", "elastic"},
+    "training": {"trainer", "evaluation", "tasks", "data_preparation"},
+    "strategies": {"parallelize", "parallel"},
+    "model": {"modeling", "attention", "cpu", "loss", "optimizer", "lr_scheduler", "precision", "metrics"},
+    "data and files": {"data_loading", "checkpoint", "tokenizer"},
+    "configs": {"run_config", "bert_config"},
+    "utils": {"utils"},
+}
+RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
+
+
+def source_files() -> list[Path]:
+    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [Path(line) for line in tracked.stdout.splitlines()]
+    return [path for path in files if path.parts[0] not in ("tests", "benchmarks")]
+
+
+def module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports() -> dict[str, set[str]]:
+    """The project's own modules that each module imports, also inside functions, but not for annotations only."""
+    files = {module_name(path): path for path in source_files()}
+    found: dict[str, set[str]] = {}
+    for name, path in files.items():
+        names = set()
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        annotations = {
+            child
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for child in ast.walk(node)
+        }
+        for node in set(ast.walk(tree)) - annotations:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[name] = {other for other in names & files.keys() if other != name}
+    return found
+
+
+def test_at_most_26_python_files_at_the_top_level():
+    assert len([path for path in source_files() if len(path.parts) == 1]) <= 26
+
+
+def test_every_module_belongs_to_a_layer():
+    assert {name.split(".")[0] for name in imports()} <= RANKS.keys()
+
+
+def test_no_module_imports_from_a_layer_above_it():
+    upwards = [
+        f"{name} -> {other}"
+        for name, others in imports().items()
+        for other in others
+        if RANKS[other.split(".")[0]] < RANKS[name.split(".")[0]]
+    ]
+    assert sorted(upwards) == []
+
+
+def test_neither_modules_nor_packages_import_each_other_in_a_circle():
+    modules = imports()
+    TopologicalSorter(modules).prepare()  # raises CycleError
+    packages: dict[str, set[str]] = {}
+    for name, others in modules.items():
+        package = name.split(".")[0]
+        packages.setdefault(package, set()).update({other.split(".")[0] for other in others} - {package})
+    TopologicalSorter(packages).prepare()

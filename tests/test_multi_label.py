@@ -1,0 +1,127 @@
+"""Texts with several labels: loss against transformers, scores against scikit-learn, and the program on a rule."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
+from transformers import BertConfig as HFConfig
+from transformers import BertForSequenceClassification as HFForSequenceClassification
+from transformers import BertTokenizerFast, pipeline
+
+import run_glue
+from data_loading.loader import filler_micro_batch, make_step_batch
+from data_loading.packing import MicroBatchLimits
+from modeling import BertForSequenceClassification
+from tasks.multi_label import MultiLabelTask, multi_label_task
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+SPEC = multi_label_task("text", None, "label")
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+TEXTS = {"a red house": "red|house", "a blue house": "house", "red sky": "red", "a grey river": "", "red stone": "red"}
+
+
+def write(path: Path, rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows.items()])
+    return path
+
+
+@pytest.mark.parametrize("num_sizes", [None, 1])
+def test_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
+    task, dataset = MultiLabelTask(SPEC, 16, train_file=write(tmp_path / "a.csv", TEXTS)).training_set(TOKENIZER)
+    assert task.labels == ("house", "red")
+    labels_NC = np.array([[1, 1], [1, 0], [0, 1], [0, 0], [0, 1]])
+    torch.manual_seed(0)
+    config = HFConfig(**TINY, num_labels=2, problem_type="multi_label_classification")
+    peer = HFForSequenceClassification(config).eval()
+    peer.save_pretrained(tmp_path)
+    encoded = BertTokenizerFast(vocab=str(VOCAB_FILE))(list(TEXTS), padding=True, return_tensors="pt")
+    expected = peer(**encoded, labels=torch.from_numpy(labels_NC).float())
+    expected.loss.backward()
+    model, limits = (
+        BertForSequenceClassification.from_pretrained(tmp_path).eval(),
+        MicroBatchLimits.for_batch(8, 16, 0, num_sizes),
+    )
+    (micro_batch,) = make_step_batch(dataset, np.arange(5), limits).micro_batches
+    sums = task.sums(model, micro_batch)
+    filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
+    (task.loss(sums, 5, 0) + task.loss(filler, 5, 0)).backward()
+    assert filler["loss"].item() == filler["correct"].item() == 0
+    assert task.loss(sums, 5, 0).item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    right = ((expected.logits.detach().numpy() > 0) == labels_NC).all(axis=1).sum()
+    assert sums["correct"].item() == right
+    for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
+        torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_scores_are_those_of_scikit_learn():
+    random = np.random.default_rng(0)
+    values, logits = random.integers(0, 2, (40, 5)), random.normal(size=(40, 5))
+    values[:, 4] = 0
+    found = logits > 0
+    labels = tuple("abcde")
+    scores = MultiLabelTask(dataclasses.replace(SPEC, labels=labels)).score(values, "", logits, None)
+    columns = precision_recall_fscore_support(values, found, zero_division=0)
+    table = scores.pop("per_class")
+    for label, row in zip(labels, zip(*columns, strict=True), strict=True):
+        assert list(table[label].values()) == pytest.approx(list(row))
+    assert scores == pytest.approx(
+        {
+            "f1_micro": f1_score(values, found, average="micro"),
+            "f1_macro": f1_score(values, found, average="macro", zero_division=0),
+            "exact_match": accuracy_score(values, found),
+        }
+    )
+
+
+def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.0}))
+    path = write(tmp_path / "a.csv", TEXTS)
+    command = [
+        *("--config-file", tmp_path / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu"),
+        *("--output-dir", tmp_path, "--report-file", tmp_path / "report.json", "--show-config", "false"),
+        *("--task-name", "multi-label", "--max-seq-length", 16, "--text-column", "text", "--label-column", "label"),
+        *("--do-train", "--train-file", path, "--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path),
+        *("--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60),
+    ]
+    assert run_glue.main([str(word) for word in command]) == 0
+    folder = tmp_path / "custom" / "multi-label"
+    scores = json.loads((folder / "scores.json").read_text())
+    assert {name: scores[name] for name in SPEC.metrics} == dict.fromkeys(SPEC.metrics, 1.0)
+    rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()[1:]]
+    assert [set(labels.split("|")) for _, labels in rows] == [set(labels.split("|")) for labels in TEXTS.values()]
+    classify = pipeline("text-classification", model=str(folder / "60"), device="cpu", top_k=None)
+    for (_, labels), result in zip(rows, classify(list(TEXTS)), strict=True):
+        assert {entry["label"] for entry in result if entry["score"] > 0.5} == set(filter(None, labels.split("|")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", "text,label\na,\n", "no text has a label"),
+        ("a.csv", "text,label\na,x||y\n", "line 2: 'label' is '', expected a label"),
+        ("a.jsonl", '{"text": "a", "label": 3}', "line 1: 'label' is 3, expected labels"),
+        ("a.jsonl", '{"text": "a", "label": ["x", null]}', "line 1: 'label' is None, expected a label"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        MultiLabelTask(SPEC, train_file=tmp_path / name).training_set(TOKENIZER)
+    assert says in str(error.value)
+
+
+def test_an_unknown_label_is_named_with_its_line(tmp_path):
+    path = write(tmp_path / "a.csv", {"a": "x|y", "b": "x|z"})
+    (tmp_path / "b.jsonl").write_text('{"text": "a", "label": ["x", "y"]}\n{"text": "a", "label": []}\n')
+    task, _ = MultiLabelTask(SPEC, train_file=tmp_path / "b.jsonl", eval_files={"": path}).training_set(TOKENIZER)
+    assert task.labels == ("x", "y")
+    with pytest.raises(UserError, match="line 3: label 'z', expected one of x, y"):
+        task.prediction_sets(TOKENIZER)

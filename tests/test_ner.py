@@ -1,0 +1,214 @@
+"""Token classification: samples and loss against transformers, scores against seqeval, and the program on a rule."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE
+from transformers import BertConfig as HFConfig
+from transformers import BertForTokenClassification as HFForTokenClassification
+from transformers import BertTokenizerFast
+
+import run_glue
+from data_loading.loader import filler_micro_batch, make_step_batch
+from data_loading.packing import MicroBatchLimits
+from modeling import BertForTokenClassification
+from tasks.ner import TaggedDataset, TokenClassificationTask, entities, entity_scores, read_sentences
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+LABELS = ("O", "B-LOC", "B-PER", "I-PER")
+NAMES, TOWNS = ["Anna", "Boris", "Carla Smith", "Dmitri Jones"], ["Paris", "Cairo", "Lima", "Oslo"]
+
+
+def sentences(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        name = rng.choice(NAMES).split()
+        words = [*name, rng.choice(["lived in", "left", "saw"]), rng.choice(TOWNS), "."]
+        tags = [*["B-PER", "I-PER"][: len(name)], "O", "B-LOC", "O"]
+        verb = words[len(name)].split()
+        rows.append(([*name, *verb, *words[-2:]], [*tags[: len(name)], *["O"] * len(verb), "B-LOC", "O"]))
+    return rows
+
+
+def write_conll(path: Path, rows) -> Path:
+    lines = ["-DOCSTART- -X- O", ""]
+    for words, tags in rows:
+        lines += [*(f"{word} NN {tag}" for word, tag in zip(words, tags, strict=True)), ""]
+    path.write_text("\n".join(lines))
+    return path
+
+
+# --- samples, loss ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_sizes", [None, 1])
+def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
+    rows = [*sentences(3, 0), (["unaffable", "naïvely", "Anna"], ["O", "O", "B-PER"])]
+    dataset = TaggedDataset(read_sentences(write_conll(tmp_path / "a.txt", rows), True), TOKENIZER, 32, LABELS)
+    peer_tokenizer = BertTokenizerFast(vocab=str(VOCAB_FILE))
+    encoded = peer_tokenizer(
+        [words for words, _ in rows], is_split_into_words=True, return_tensors="pt", padding="max_length", max_length=32
+    )
+    labels = torch.full(encoded["input_ids"].shape, -100)
+    for row, (_, tags) in enumerate(rows):
+        before = None
+        for place, word in enumerate(encoded.word_ids(row)):
+            if word is not None and word != before:
+                labels[row, place] = LABELS.index(tags[word])
+            before = word
+        stream = dataset.stream(np.array([row]))
+        length = dataset.lengths[row]
+        assert stream["input_ids"].tolist() == encoded["input_ids"][row, :length].tolist()
+        assert stream["tags"].tolist() == labels[row, :length].tolist()
+
+    torch.manual_seed(0)
+    peer = HFForTokenClassification(HFConfig(**TINY, id2label=dict(enumerate(LABELS)))).eval()
+    peer.save_pretrained(tmp_path)
+    expected = peer(**encoded, labels=labels)
+    expected.loss.backward()
+    model = BertForTokenClassification.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5)
+    task, limits = TokenClassificationTask(32, labels=LABELS), MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
+    batch = make_step_batch(dataset, np.arange(4), limits)
+    (micro_batch,) = batch.micro_batches
+    total = task.loss(task.sums(model, micro_batch), 4, batch.num_targets.sum())
+    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 4, batch.num_targets.sum())
+    (total + filler).backward()
+    assert filler.item() == 0
+    assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
+        torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_path):
+    words = ["Anna", "unaffable" * 20, "\x07", *["naïvely", "in"] * 30]
+    path = write_conll(tmp_path / "a.txt", [(words, ["B-PER", *["O"] * (len(words) - 1)])])
+    dataset = TaggedDataset(read_sentences(path, True), TOKENIZER, 16, LABELS)
+    assert len(dataset) > 5 and dataset.lengths.max() <= 16
+    assert len(set(dataset.first_tokens.tolist())) == len(words) == dataset.num_targets.sum()
+    logits = np.zeros((len(dataset.input_ids), len(LABELS)))
+    logits[dataset.first_tokens[4], 1] = 1
+    (tags,) = TokenClassificationTask(labels=LABELS).predicted_tags(dataset, logits)
+    assert [place for place, tag in enumerate(tags) if tag == "B-LOC"] == [4]
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_entities_are_those_of_seqeval():
+    """The second values are what seqeval 1.2.2's get_entities gives, with ends after the last word."""
+    cases = {
+        "B-PER I-PER O B-LOC": {("PER", 0, 2), ("LOC", 3, 4)},
+        "I-PER I-PER I-LOC": {("PER", 0, 2), ("LOC", 2, 3)},
+        "B-PER B-PER I-PER": {("PER", 0, 1), ("PER", 1, 3)},
+        "S-PER B-LOC E-LOC E-LOC": {("PER", 0, 1), ("LOC", 1, 3), ("LOC", 3, 4)},
+        "O O": set(),
+    }
+    for tags, expected in cases.items():
+        assert entities(tags.split()) == expected, tags
+    scores = entity_scores([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "O", "O"], ["B-LOC"]])
+    types = scores.pop("per_class")
+    assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.75}
+    assert types["LOC"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1}
+    assert types["PER"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scores_are_those_of_seqeval_on_random_tags():
+    metrics = pytest.importorskip("seqeval.metrics")
+    rng = random.Random(0)
+    tags = ["O", "O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC"))]
+    for _ in range(50):
+        expected = [[rng.choice(tags) for _ in range(rng.randrange(1, 12))] for _ in range(4)]
+        found = [[tag if rng.random() < 0.6 else rng.choice(tags) for tag in row] for row in expected]
+        names = ("precision", "recall", "f1", "accuracy")
+        reference = {name: getattr(metrics, f"{name}_score")(expected, found) for name in names}
+        scores = entity_scores(expected, found)
+        assert {name: scores[name] for name in names} == pytest.approx(reference)
+        report = metrics.classification_report(expected, found, output_dict=True, zero_division=0)
+        for kind, row in scores["per_class"].items():
+            assert [*row.values()] == pytest.approx([*report[kind].values()])
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, *flags) -> Path:
+    (folder / "config.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.0}))
+    command = [
+        *("--config-file", folder / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu", "--task-name", "ner"),
+        *("--output-dir", folder / "out", "--report-file", folder / "report.json", "--show-config", "false"),
+        *("--max-seq-length", 24, *flags),
+    ]
+    if "--do-train" in flags:
+        command += ["--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 15]
+    assert run_glue.main([str(word) for word in command]) == 0
+    return folder / "out" / "custom" / "ner"
+
+
+def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same(tmp_path):
+    train, dev = (write_conll(tmp_path / f"{name}.conll", sentences(24, seed)) for seed, name in enumerate("ab"))
+    files = ("--train-file", train, "--eval-file", dev, "--predict-file", dev)
+    folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
+    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
+    expected = ["\n".join(f"{word}\t{tag}" for word, tag in zip(*row, strict=True)) for row in sentences(24, 1)]
+    assert (folder / "predictions.tsv").read_text() == "\n\n".join(expected) + "\n\n"
+
+    from transformers import pipeline
+
+    find = pipeline("token-classification", model=str(folder / "45"), device="cpu", aggregation_strategy="simple")
+    found = [(entity["entity_group"], entity["word"]) for entity in find("Carla Smith lived in Lima.")]
+    assert found == [("PER", "carla smith"), ("LOC", "lima")]
+    again = run(tmp_path, "--do-eval", "--eval-file", dev, "--init-checkpoint", folder, "--output-dir", tmp_path / "b")
+    assert json.loads((again.parents[2] / "b/custom/ner/scores.json").read_text())["f1"] == 1
+
+
+def test_json_lines_have_spans_of_characters(tmp_path):
+    rows = []
+    for words, tags in sentences(24, 0):
+        text = " ".join(words[:-1]) + "."
+        spans = [
+            {
+                "start": text.index(words[first]),
+                "end": text.index(words[stop - 1]) + len(words[stop - 1]),
+                "label": kind,
+            }
+            for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1])
+        ]
+        rows.append({"text": text, "spans": spans})
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = ("--train-file", path, "--eval-file", path, "--predict-file", path)
+    folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
+    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
+    assert [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()] == rows
+
+
+SPAN = {"start": 0, "end": 4, "label": "PER"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.conll", "Anna B-PER\nlives\n", "line 2: 'lives' does not end in a tag"),
+        ("a.conll", "Anna NNP\n", "line 1: 'Anna NNP' does not end in a tag"),
+        ("a.conll", "\n\n", "has no sentences"),
+        ("a.conll", "Anna O\n", "all tags are 'O'"),
+        ("a.jsonl", '{"text": "Anna"}', "line 1: 'spans' is None"),
+        ("a.jsonl", '{"text": " ", "spans": []}', "line 1: 'text' is ' '"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "end": 5}]}), "line 1: span"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "start": True}]}), "line 1: span"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [SPAN, {**SPAN, "end": 2}]}), "overlap at character 0"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        TokenClassificationTask(train_file=tmp_path / name).training_set(TOKENIZER)
+    assert says in str(error.value)
