@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from data_loading.hdf5_shards import Layout, Shard, find_shards
+from data_loading.hdf5_shards import INDEX_FILE, Layout, Shard, find_shards
 from data_preparation import manifest
 from data_preparation.hdf5_writer import create_hdf5, sample_layout
-from data_preparation.sample_shards import INDEX_FILE, write_index
+from data_preparation.sample_shards import write_index
 from data_preparation.stage_runner import format_bytes
 from data_preparation.verify_report import shard_folders
 from utils.errors import UserError

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
 from data_preparation.corpus import read_corpus
 from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
 from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attributes
@@ -26,8 +27,6 @@ from utils.files import write_json
 from utils.progress import progress_bar
 
 WRITE_BLOCK = 4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
-INDEX_FILE = "index.json"
-INDEX_VERSION = 1
 
 
 class Vocabulary(NamedTuple):
