@@ -216,7 +216,7 @@ def other_length(path: Path) -> None:
         (remove_key, "segment_ids"),
         (cut_off, "cut off"),
         (foreign, "HDF5"),
-        (fifo, "is a FIFO"),
+        (fifo, "is not a regular file"),
         (other_vocabulary, "vocab"),
         (other_length, "disagree"),
     ],
