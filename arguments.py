@@ -90,8 +90,6 @@ GLOBAL_FLAGS = (
     Flag("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture"),
     Flag("--config-file", optional_path, None,
          "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom"),
-    Flag("--max-steps", positive_int_or_minus_one, -1, "maximum number of updates; -1: as many as the epochs need",
-         TRAIN),
     Flag("--pre-layer-norm", bool, False, "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert"),
     Flag("--dropout", fraction, None, "dropout of hidden states and attention; by default that of the config", TRAIN),
     Flag("--log-freq --logging-steps", positive_int, trainer.log_freq, "updates between log lines",
@@ -125,6 +123,8 @@ GLOBAL_FLAGS = (
     Flag("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one"),
     Flag("--distributed-timeout-minutes", bounded_float(0, 10_000, exclusive=True), 5,
          "minutes to wait at the start for all processes"),
+    Flag("--collective-timeout-minutes", bounded_float(0, 10_000, exclusive=True), 30,
+         "minutes to wait for another process later; more than the verification of a checkpoint takes"),
     Flag("--benchmark", bool, False, "measure speed; save nothing but the report", alone=False),
     Flag("--benchmark-steps", positive_int, trainer.benchmark_steps, "updates that are measured", ("--benchmark",)),
     Flag("--benchmark-warmup-steps", positive_int, trainer.benchmark_warmup_steps, "updates before the measured ones",
@@ -216,6 +216,8 @@ PRECISION_FLAGS = (
 PREDICT = ("--do-eval or --do-predict",)
 
 FINE_TUNING_FLAGS = (
+    Flag("--max-steps", positive_int_or_minus_one, -1, "maximum number of updates; -1: as many as the epochs need",
+         TRAIN),
     Flag("--do-train", bool, False, "fine-tune on the training file"),
     Flag("--do-eval", bool, False, "predict the development file and score the predictions"),
     Flag("--do-predict", bool, False, "write predictions"),
@@ -357,6 +359,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             args.tf32,
             args.enable_cpu_affinity,
             args.distributed_timeout_minutes,
+            args.collective_timeout_minutes,
             args.report_file,
             args.log_file,
             args.tensorboard_dir,

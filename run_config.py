@@ -21,8 +21,9 @@ DEFAULT_BERT_MODEL = "bert-large-uncased"
 @dataclass(frozen=True)
 class RuntimeConfig:
     """Device, precision, and where records go. `device`: auto, cuda or cpu. `amp`: compute in 16 bits with float32
-    weights; `pure_fp16`: the model itself is in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes`: the longest wait for
-    the other processes at the start. `messages`: lines to print at the start."""
+    weights; `pure_fp16`: the model itself is in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes` and
+    `collective_timeout_minutes`: the longest wait for the other processes at the start, and later. `messages`: lines to
+    print at the start."""
 
     device: str = "auto"
     amp: bool = False
@@ -31,6 +32,7 @@ class RuntimeConfig:
     tf32: bool = False
     cpu_affinity: bool = False
     timeout_minutes: float = 5
+    collective_timeout_minutes: float = 30
     report_file: Path | None = None
     log_file: Path | None = None
     tensorboard_dir: Path | None = None

@@ -22,7 +22,7 @@ from parallel.runtime import Runtime
 from run_config import LoaderConfig
 from run_setup import TrainingPlan, plan_run, start_runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
-from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path
+from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path, positive_int
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError, run_main
 from utils.files import file_digest
@@ -34,6 +34,7 @@ FLAGS = (
     Flag("--eval-dir", optional_path, None, "folder of held-out shards"),
     Flag("--eval-steps", non_negative_int, 0, "updates between evaluations; 0: only at the end", ("--eval-dir",)),
     Flag("--verify-data", bool, False, "before training, compare the shards with their checksums"),
+    Flag("--max-steps", positive_int, REQUIRED, "updates of the whole run"),
     Flag("--batch-size --per-device-train-batch-size", batch_size, 32, "sequences per GPU and micro-batch"),
     Flag("--max-seq-length", sequence_length, 512, "sequence length; must match the shards"),
     Flag("--max-predictions-per-seq", sequence_length, 80, "masked tokens per sequence; must match the shards"),
@@ -59,7 +60,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "in NVIDIA's PyTorch recipe it is the batch per GPU and update: give --batch-size its value divided by "
         "--gradient-accumulation-steps"
     )
-    add_run_flags(parser, optimizer="Lamb", learning_rate=1e-4, warmup_proportion=0.01, max_steps=REQUIRED)
+    add_run_flags(parser, optimizer="Lamb", learning_rate=1e-4, warmup_proportion=0.01)
     return parse_run_arguments(parser, argv)
 
 

@@ -49,7 +49,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
         check_engine_config(parallel.deepspeed, device)
     set_num_threads()
     keep_freed_memory()
-    with may_lose_terminal(), init_distributed(device, settings.timeout_minutes) as distributed:
+    timeouts = (settings.timeout_minutes, settings.collective_timeout_minutes)
+    with may_lose_terminal(), init_distributed(device, *timeouts) as distributed:
         if settings.cpu_affinity:
             set_cpu_affinity(device, distributed.local_rank, distributed.local_world_size)
         if distributed.is_main:

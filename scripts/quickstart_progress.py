@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shortens the output of training for scripts/quickstart.sh: phase, step, loss and time left, without DLLogger text."""
+"""Shortens the output of training for scripts/quickstart.sh: phase, step, loss and time left."""
 
 import re
 import signal
@@ -28,6 +28,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, training still has something to say
     clear_bar = "\r\033[K" if sys.stdout.isatty() else ""
     for line in sys.stdin:
-        if line.startswith("DLL "):  # the same for programs
-            continue
         print(clear_bar + shorten(line.rstrip("\n")), flush=True)

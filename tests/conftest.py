@@ -1,10 +1,13 @@
 """What several test files need: small data sets, a tiny config, and programs run as users run them."""
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import h5py
@@ -18,6 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 CLS, SEP, MASK = 101, 102, 103
+
+# Compiled kernels of another processor or version of torch, as the shared cache may have, abort the process.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 # Models this small are slower on several threads, and many times slower where other programs want the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,28 +1,33 @@
 #!/usr/bin/env python3
-"""An elastic run on two nodes and a coordinator in network namespaces, whose links are cut and mended.
+"""An elastic run on two nodes, and Dask's scheduler and the driver on a host, in network namespaces whose links are cut
+and mended.
 
-    python3 tests/network_namespaces.py FOLDER    # all events, as root; prints how long each took
+    PYTHONPATH=$PWD python3 tests/network_namespaces.py FOLDER    # all events, as root; prints how long each took
 
 The run is scripts/run_pretraining.sh with one CPU process per node. Its steps are slow while the file FOLDER/slow
 exists, so that there is time for events.
 """
 
 import contextlib
+import functools
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from conftest import ROOT, TINY, VOCAB_FILE, reported, write_shards
 
-LEASE_SECONDS, SETTLE_SECONDS = 5, 2
-SLOW_STEP_SECONDS, STEPS_PER_CHECKPOINT = 1.0, 2
+LEASE_SECONDS, STEPS_PER_CHECKPOINT = 5, 2
 NODES = ("a", "b")
+ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2", "h": "10.77.0.9"}
+SCHEDULER = "tls://10.77.0.9:8786"
 
 PROGRAM = """
 import sys, time
@@ -58,44 +63,46 @@ def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess:
 
 
 class Cluster:
-    """Nodes a and b and the host h of the coordinator, with a link to each node."""
+    """Nodes a and b and the host h of the scheduler and the driver, each with a link to a switch."""
 
     def __init__(self, folder: Path):
         self.folder, self.processes = folder, {}
-        self.namespaces = {name: f"bert{os.getpid()}{name}" for name in (*NODES, "h")}
+        self.namespaces = {name: f"bert{os.getpid()}{name}" for name in (*ADDRESSES, "switch")}
+        tls = folder / "tls"
+        subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", tls], check=True, stdout=subprocess.DEVNULL)
+        self.environment = {**os.environ, "DASK_CONFIG": str(tls), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
 
     def __enter__(self) -> "Cluster":
         try:
             for namespace in self.namespaces.values():
                 ip("netns", "add", namespace)
                 ip("-n", namespace, "link", "set", "lo", "up")
-            host = self.namespaces["h"]
-            ip("-n", host, "link", "add", "br0", "type", "bridge")
-            ip("-n", host, "addr", "add", "10.77.0.9/24", "dev", "br0")
-            ip("-n", host, "link", "set", "br0", "up")
-            for number, name in enumerate(NODES, 1):
-                node = self.namespaces[name]
-                ip("-n", host, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", node)
-                ip("-n", host, "link", "set", f"to-{name}", "master", "br0", "up")
-                ip("-n", node, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
-                ip("-n", node, "link", "set", "eth0", "up")
+            switch = self.namespaces["switch"]
+            ip("-n", switch, "link", "add", "br0", "type", "bridge")
+            ip("-n", switch, "link", "set", "br0", "up")
+            for name, address in ADDRESSES.items():
+                place = self.namespaces[name]
+                ip("-n", switch, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", place)
+                ip("-n", switch, "link", "set", f"to-{name}", "master", "br0", "up")
+                ip("-n", place, "addr", "add", f"{address}/24", "dev", "eth0")
+                ip("-n", place, "link", "set", "eth0", "up")
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self.namespaces:
+        for name in ADDRESSES:
             self.kill(name)
         for namespace in self.namespaces.values():
             ip("netns", "del", namespace, check=False)
 
-    def start(self, name: str, *words: object, environment: dict[str, str] | None = None) -> None:
-        """A process on a node, whose output is appended to the file `<name>.log`."""
+    def start(self, name: str, *words: object, place: str | None = None) -> None:
+        """A process in the namespace `place`, or the one of its name, whose output is appended to `<name>.log`."""
         with self.log_file(name).open("a") as log:
             self.processes[name] = subprocess.Popen(
-                ["ip", "netns", "exec", self.namespaces[name], *map(str, words)],
-                env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **(environment or {})},
+                ["ip", "netns", "exec", self.namespaces[place or name], *map(str, words)],
+                env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -105,19 +112,27 @@ class Cluster:
         return self.folder / f"{name}.log"
 
     def set_link(self, name: str, state: str) -> None:
-        ip("-n", self.namespaces["h"], "link", "set", f"to-{name}", state)
+        ip("-n", self.namespaces["switch"], "link", "set", f"to-{name}", state)
+
+    def set_link_between_nodes(self, state: str) -> None:
+        """Cuts the nodes from each other, but not from the host: their packets go to a card that does not exist."""
+        for name, other in (("a", "b"), ("b", "a")):
+            neighbor = ("neigh", "replace" if state == "down" else "del", ADDRESSES[other], "dev", "eth0")
+            card = ("lladdr", "02:00:00:00:00:99", "nud", "permanent") if state == "down" else ()
+            ip("-n", self.namespaces[name], *neighbor, *card)
 
     def pids(self, name: str) -> list[int]:
         return [int(pid) for pid in ip("netns", "pids", self.namespaces[name], check=False).stdout.split()]
 
-    def training_pids(self, name: str) -> list[int]:
-        """The processes of a node that train, or have the arguments to."""
+    def training_starts(self, name: str) -> list[float]:
+        """When the processes of a node started that train, or have the arguments to; in seconds since the boot."""
         found = []
         for pid in self.pids(name):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, IndexError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(word.endswith(b"/run_pretraining.py") for word in words):
-                    found.append(pid)
+                if any(word.endswith(b"/run_pretraining.py") for word in words) and b"guard" not in words:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                    found += [int(fields[19]) / os.sysconf("SC_CLK_TCK")] * (fields[0] not in "ZX")
         return found
 
     def kill(self, name: str) -> None:
@@ -126,21 +141,23 @@ class Cluster:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            for process in self.processes.values():
+                process.poll()
             time.sleep(0.02)
-        if name in self.processes:
-            self.processes[name].wait()
 
 
 class ElasticRun:
-    """A pre-training run on a cluster; a global batch is 2 x 2 sequences of each of two nodes."""
+    """A pre-training run on a cluster. A global batch is 2 x 2 sequences of each of two nodes."""
 
-    def __init__(self, cluster: Cluster, max_steps: int):
+    def __init__(self, cluster: Cluster, max_steps: int, settle_seconds: float, step_seconds: float):
         self.cluster, self.folder, self.max_steps = cluster, cluster.folder, max_steps
+        self.settle_seconds = settle_seconds
         self.slow, self.results = self.folder / "slow", self.folder / "results"
+        self.event_time = self.overlap = 0.0
         self.slow.touch()
         code = self.folder / "code" / "run_pretraining.py"
         code.parent.mkdir()
-        code.write_text(PROGRAM.format(root=str(ROOT), seconds=SLOW_STEP_SECONDS, slow=str(self.slow)))
+        code.write_text(PROGRAM.format(root=str(ROOT), seconds=step_seconds, slow=str(self.slow)))
         vocab_file, config_file = self.folder / "vocab.txt", self.folder / "config.json"
         words = VOCAB_FILE.read_text(encoding="utf-8").splitlines()[:1210]
         vocab_file.write_text("\n".join(words) + "\n", encoding="utf-8")
@@ -164,27 +181,35 @@ class ElasticRun:
         self.environment = {
             "PHASE": "1",
             "VOCAB_FILE": str(vocab_file),
-            "EXTRA_ARGS": "--show-config false",
+            "EXTRA_ARGS": "--show-config false --collective-timeout-minutes 0.25",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
 
-    def start_coordinator(self) -> None:
+    def start_scheduler(self) -> None:
+        flags = ("--host", ADDRESSES["h"], "--port", 8786, "--no-dashboard")
+        self.cluster.start("scheduler", sys.executable, "-m", "distributed.cli.dask_scheduler", *flags, place="h")
+
+    def start_driver(self) -> None:
+        settings = {"RESULTS_DIR": self.results, **self.environment}
+        command = ("env", *(f"{name}={value}" for name, value in settings.items()), *self.command)
         flags = ("--min-nodes", 1, "--max-nodes", 2, "--lease-seconds", LEASE_SECONDS)
-        program = (sys.executable, ROOT / "run_elastic.py", "coordinator")
-        self.cluster.start("h", *program, *flags, "--settle-seconds", SETTLE_SECONDS)
+        program = (sys.executable, ROOT / "run_elastic.py", "--scheduler", SCHEDULER, *flags)
+        self.cluster.start("driver", *program, "--settle-seconds", self.settle_seconds, "--", *command, place="h")
 
     def start_node(self, name: str) -> None:
-        program = (sys.executable, ROOT / "run_elastic.py", "node", "--coordinator", "10.77.0.9:29400", "--")
-        environment = {**self.environment, "RESULTS_DIR": str(self.results)}
-        self.cluster.start(name, *program, *self.command, environment=environment)
+        self.cluster.start(name, sys.executable, ROOT / "run_elastic.py", "node", "--scheduler", SCHEDULER)
 
     def start(self) -> float:
         """Starts the run, with a as the first node; returns the time until both train."""
-        self.start_coordinator()
+        begin = time.monotonic()
+        self.start_scheduler()
+        self.start_driver()
         self.start_node("a")
-        self.seconds_until(lambda: "10.77.0.1 is here" in self.cluster.log_file("h").read_text())
+        self.seconds_until(lambda: "10.77.0.1 is here" in self.cluster.log_file("driver").read_text())
         self.start_node("b")
-        return self.seconds_until_trained(2)
+        self.seconds_until_trained(2)
+        threading.Thread(target=self._watch, daemon=True).start()
+        return time.monotonic() - begin
 
     def uninterrupted_losses(self) -> dict[int, float]:
         """The losses of the same run in one process."""
@@ -217,61 +242,76 @@ class ElasticRun:
         step = self.progress()[0]
         return self.seconds_until(lambda: self.progress()[0] > step and self.progress()[1] == processes)
 
-    # --- events; `other` trains on ---
+    # --- events ---
 
-    def cut_link(self, name: str, other: str) -> dict[str, float]:
-        """Cuts a node's link."""
-        assert self.cluster.training_pids(name)
-        self.cluster.set_link(name, "down")
-        return self._wait_for_takeover(name, other)
+    def _watch(self) -> None:
+        """Adds up how long processes from before and after the last event are alive at once."""
+        before = time.monotonic()
+        while self.slow.exists():
+            starts = [start for name in NODES for start in self.cluster.training_starts(name)]
+            now = time.monotonic()
+            if starts and min(starts) < self.event_time < max(starts):
+                self.overlap += now - before
+            before = now
+            time.sleep(0.1)
+
+    def event(self, act: Callable[[], object], dead: str = "", processes: int = 0) -> dict[str, float]:
+        """Seconds from an event until the processes of the nodes `dead` are dead, until the driver starts the command
+        again, and until a new checkpoint that `processes` processes made together."""
+        assert all(map(self.cluster.training_starts, dead)), dead
+        starts = self.starts()
+        self.event_time, begin, figures = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic(), {}
+        act()
+        if dead:
+            self.seconds_until(lambda: min(sum(map(self.cluster.training_starts, dead), [math.inf])) > self.event_time)
+            figures["dead"] = time.monotonic() - begin
+        if processes:
+            self.seconds_until(lambda: self.starts() > starts)
+            figures["start"] = time.monotonic() - begin
+            self.seconds_until_trained(processes)
+            figures["train"] = time.monotonic() - begin
+        return figures
+
+    def starts(self) -> int:
+        return self.cluster.log_file("driver").read_text().count("elastic: start")
+
+    def cut_link(self, name: str) -> dict[str, float]:
+        return self.event(lambda: self.cluster.set_link(name, "down"), dead=name, processes=1)
+
+    def mend_link(self, name: str) -> dict[str, float]:
+        return self.event(lambda: self.cluster.set_link(name, "up"), processes=2)
 
     def replace_cut_node(self, name: str, other: str) -> dict[str, float]:
         """Cuts the link of the only node, and starts the other one."""
-        assert self.cluster.training_pids(name)
-        self.cluster.set_link(name, "down")
-        self.start_node(other)
-        return self._wait_for_takeover(name, other)
 
-    def _wait_for_takeover(self, name: str, other: str) -> dict[str, float]:
-        """The processes of the cut node must be dead before the other one goes on."""
+        def act() -> None:
+            self.cluster.set_link(name, "down")
+            self.start_node(other)
 
-        def is_dead() -> bool:
-            has_gone_on = self.is_training_alone(other)  # before the processes are looked for
-            is_dead = not self.cluster.training_pids(name)
-            assert is_dead or not has_gone_on, "the cut node still trained when the other one went on"
-            return is_dead
-
-        dead = self.seconds_until(is_dead)
-        return {"cut node's processes dead": dead, "the other trains": dead + self.seconds_until_trained(1)}
-
-    def is_training_alone(self, name: str) -> bool:
-        return "node 0 of 1" in self.cluster.log_file(name).read_text().rpartition("elastic: start")[2]
-
-    def mend_link(self, name: str) -> dict[str, float]:
-        self.cluster.set_link(name, "up")
-        return {"both train": self.seconds_until_trained(2)}
-
-    def kill_node(self, name: str) -> dict[str, float]:
-        self.cluster.kill(name)
-        return {"the other trains": self.seconds_until_trained(1)}
-
-    def start_node_again(self, name: str) -> dict[str, float]:
-        self.start_node(name)
-        return {"both train": self.seconds_until_trained(2)}
+        return self.event(act, dead=name, processes=1)
 
     def preempt_node(self, name: str) -> dict[str, float]:
-        """SIGTERM to a node, whose agent must end with a checkpoint."""
-        agent, start = self.cluster.processes[name], time.monotonic()
-        agent.terminate()
-        code = agent.wait(300)
-        assert code == 128 + signal.SIGTERM, code
-        return {"the node has left": time.monotonic() - start, "the other trains": self.seconds_until_trained(1)}
+        """SIGTERM to a node, whose program must end with a checkpoint."""
+
+        def act() -> None:
+            self.cluster.processes[name].terminate()
+            code = self.cluster.processes[name].wait(300)
+            assert code == 128 + signal.SIGTERM, code
+
+        return self.event(act, dead=name, processes=1)
+
+    def restart_host(self) -> None:
+        self.start_scheduler()
+        self.start_driver()
+
+    def kill_driver(self) -> None:
+        self.cluster.processes["driver"].kill()
 
     def finish(self) -> None:
         """Lets the steps that are left run at full speed."""
         self.slow.unlink()
-        for name in ("h", *NODES):
-            if self.cluster.processes[name].returncode is None:
+        for name in ("driver", *NODES):
+            if self.cluster.processes[name].poll() is None:
                 assert self.cluster.processes[name].wait(300) == 0, self.cluster.log_file(name).read_text()[-3000:]
 
 
@@ -280,9 +320,9 @@ def losses(results: Path) -> dict[int, float]:
     return {step: entry["loss"] for step, entry in steps.items() if "loss" in entry}
 
 
-def largest_difference(run: ElasticRun) -> float:
+def largest_difference(run: ElasticRun, expected: dict[int, float]) -> float:
     """Between the losses of the run and those of one that was not interrupted, at all steps."""
-    expected, found = run.uninterrupted_losses(), losses(run.results)
+    found = losses(run.results)
     assert set(found) == set(expected) == set(range(1, run.max_steps + 1))
     return max(abs(found[step] - expected[step]) for step in expected)
 
@@ -293,23 +333,34 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True)
     with Cluster(folder) as cluster:
-        run = ElasticRun(cluster, max_steps=400)
+        run = ElasticRun(cluster, max_steps=600, settle_seconds=2, step_seconds=1)
+        cut_nodes = functools.partial(cluster.set_link_between_nodes, "down")
         print(f"start: both train after {run.start():.1f} s", flush=True)
         for title, event in (
-            ("first node's link cut", lambda: run.cut_link("a", "b")),  # b is the first one from here on
-            ("and mended", lambda: run.mend_link("a")),
-            ("second node's link cut", lambda: run.cut_link("a", "b")),
-            ("and mended", lambda: run.mend_link("a")),
-            ("first node killed", lambda: run.kill_node("b")),
+            ("first node's link cut", lambda: run.cut_link("a")),  # b is the first one from here on
+            ("and restored", lambda: run.mend_link("a")),
+            ("second node's link cut", lambda: run.cut_link("a")),
+            ("and restored", lambda: run.mend_link("a")),
+            ("first node killed", lambda: run.event(lambda: cluster.kill("b"), processes=1)),
             ("the node that is left cut, the other one started", lambda: run.replace_cut_node("a", "b")),
-            ("and mended", lambda: run.mend_link("a")),
+            ("and restored", lambda: run.mend_link("a")),
             ("first node preempted", lambda: run.preempt_node("b")),
-            ("and started again", lambda: run.start_node_again("b")),
+            ("and started again", lambda: run.event(lambda: run.start_node("b"), processes=2)),
+            ("host's link cut", lambda: run.event(lambda: cluster.set_link("h", "down"), dead="ab")),
+            ("and restored", lambda: run.mend_link("h")),
+            ("driver killed", lambda: run.event(run.kill_driver, dead="ab")),
+            ("and started again", lambda: run.event(run.start_driver, processes=2)),
+            ("scheduler and driver killed", lambda: run.event(lambda: cluster.kill("h"), dead="ab")),
+            ("and started again", lambda: run.event(run.restart_host, processes=2)),
+            ("only the link between the nodes cut", lambda: run.event(cut_nodes, dead="ab")),
+            ("and restored", lambda: run.event(lambda: cluster.set_link_between_nodes("up"), processes=2)),
         ):
-            figures = ", ".join(f"{name} after {seconds:.1f} s" for name, seconds in event().items())
-            print(f"{title}: {figures}", flush=True)
+            run.overlap = 0.0
+            figures = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in event().items())
+            print(f"{title}: {figures}, overlap {run.overlap:.1f} s", flush=True)
         run.finish()
-        print(f"largest difference of a loss: {largest_difference(run):.1e} over {run.max_steps} steps")
+        difference = largest_difference(run, run.uninterrupted_losses())
+        print(f"largest difference of a loss: {difference:.1e} over {run.max_steps} steps")
 
 
 if __name__ == "__main__":

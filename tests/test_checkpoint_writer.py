@@ -49,7 +49,7 @@ def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> 
 
 
 def metadata(vocab_file: Path) -> CheckpointMetadata:
-    return CheckpointMetadata("phase1", {}, num_samples=1, seed=0, vocab_file=vocab_file, do_lower_case=True)
+    return CheckpointMetadata({}, 0, phase="phase1", num_samples=1, vocab_file=vocab_file)
 
 
 @pytest.fixture

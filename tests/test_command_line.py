@@ -24,7 +24,8 @@ from utils.files import read_json
 
 def parser() -> ArgumentParser:
     parser = ArgumentParser(prog="train.py")
-    add_run_flags(parser, max_steps=command_line.REQUIRED, learning_rate=1e-4)
+    parser.add_flags("own", (command_line.Flag("--max-steps", positive_int, command_line.REQUIRED, "updates"),))
+    add_run_flags(parser, learning_rate=1e-4)
     return parser
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,17 @@ def test_a_process_that_is_killed_ends_the_others_with_an_error_line(tmp_path, k
     assert (codes[killed], codes[other]) == (-signal.SIGKILL, 2)
     (line,) = [line for line in (tmp_path / f"log.{other}").read_text().splitlines() if line.startswith("error: ")]
     assert "another rank failed" in line
+
+
+def answer_late(argv):
+    with init_distributed(CPU, collective_minutes=0.03) as distributed:
+        time.sleep(6 * distributed.rank)
+        distributed.barrier()
+
+
+def test_a_collective_that_waits_for_too_long_ends_with_an_error_line(tmp_path):
+    assert exit_codes(start_several([], tmp_path / "log", function=answer_late)) == [2, 2]
+    assert "did not answer within --collective-timeout-minutes" in (tmp_path / "log.0").read_text()
 
 
 def gloo_threads_after_destroy(argv):

@@ -1,23 +1,26 @@
-"""run_elastic.py: agents and a coordinator on this machine, and a training run in network namespaces."""
+"""run_elastic.py: a driver and nodes on this machine, and a training run in network namespaces."""
 
+import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, assert_refused, run_program
+from conftest import ROOT
 from network_namespaces import Cluster, ElasticRun, largest_difference, missing_rights
 from processes import PATIENCE, free_port, wait_until
 
+import run_elastic
 from utils import files
 from utils.errors import UserError
 from utils.files import LOCK_SECONDS_VARIABLE, lock_folder
-
-LEASE_SECONDS = 60  # longer than a busy machine stops a process
 
 # Says where it runs, and starts a process in a session of its own, as torchrun does.
 COMMAND = """
@@ -29,110 +32,172 @@ wait
 """
 
 
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists()
+
+
 class Programs:
-    """A coordinator and agents on this machine, whose output goes to files."""
+    """Dask's scheduler, drivers and nodes on this machine, whose output goes to files."""
 
     def __init__(self, folder: Path):
-        self.folder, self.processes, self.port = folder, {}, free_port()
+        self.folder, self.processes, self.address = folder, {}, f"127.0.0.1:{free_port()}"
+        subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", folder / "tls"], check=True)
+        host, port = self.address.split(":")
+        flags = ("--host", host, "--port", port, "--dashboard-address", "127.0.0.1:0")
+        self.start("scheduler", "-m", "distributed.cli.dask_scheduler", *flags)
 
-    def __enter__(self) -> "Programs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         for process in self.processes.values():
             process.kill()
             process.wait()
 
     def start(self, name: str, *words: object, **environment: str) -> subprocess.Popen:
-        with (self.folder / name).open("a") as output:
+        environment = {**os.environ, "DASK_CONFIG": str(self.folder / "tls"), **environment}
+        with (self.folder / name).open("w") as output:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, ROOT / "run_elastic.py", *map(str, words)],
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                [sys.executable, *map(str, words)], env=environment, stdout=output, stderr=subprocess.STDOUT
             )
         return self.processes[name]
 
-    def start_coordinator(self, nodes: int) -> subprocess.Popen:
-        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--host", "127.0.0.1", "--lease-seconds", LEASE_SECONDS)
-        return self.start("coordinator", "coordinator", *flags, "--port", self.port)
+    def start_driver(self, nodes: int, command: str = COMMAND, name: str = "driver") -> subprocess.Popen:
+        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--lease-seconds", 5, "--settle-seconds", 0)
+        words = ("--scheduler", f"tls://{self.address}", *flags, "--", "bash", "-c", command)
+        return self.start(name, ROOT / "run_elastic.py", *words)
 
-    def start_node(self, name: str, command: str = COMMAND, **environment: str) -> subprocess.Popen:
-        words = ("node", "--coordinator", f"127.0.0.1:{self.port}", "--", "bash", "-c", command)
-        return self.start(name, *words, **environment)
+    def start_node(self, name: str, **environment: str) -> subprocess.Popen:
+        return self.start(name, ROOT / "run_elastic.py", "node", "--scheduler", self.address, **environment)
 
     def output(self, name: str) -> str:
         return (self.folder / name).read_text()
 
-    def children(self, starts: int) -> list[int]:
+    def children(self, *names: str, starts: int = 1) -> list[int]:
         """The processes that the commands have started, after `starts` starts."""
-        wait_until(lambda: all(self.output(name).count("child") == starts for name in ("a", "b")))
-        return [int(self.output(name).split("child ")[-1].split()[0]) for name in ("a", "b")]
+        wait_until(lambda: all(self.output(name).count("child") == starts for name in names))
+        return [int(self.output(name).split("child ")[-1].split()[0]) for name in names]
 
 
-def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").exists()
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    pytest.importorskip("distributed")
+    programs = Programs(tmp_path_factory.mktemp("elastic"))
+    yield programs
+    programs.end()
 
 
-def test_agents_kill_what_runs_without_a_coordinator_and_go_on_with_the_next_one(tmp_path):
-    with Programs(tmp_path) as programs:
-        nodes = [programs.start_node(name) for name in ("a", "b")]
-        first = programs.start_coordinator(2)
-        children = programs.children(starts=1)
-        said = sorted(line for name in ("a", "b") for line in programs.output(name).splitlines() if "start 0" in line)
-        assert "start 0 of 2 at 127.0.0.1 for 2" in said
-        assert all(map(is_alive, children))
-        first.kill()
-        wait_until(lambda: not any(map(is_alive, children)), LEASE_SECONDS)
-
-        second = programs.start_coordinator(2)
-        assert all(map(is_alive, programs.children(starts=2)))
-        second.terminate()
-        assert [process.wait(PATIENCE) for process in (second, *nodes)] == [143] * 3
-        for name in ("a", "b"):
-            assert programs.output(name).count("saved") == 1
+@pytest.fixture
+def programs(scheduler: Programs) -> Iterator[Programs]:
+    """Programs on the same scheduler, which all end with the test."""
+    yield scheduler
+    for name in set(scheduler.processes) - {"scheduler"}:
+        scheduler.processes[name].kill()
+        scheduler.processes.pop(name).wait()
 
 
-def test_a_failing_command_ends_the_run_and_other_settings_are_refused(tmp_path):
-    with Programs(tmp_path) as programs:
-        coordinator = programs.start_coordinator(2)
-        assert programs.start_node("other", MAX_NODES="3").wait(PATIENCE) == 2
-        refusal = programs.output("other").splitlines()[-1]
-        assert refusal.startswith("error: MAX_NODES is 3, but the coordinator has --max-nodes 2")
-        nodes = [programs.start_node(name, "echo tried; exit 7") for name in ("a", "b")]
-        assert [node.wait(PATIENCE) for node in nodes] == [7, 7]
-        for name in ("a", "b"):  # each start ends on both nodes with the first failure
-            assert programs.output(name).count("elastic: start") == 3
-        assert coordinator.wait(PATIENCE) == 7
-        assert "failed 3 times in a row" in programs.output("coordinator")
+def test_nodes_kill_what_runs_without_a_driver_and_go_on_with_the_next_one(programs):
+    nodes = [programs.start_node(name) for name in ("a", "b")]
+    first = programs.start_driver(2)
+    children = programs.children("a", "b")
+    assert all(map(is_alive, children))
+    said = [line for name in ("a", "b") for line in programs.output(name).splitlines() if line.startswith("start 0")]
+    assert said == ["start 0 of 2 at 127.0.0.1 for 2"]
+
+    second = programs.start_driver(2, name="second")  # is turned away until the first one has died
+    wait_until(lambda: "waiting for nodes" in programs.output("second"))
+    first.kill()
+    wait_until(lambda: not any(map(is_alive, children)))
+    assert all(map(is_alive, programs.children("a", "b", starts=2)))
+    second.terminate()
+    assert [process.wait(PATIENCE) for process in (second, *nodes)] == [143] * 3
+    assert [programs.output(name).count("saved") for name in ("a", "b")] == [1, 1]
 
 
-def test_a_stranger_does_not_disturb_the_coordinator(tmp_path):
-    with Programs(tmp_path) as programs:
-        coordinator = programs.start_coordinator(1)
-        wait_until(lambda: "waiting for nodes" in programs.output("coordinator"))
-        for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"type": "beat", "sent": 1}\n', b'{"type": "join"}\n', b"[]\n1\n"):
-            with socket.create_connection(("127.0.0.1", programs.port), timeout=PATIENCE) as stranger:
-                stranger.sendall(text)
-                assert stranger.recv(100) == b""
-        assert programs.start_node("a", "exit 0").wait(PATIENCE) == 0
-        assert coordinator.wait(PATIENCE) == 0
+def test_the_command_dies_with_its_guard_its_lease_and_its_node(programs):
+    psutil = pytest.importorskip("psutil")
+    node = programs.start_node("a")
+    programs.start_driver(1)
+
+    (child,) = programs.children("a")
+    (guard,) = psutil.Process(node.pid).children()
+    guard.kill()
+    wait_until(lambda: "failed on node 127.0.0.1 with exit code 137" in programs.output("driver"))
+    assert not is_alive(child)
+
+    (child,) = programs.children("a", starts=2)
+    node.send_signal(signal.SIGSTOP)  # only the guard can notice the end of the lease
+    wait_until(lambda: not is_alive(child), 20)
+    node.send_signal(signal.SIGCONT)
+
+    (child,) = programs.children("a", starts=3)
+    node.kill()
+    wait_until(lambda: not is_alive(child))
+
+
+def test_a_failing_command_ends_the_run(programs):
+    nodes = [programs.start_node(name) for name in ("a", "b")]
+    driver = programs.start_driver(2, "echo tried; exit 7")
+    assert [process.wait(PATIENCE) for process in (driver, *nodes)] == [7, 7, 7]
+    for name in ("a", "b"):  # each start ends on both nodes with the first failure
+        assert programs.output(name).count("elastic: start") == 3
+    assert "failed 3 times in a row" in programs.output("driver")
+
+
+def test_strangers_without_the_certificate_change_nothing(programs, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    node = programs.start_node("a")
+    programs.start_driver(1)
+    (child,) = programs.children("a")
+    listening = [socket for socket in psutil.Process(node.pid).net_connections() if socket.status == "LISTEN"]
+    ports = [int(programs.address.split(":")[1]), *(socket.laddr.port for socket in listening)]
+    subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", tmp_path / "tls"], check=True)
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            connections = [socket.create_connection(("127.0.0.1", port), PATIENCE) for _ in range(102)]
+            for connection in connections:  # they stay open, and most of them say nothing
+                stack.enter_context(connection)
+            connections[0].sendall(b"\0\xff" * 10_000)
+            connections[1].sendall(b'{"type": "join", "name": "\\ud800", "address": "\\u0000"}\n' * 1000)
+        intruder = programs.start_node("intruder", DASK_CONFIG=str(tmp_path / "tls"))
+        assert intruder.wait(PATIENCE) == 2
+        assert "has no TLS or another certificate" in programs.output("intruder").splitlines()[-1]
+        programs.start_node("b")
+        wait_until(lambda: "is here: 2 of 1 to 1" in programs.output("driver"))
+    assert is_alive(child)
+    assert programs.output("driver").count("is here") == 2
 
 
 @pytest.mark.parametrize(
     ("words", "hints"),
     [
-        ("coordinator --min-nodes 2", ["--max-nodes"]),
-        ("coordinator --min-nodes 3 --max-nodes 2", ["--min-nodes 3", "--max-nodes 2"]),
-        ("coordinator --min-nodes 1 --max-nodes 2 -- true", ["no command"]),
-        ("coordinator --min-nodes 1 --max-nodes 2 --host 203.0.113.1", ["cannot listen", "203.0.113.1"]),
-        ("node -- true", ["--coordinator"]),
-        ("node --coordinator host -- true", ["HOST:PORT"]),
-        ("node --coordinator host:1", ["after --"]),
+        ("--scheduler h:1 --min-nodes 2 -- true", ["--max-nodes"]),
+        ("--scheduler h:1 --min-nodes 3 --max-nodes 2 -- true", ["--min-nodes 3", "--max-nodes 2"]),
+        ("--scheduler h:1 --min-nodes 1 --max-nodes 2", ["after --"]),
+        ("--scheduler udp://h:1 --min-nodes 1 --max-nodes 2 -- true", ["tls://HOST:PORT"]),
+        ("--scheduler h:65536 --min-nodes 1 --max-nodes 2 -- true", ["tls://HOST:PORT"]),
+        ("node -- true", ["--scheduler"]),
+        ("node --scheduler h:1 -- true", ["takes no command", "--min-nodes"]),
+        ("coordinator --min-nodes 1 --max-nodes 4", ["dask scheduler", "--scheduler", "-- COMMAND"]),
+        ("node --coordinator h:29400 -- bash x.sh", ["dask scheduler", "node --scheduler", "-- COMMAND"]),
     ],
 )
-def test_commands_that_cannot_work_are_refused(words, hints):
-    assert_refused(run_program("run_elastic.py", *words.split()), *hints)
+def test_commands_that_cannot_work_are_refused(capsys, words, hints):
+    with pytest.raises((UserError, SystemExit)) as raised:
+        run_elastic.main(words.split())
+    said = f"{raised.value} {capsys.readouterr().err}"
+    assert all(hint in said for hint in hints), said
+
+
+def test_what_a_node_needs(monkeypatch):
+    monkeypatch.setenv("MAX_NODES", "2")
+    with pytest.raises(UserError, match="unset it"):
+        run_elastic.main(["node", "--scheduler", "h:1"])
+    monkeypatch.delenv("MAX_NODES")
+    with monkeypatch.context() as context, pytest.raises(UserError, match="pip install distributed"):
+        context.delitem(sys.modules, "elastic.connection", raising=False)
+        context.setitem(sys.modules, "distributed", None)
+        run_elastic.main(["node", "--scheduler", "h:1"])
+    pytest.importorskip("distributed")
+    with pytest.raises(UserError, match="needs certificates"):
+        run_elastic.main(["node", "--scheduler", "h:1"])
 
 
 def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeypatch):
@@ -146,17 +211,20 @@ def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeyp
         assert holder.closed
 
 
-def test_training_goes_on_without_the_first_node_and_with_it_again(tmp_path):
+def test_training_goes_on_without_the_first_node(tmp_path):
     """The other events are run by `python3 tests/network_namespaces.py FOLDER`, in a few minutes."""
+    pytest.importorskip("distributed")
     if reason := missing_rights():
         pytest.skip(reason)
-    with Cluster(tmp_path) as cluster:
-        run = ElasticRun(cluster, max_steps=80)
+    with Cluster(tmp_path) as cluster, ThreadPoolExecutor() as pool:
+        run = ElasticRun(cluster, max_steps=80, settle_seconds=0, step_seconds=0.3)
         run.start()
-        run.cut_link("a", "b")
-        run.mend_link("a")
+        expected = pool.submit(run.uninterrupted_losses)  # while the run waits for the end of a lease
+        run.cut_link("a")
+        run.cluster.kill("a")
         run.finish()
-        assert largest_difference(run) < 1e-5
+        assert run.overlap == 0
+        assert largest_difference(run, expected.result()) < 1e-5
         progress = json.loads((run.results / "custom/phase1/80/model_progress.json").read_text())
         assert progress["samples_consumed"] == 80 * 8
         assert "node 0 of 1" in cluster.log_file("b").read_text()

@@ -19,63 +19,68 @@ TICK = 0.5
 
 
 class SimulatedNode:
-    """Does what elastic.agent does. `stop_seconds`: how long its command takes to end after SIGTERM."""
+    """Does what elastic.node does. `stop_seconds`: how long its command takes to end after SIGTERM."""
 
     def __init__(self, name: str, cluster: "SimulatedCluster", stop_seconds: float = 1.0):
         self.name, self.cluster, self.stop_seconds = name, cluster, stop_seconds
-        self.link, self.is_here = True, True
+        self.link, self.is_here, self.is_leaving = True, True, False
         self.lease_end = 0.0
-        self.start: dict | None = None  # the message of the generation that runs
+        self.generation, self.code = 0, None
+        self.start: dict | None = None  # the order of the generation that runs
         self.ends: float | None = None
         self.stops: list[float] = []  # the seconds of each request
         self.exit_code: int | None = None
-        self.messages: list[tuple[str, dict]] = []
-
-    def send(self, type: str, **values) -> None:
-        self.messages.append((type, values))
 
     def tick(self, now: float) -> None:
         membership = self.cluster.membership
         if not self.is_here or self.exit_code is not None:
             return
         if now >= self.lease_end:  # kills what it runs, and joins again
-            self.start, self.ends, self.messages = None, None, []
+            self.start, self.ends, self.generation, self.code = None, None, 0, None
             if self.link:
-                membership.join(self.name, self.name, self.send, now)
+                membership.join(self.name, self.name, now)
                 self.lease_end = now + membership.config.lease_seconds
             return
-        if not self.link:
-            return
         known = membership.nodes.get(self.name)
-        if known is None or known.send is None:  # the coordinator has closed the connection
+        if self.link and (known is None or not known.is_connected):  # the driver has closed the connection
             self.lease_end = now
-            return
-        membership.beat(self.name, now)
-        self.lease_end = now + membership.config.lease_seconds
-        for type, values in self.messages:
-            if type == "start":
-                self.start = values
-            elif type == "stop" and self.start is not None:
-                self.stops.append(values["seconds"])
-                end = now + min(values["seconds"], self.stop_seconds)
-                self.ends = end if self.ends is None else min(self.ends, end)
-            elif type == "end":
-                self.exit_code = values["code"]
-        self.messages = []
+        elif self.link:
+            state = (self.generation, self.code, self.is_leaving)  # from before the order, which may cross it
+            self.obey(known.order, now)
+            membership.hear(self.name, now, *state)
+            self.lease_end = now + membership.config.lease_seconds
+
+    def obey(self, order: dict, now: float) -> None:
+        self.exit_code = order.get("exit_code")
+        if order.get("generation", 0) > self.generation:
+            self.start = {**order, "driver": self.cluster.membership}
+            self.generation, self.code, self.ends = order["generation"], None, None
+        if self.start is not None and (seconds := order.get("stop_seconds")) is not None:
+            if self.ends is None or seconds not in self.stops[-1:]:
+                self.stops.append(seconds)
+            end = now + min(seconds, self.stop_seconds)
+            self.ends = end if self.ends is None else min(self.ends, end)
         if self.start is not None and self.ends is not None and now >= self.ends:
             self.exits(143)
 
     def exits(self, code: int) -> None:
-        number, self.start, self.ends = self.start["generation"], None, None
-        self.cluster.membership.exited(self.name, number, code)
+        self.code, self.start, self.ends = code, None, None
 
 
 class SimulatedCluster:
     def __init__(self, count: int, min_nodes: int = 1, max_nodes: int | None = None):
         self.lines: list[str] = []
-        self.membership = Membership(ElasticConfig(min_nodes, max_nodes or count), self.lines.append)
+        self.config = ElasticConfig(min_nodes, max_nodes or count)
         self.nodes = [SimulatedNode(f"node{number}", self) for number in range(count)]
         self.now = 100.0
+        self.start_driver()
+
+    def start_driver(self) -> None:
+        """Nodes with a link notice the end of the driver before it, and kill what they run."""
+        self.membership = Membership(self.config, self.lines.append, self.now)
+        for node in self.nodes:
+            if node.link:
+                node.lease_end, node.start = self.now, None
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -89,22 +94,22 @@ class SimulatedCluster:
     def check(self) -> None:
         """All that runs is of one generation, with ranks of its own."""
         starts = [node.start for node in self.nodes if node.start is not None]
-        assert len({start["generation"] for start in starts}) <= 1, self.lines
-        assert len({start["node_rank"] for start in starts}) == len(starts)
+        assert len({(id(start["driver"]), start["generation"]) for start in starts}) <= 1, self.lines
+        assert len({start["environment"]["NODE_RANK"] for start in starts}) == len(starts)
         for start in starts:
-            assert self.membership.config.min_nodes <= start["nodes"] <= self.membership.config.max_nodes
+            assert self.config.min_nodes <= start["environment"]["NNODES"] <= self.config.max_nodes
 
     def running(self) -> list[str]:
         """The nodes that run, by rank."""
         started = [node for node in self.nodes if node.start is not None]
-        return [node.name for node in sorted(started, key=lambda node: node.start["node_rank"])]
+        return [node.name for node in sorted(started, key=lambda node: node.start["environment"]["NODE_RANK"])]
 
 
 def test_all_nodes_start_together_and_end_together():
     cluster = SimulatedCluster(3)
     cluster.run(2)
     assert cluster.running() == ["node0", "node1", "node2"]
-    assert {node.start["master_addr"] for node in cluster.nodes} == {"node0"}
+    assert {node.start["environment"]["MASTER_ADDR"] for node in cluster.nodes} == {"node0"}
     for node in cluster.nodes:
         node.exits(0)
     cluster.run(1)
@@ -117,22 +122,33 @@ def test_a_start_waits_for_enough_nodes_and_a_while_for_more():
     cluster.run(60)
     assert cluster.running() == []
     cluster.nodes[1].is_here = True
-    cluster.run(cluster.membership.config.settle_seconds - 1)
+    cluster.run(cluster.config.settle_seconds - 1)
     assert cluster.running() == []
     cluster.run(2)
     assert cluster.running() == ["node0", "node1"]
+
+
+def test_a_new_driver_waits_for_the_lease_of_a_node_that_it_cannot_hear():
+    cluster = SimulatedCluster(2)
+    cluster.run(30)
+    cluster.nodes[0].link = False
+    cluster.start_driver()
+    cluster.run(cluster.config.lease_seconds - TICK)
+    assert cluster.running() == ["node0"]
+    cluster.run(MARGIN_SECONDS + 3 * TICK)
+    assert cluster.running() == ["node1"]
 
 
 def test_a_cut_node_is_left_behind_and_comes_back():
     cluster = SimulatedCluster(2)
     cluster.run(30)
     cluster.nodes[0].link = False
-    config = cluster.membership.config
+    config = cluster.config
     cluster.run(config.lease_seconds + MARGIN_SECONDS + max(KILL_SECONDS, config.settle_seconds) + 2)
     assert cluster.running() == ["node1"]
     assert cluster.nodes[1].stops == [KILL_SECONDS]
     cluster.nodes[0].link = True
-    cluster.run(config.join_seconds + 5)
+    cluster.run(4 * config.settle_seconds + 5)
     assert cluster.running() == ["node1", "node0"]
     assert cluster.nodes[1].stops == [KILL_SECONDS, SAVE_SECONDS]
 
@@ -143,7 +159,7 @@ def test_a_node_that_leaves_lets_all_save_and_a_spare_one_takes_its_place():
     assert cluster.running() == ["node0", "node1"]
     cluster.run(60)
     assert cluster.nodes[0].stops == []  # not for a node that has no place
-    cluster.membership.leave("node0")
+    cluster.nodes[0].is_leaving = True
     cluster.run(5)
     assert cluster.running() == ["node1", "node2"]
     assert cluster.nodes[0].stops == cluster.nodes[1].stops == [SAVE_SECONDS]
@@ -153,7 +169,7 @@ def test_a_command_that_fails_again_and_again_ends_the_run_with_its_code():
     cluster = SimulatedCluster(2)
     for number in range(MAX_FAILURES):
         cluster.run(5)
-        assert cluster.membership.generation.number == number + 1
+        assert cluster.membership.generation == number + 1
         cluster.nodes[1].exits(2)
     cluster.run(5)
     assert [node.exit_code for node in cluster.nodes] == [2, 2]
@@ -175,7 +191,7 @@ def test_failures_after_a_long_run_or_with_a_lost_node_do_not_end_the_run(excuse
     assert len(cluster.running()) == 2
 
 
-def test_the_coordinator_stops_the_run_with_a_checkpoint():
+def test_the_driver_stops_the_run_with_a_checkpoint():
     cluster = SimulatedCluster(2)
     cluster.run(2)
     cluster.membership.stop()
@@ -185,7 +201,7 @@ def test_the_coordinator_stops_the_run_with_a_checkpoint():
 
 
 events = st.tuples(
-    st.sampled_from(["cut", "mend", "fail", "leave", "disconnect", "wait"]),
+    st.sampled_from(["cut", "mend", "fail", "leave", "disconnect", "new driver", "wait"]),
     st.integers(0, 2),
     st.sampled_from([0.5, 3.0, 11.0, 25.0]),
 )
@@ -194,10 +210,10 @@ events = st.tuples(
 @given(st.lists(events, max_size=25), st.integers(1, 3), st.sampled_from([0.5, 2.5, 30.0]))
 def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(events, min_nodes, stop_seconds):
     cluster = SimulatedCluster(3, min_nodes)
-    cluster.membership.failures = -100  # failures do not end this run
     for node in cluster.nodes:
         node.stop_seconds = stop_seconds
     for what, number, seconds in events:
+        cluster.membership.failures = -100  # failures do not end this run
         node = cluster.nodes[number]
         is_known = node.name in cluster.membership.nodes and node.link
         if what in ("cut", "mend"):
@@ -205,15 +221,17 @@ def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(events, mi
         elif what == "fail" and node.start is not None and is_known:
             node.exits(1)
         elif what == "leave" and is_known:
-            cluster.membership.leave(node.name)
-        elif what == "disconnect" and is_known:  # noticed by the coordinator only
+            node.is_leaving = True
+        elif what == "disconnect" and is_known:  # noticed by the driver only
             cluster.membership.disconnect(node.name)
             node.link = False
+        elif what == "new driver":
+            cluster.start_driver()
         cluster.run(seconds)  # checks after each tick
     for node in cluster.nodes:
         node.link = True
-        if node.name in cluster.membership.nodes and cluster.membership.nodes[node.name].is_leaving:
-            cluster.membership.disconnect(node.name)  # it has left, and starts again
-            node.lease_end = cluster.now
+        if node.is_leaving:  # it has left, and starts again
+            node.is_leaving, node.lease_end, node.start = False, cluster.now, None
+            cluster.membership.disconnect(node.name)
     cluster.run(2 * stop_seconds + 60)
     assert len(cluster.running()) == 3

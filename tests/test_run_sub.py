@@ -187,7 +187,6 @@ def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
         ("1", "4", {}, "8"),
         ("2", "4", {}, "32"),
         ("1", "1", {"TRAIN_BATCH_SIZE": "128"}, "64"),
-        ("1", "1", {"COORDINATOR": "host:29400", "MAX_NODES": "4"}, "8"),
     ],
 )
 def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, settings, accumulation):
@@ -198,8 +197,15 @@ def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, 
     words = cluster.said("srun")
     arguments = words[words.index("scripts/run_pretraining.sh") + 1 :]
     assert (arguments[8], arguments[15], arguments[21]) == (accumulation, accumulation, "true")
-    agent = ["python3", "run_elastic.py", "node", "--coordinator", "host:29400", "--", "bash"]
-    assert (words[: words.index("scripts/run_pretraining.sh")][-7:] == agent) == ("COORDINATOR" in settings)
+
+
+def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
+    cluster.record_only()
+    settings = {"PHASE": "", "GPUS": "", "PRECISION": "", "TRAIN_BATCH_SIZE": "", "GRADIENT_ACCUMULATION_STEPS": ""}
+    settings |= {"SEED": "", "TRAIN_STEPS": "", "TRAIN_STEPS_PHASE2": ""}
+    result = cluster.run(SCHEDULER="tls://host:8786", SLURM_JOB_NUM_NODES="1", **settings)
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    assert cluster.said("srun")[-5:] == ["python3", "run_elastic.py", "node", "--scheduler", "tls://host:8786"]
 
 
 @pytest.mark.parametrize(
@@ -213,9 +219,10 @@ def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, 
         ({"GPUS": "all"}, ["GPUS", "'all'"]),
         ({"GRADIENT_ACCUMULATION_STEPS": "", "TRAIN_BATCH_SIZE": "100"}, ["65536", "TRAIN_BATCH_SIZE"]),
         ({"SLURM_JOB_ID": ""}, ["sbatch"]),
-        ({"COORDINATOR": "host:1", "MAX_NODES": "2", "SLURM_JOB_NUM_NODES": "2"}, ["COORDINATOR", "sbatch -N1"]),
-        ({"COORDINATOR": "host:1"}, ["MAX_NODES", "--max-nodes"]),
-        ({"MAX_NODES": "2"}, ["MAX_NODES", "COORDINATOR"]),
+        ({"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "2"}, ["SCHEDULER", "sbatch -N1"]),
+        ({"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "1", "PHASE": "2"}, ["PHASE", "driver"]),
+        ({"COORDINATOR": "host:1"}, ["COORDINATOR", "SCHEDULER"]),
+        ({"MAX_NODES": "2"}, ["MAX_NODES", "--max-nodes"]),
         ({"SLURM_SUBMIT_DIR": "/"}, ["checkout"]),
         ({"BERT_PREP_WORKING_DIR": "/nowhere"}, ["/nowhere", "PHASE=data"]),
     ],

@@ -223,8 +223,12 @@ def pretrain_with_apex(command: Command) -> int:
         (1, SHARDED, ["one process", "torchrun"]),
         (1, ("--data-parallel-shard-degree", 2), ["one process", "torchrun"]),
         (1, ("--data-parallel-shard-degree", 0), ["--data-parallel-shard-degree", "0"]),
-        (2, ("--fsdp-reshard-after-forward", "never"), ["--fsdp-reshard-after-forward", "sharded"]),
-        (2, ("--enable-cpu-offload",), ["--enable-cpu-offload", "sharded"]),
+        (
+            2,
+            ("--fsdp-reshard-after-forward", "never"),
+            ["--fsdp-reshard-after-forward", "--data-parallel-shard-degree"],
+        ),
+        (2, ("--enable-cpu-offload",), ["--enable-cpu-offload", "--data-parallel-shard-degree"]),
         (2, (*SHARDED, "--enable-cpu-offload"), ["--enable-cpu-offload", "CPU"]),
         (2, (*SHARDED, "--compile", "model"), ["--compile model", "--compile layers"]),
         (2, (*SHARDED, "--optimizer", "FusedLAMB"), ["FusedLAMB", "--optimizer Lamb"]),
@@ -250,8 +254,8 @@ def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothi
     [
         (("--input-dir", "/nowhere"), ["/nowhere", "--input-dir"]),
         (("--max-seq-length", 64), ["--max-seq-length is 64"]),
-        (("--phase2", "--from-checkpoint", "CHECKPOINT"), ["is of phase1, and this is phase2"]),
-        (("--optimizer", "AdamW", "--from-checkpoint", "CHECKPOINT"), ["made with Lamb, not AdamW"]),
+        (("--phase2", "--from-checkpoint", "CHECKPOINT"), ["was saved in phase1; this run is phase2"]),
+        (("--optimizer", "AdamW", "--from-checkpoint", "CHECKPOINT"), ["saved with Lamb, not AdamW"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )

@@ -27,14 +27,14 @@ PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
 JOIN_MINUTES = 5.0
 JOIN_POLL_SECONDS = 0.05
 JOIN_GRACE_SECONDS = 2
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)  # rank 0 may verify large checkpoints, and the others wait
+COLLECTIVE_MINUTES = 30.0  # rank 0 may verify large checkpoints, and the others wait
 
 
 @dataclass
 class DistributedContext:
     """Rank, world size and CPU process group. The group is for counts and flags, so that the host need not wait for the
     device; it is None in a run of one process, and after `destroy`. join_minutes: the longest wait for the other ranks
-    while processes are being connected."""
+    while processes are being connected. collective_minutes: the longest wait for them in a collective."""
 
     rank: int = 0
     world_size: int = 1
@@ -42,6 +42,7 @@ class DistributedContext:
     local_world_size: int = 1
     cpu_group: "dist.ProcessGroup | None" = None
     join_minutes: float = JOIN_MINUTES
+    collective_minutes: float = COLLECTIVE_MINUTES
 
     @property
     def is_main(self) -> bool:
@@ -105,7 +106,7 @@ class DistributedContext:
             timeout = datetime.timedelta(minutes=self.join_minutes)
             group = dist.new_group(ranks, timeout=timeout, backend=backend)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            set_timeout(group)
+            set_timeout(group, self.collective_minutes)
         return group
 
     def destroy(self) -> None:
@@ -116,9 +117,9 @@ class DistributedContext:
         dist.destroy_process_group()
 
 
-def set_timeout(group: "dist.ProcessGroup") -> None:
+def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
     """Gives a group, whose members are connected, the timeout of collectives."""
-    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=minutes), group)
 
 
 PEER_FAILURE_SIGNS = ("gloo", "NCCL", "Connection closed", "Connection reset")
@@ -135,6 +136,11 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
         signs = JOIN_FAILURE_SIGNS if while_joining else PEER_FAILURE_SIGNS
         if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
             raise
+        if "Timed out" in str(error) and not while_joining:
+            raise UserError(
+                "another rank did not answer within --collective-timeout-minutes: see what it prints, and whether its "
+                "machine can be reached"
+            ) from error
         raise UserError("another rank failed, so this one stops: see that rank's error") from error
 
 
@@ -166,9 +172,11 @@ class ErrorReports:
 
 
 @contextlib.contextmanager
-def init_distributed(device: torch.device, join_minutes: float = JOIN_MINUTES) -> Iterator[DistributedContext]:
+def init_distributed(
+    device: torch.device, join_minutes: float = JOIN_MINUTES, collective_minutes: float = COLLECTIVE_MINUTES
+) -> Iterator[DistributedContext]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end. Raises UserError if not
-    all processes have come within `join_minutes`."""
+    all processes have come within `join_minutes`, or if a collective takes longer than `collective_minutes`."""
     place = read_environment()
     if place.world_size == 1:
         yield DistributedContext()
@@ -188,9 +196,14 @@ def init_distributed(device: torch.device, join_minutes: float = JOIN_MINUTES) -
                 world_size=place.world_size,
                 timeout=datetime.timedelta(minutes=join_minutes),
             )
-        set_timeout(dist.group.WORLD)
+        set_timeout(dist.group.WORLD, collective_minutes)
         context = DistributedContext(
-            place.rank, place.world_size, place.local_rank, place.local_world_size, join_minutes=join_minutes
+            place.rank,
+            place.world_size,
+            place.local_rank,
+            place.local_world_size,
+            join_minutes=join_minutes,
+            collective_minutes=collective_minutes,
         )
         # This variable keeps the group open until an error is reported: the others notice its end at once, and would
         # report that instead.

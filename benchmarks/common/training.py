@@ -63,7 +63,7 @@ def make_trainer(
         ScheduleConfig(MAX_STEPS, LEARNING_RATE, "constant"),
         parallel,
         StartConfig(),
-        CheckpointMetadata("benchmark", {}, num_samples=0, seed=0, vocab_file=Path("unused"), do_lower_case=True),
+        CheckpointMetadata({}, 0, phase="benchmark"),
     )
     return build_trainer(model, task, config, runtime)
 
