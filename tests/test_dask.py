@@ -23,16 +23,9 @@ def certificates(tmp_path_factory) -> dict[str, str]:
     """The environment in which Dask uses a new certificate, and trusts no other."""
     if not shutil.which("openssl"):
         pytest.skip("needs openssl")
-    folder = tmp_path_factory.mktemp("certificates")
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=test"]
-    subprocess.run([*words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    names = {f"{role}__{name}": path for role in ("SCHEDULER", "WORKER", "CLIENT")
-             for name, path in (("KEY", key), ("CERT", certificate))}  # fmt: skip
-    prefix = "DASK_DISTRIBUTED__COMM__"
-    return {f"{prefix}TLS__{name}": str(path) for name, path in {**names, "CA_FILE": certificate}.items()} | {
-        f"{prefix}REQUIRE_ENCRYPTION": "true"
-    }
+    folder = tmp_path_factory.mktemp("certificates") / "tls"
+    subprocess.run(["bash", ROOT / "scripts" / "create_certificates.sh", folder], check=True, capture_output=True)
+    return {"DASK_CONFIG": str(folder)}
 
 
 class Cluster:
