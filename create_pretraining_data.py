@@ -4,22 +4,30 @@ Input: one sentence per line, an empty line between documents. Existing shards t
 the same options are kept, so a run that was killed continues with the same command.
 """
 
-import os
 import sys
 import time
 from collections import Counter
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data_preparation.corpus import find_text
-from data_preparation.options import SampleOptions, add_casing_flag, add_sample_flags, add_seed_flag, sample_options
-from data_preparation.parallel import ordered_map
-from data_preparation.sample_shards import ShardReport, create_shard_in_worker, load_tokenizer, output_name
+from data_preparation.executors import open_executor
+from data_preparation.findings import Findings
+from data_preparation.options import (
+    SampleOptions,
+    add_casing_flag,
+    add_executor_flags,
+    add_sample_flags,
+    add_seed_flag,
+    refuse_workers_of_a_cluster,
+    sample_options,
+)
+from data_preparation.sample_shards import create_shards, output_name
+from data_preparation.tasks import Record, Task, read_record
+from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import UserError, run_main
-from utils.progress import progress_bar
+from utils.files import file_digest, lock_folder
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -45,58 +53,72 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     )
     add_sample_flags(add)
     add_seed_flag(add)
-    add("--num-workers", type=positive_int, default=len(os.sched_getaffinity(0)), help="number of processes")
+    add_executor_flags(add)
     add("--overwrite", action=BooleanFlag, help="replace shards that were made from other text or with other options")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    refuse_workers_of_a_cluster(args, parser)
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
-    load_tokenizer(args.vocab_file, args.do_lower_case)  # a bad vocabulary is an error before anything is made
+    tokenizer = BertTokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)
     names = Counter(map(output_name, texts))
     if len(names) < len(texts):
         raise UserError(f"two files in {args.input_path} would both make {names.most_common(1)[0][0]}: rename one")
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-
     start = time.perf_counter()
-    create = partial(
-        create_shard_in_worker,
-        vocab_file=args.vocab_file,
-        do_lower_case=args.do_lower_case,
-        options=options,
-        overwrite=args.overwrite,
-    )
-    paths = [(text, args.output_dir / output_name(text)) for text in texts]
-    reports = []
-    with progress_bar(sum(text.stat().st_size for text in texts), "samples") as bar:
-        for report in ordered_map(create, paths, min(args.num_workers, len(paths))):
-            reports.append(report)
-            bar.update(report.text_bytes)
-            if report.warning:
-                tqdm.write(f"warning: {report.warning}", file=sys.stderr)
-    print(summary(reports, options, time.perf_counter() - start), file=sys.stderr)
+    with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
+        for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # temporary files of a killed run
+            leftover.unlink()
+        made: set[str] = set()
 
+        def check(tasks: list[Task]) -> None:
+            made.update(task.output for task in tasks if not is_done(args.output_dir, task, args.overwrite))
 
-def summary(reports: list[ShardReport], options: SampleOptions, seconds: float) -> str:
-    """What a run made, its speed, and what truncation and padding cost."""
-    made = [report for report in reports if report.made]
-    lines = [f"{len(made)} shards made, {len(reports) - len(made)} were complete already"]
-    if made:
-        counts = sum((report.counts for report in made), Counter())
-        real = counts["untruncated"] - counts["truncated"] + options.special_tokens * counts["samples"]
-        megabytes = sum(report.text_bytes for report in made) / 1e6
-        lines += [
-            f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens "
-            f"-> {counts['samples']:,} samples",
-            f"{megabytes / seconds:.1f} MB/s of text, {counts['samples'] / seconds:,.0f} samples/s, {seconds:.1f} s",
-            f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
-            f"samples are filled to {real / counts['samples'] / options.sequence_length:.1%}; "
-            f"{counts['masked'] / real:.1%} of their tokens masked; "
-            f"{counts['random_next'] / counts['samples']:.1%} with a random next",
+        digests = executor.map(file_digest, texts)
+        described = [
+            {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(texts, digests, strict=True)
         ]
-    return "\n".join(lines)
+        records, findings = create_shards(args.output_dir, described, tokenizer, options, executor, "samples", check)
+    seconds = time.perf_counter() - start
+    print(f"{len(made)} shards made, {len(texts) - len(made)} were complete already", file=sys.stderr)
+    print(summary(records, findings, options), file=sys.stderr)
+    megabytes = sum(text["bytes"] for text in described if output_name(Path(text["path"])) in made) / 1e6
+    print(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s", file=sys.stderr)
+
+
+def is_done(folder: Path, task: Task, overwrite: bool) -> bool:
+    """Whether the shard of `task` is there. Raises UserError if there is another one, unless `overwrite`."""
+    if read_record(folder, task):
+        return True
+    path = folder / task.output
+    if path.exists() and not overwrite:
+        old = read_record(folder, task, any_identity=True)
+        changes = [
+            f"{name} {old.identity.get(name)}, not {value}"
+            for name, value in task.identity.items()
+            if old and old.identity.get(name) != value
+        ]
+        reason = f"was made with {changes[0]}" if changes else "has no record, or has changed since"
+        raise UserError(f"{path} {reason}: choose another --output-dir, or use --overwrite to make it again")
+    return False
+
+
+def summary(records: list[Record], findings: Findings, options: SampleOptions) -> str:
+    """What the shards contain, and what truncation and padding cost."""
+    counts = Counter()
+    for record in records:
+        counts.update({name: value for name, value in record.counts.items() if isinstance(value, int)})
+    return (
+        f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['corpus_tokens']:,} tokens "
+        f"-> {findings.samples:,} samples\n"
+        f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
+        f"samples are filled to {findings.fill:.1%}; {findings.masked_share:.1%} of their tokens masked; "
+        f"{findings.random_next_share:.1%} with a random next"
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Tokens are strings, text is read one character after another, one sample is made after another, and every random
 decision about them is a method of `Draws`. The tests hold create_pretraining_data.py to it, and
-benchmarks/data_creation.py times the two side by side.
+benchmarks/data_pipeline.py times the two side by side.
 """
 
 import random

@@ -13,7 +13,7 @@ DATASET
   books          books in .txt under PATH, or from the addresses in --books FILE
   squad          SQuAD v1.1 and v2.0
   glue           the tasks of GLUE and SuperGLUE: all, or --tasks TASK ...
-  corpus PATH    any .txt, .txt.gz, .jsonl, .jsonl.gz, .parquet files, or folders of them
+  corpus PATH    any .txt, .jsonl, .csv, .parquet files, also compressed; folders of them; addresses
 
 Any OPTION of `python3 data/prepare.py all --help` may follow, --dry-run and --output-dir among them.
 

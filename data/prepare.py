@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +28,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_preparation import stages
 from data_preparation.download import names_of
+from data_preparation.executors import open_executor
 from data_preparation.options import (
     SPLITTERS,
     FormatOptions,
     TextShardOptions,
     VocabularyOptions,
     add_casing_flag,
+    add_executor_flags,
     add_sample_flags,
     add_seed_flag,
+    refuse_workers_of_a_cluster,
     sample_options,
 )
-from data_preparation.stage_runner import Stage, folder_lock, run, show_plan
+from data_preparation.stage_runner import Stage, run, show_plan
 from tasks.glue_files import TASKS
 from utils.command_line import (
     ArgumentParser,
@@ -49,9 +53,10 @@ from utils.command_line import (
     positive_int,
 )
 from utils.errors import UserError, run_main
-from utils.files import read_json
+from utils.files import lock_folder, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
@@ -71,17 +76,17 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
         return [stages.download_books(args.output_dir, read_lines(args.books, "--books"))]
     if dataset == "glue":
-        return [stages.download_glue(args.output_dir, task) for task in args.tasks or TASKS]
+        return [stages.download_glue(args.output_dir, task, args.mirror) for task in args.tasks or TASKS]
     versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
-    return [stages.download_squad(args.output_dir, version) for version in versions]
+    return [stages.download_squad(args.output_dir, version, args.mirror) for version in versions]
 
 
-def download_folder(args: Arguments, dataset: str) -> Path:
+def download_folder(args: Arguments, dataset: str) -> str:
     folder = args.output_dir / "download" / dataset
-    return folder / args.language / args.dump_date if dataset == "wikicorpus" else folder
+    return str(folder / args.language / args.dump_date if dataset == "wikicorpus" else folder)
 
 
-def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
+def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
     options = FormatOptions(
         sentence_splitter=args.sentence_splitter,
         language=LANGUAGE_NAMES.get(args.language, args.language),
@@ -91,11 +96,13 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[Path]) -> Stage:
         skip_bad=args.skip_bad,
     )
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
-    return stages.FormatStage(args.output_dir, dataset, name, paths, options, args.num_workers)
+    return stages.FormatStage(args.output_dir, dataset, name, paths, options)
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = TextShardOptions(args.shard_mb, args.test_fraction, args.random_seed)
+    options = TextShardOptions(
+        args.shard_mb, args.test_fraction, args.random_seed, args.drop_duplicates, tuple(args.weights)
+    )
     return stages.ShardStage(args.output_dir, find_folders, options)
 
 
@@ -121,7 +128,7 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
         # Test samples are only evaluated, so one pass is enough.
         for split, split_options in (("training", options), ("test", replace(options, dupe_factor=1))):
             stage = partial(stages.Hdf5Stage, args.output_dir, sharded, split, vocab_file, args.do_lower_case)
-            found.append(stage(split_options, args.num_workers))
+            found.append(stage(split_options))
     return found
 
 
@@ -134,17 +141,23 @@ def all_stages(args: Arguments) -> list[Stage]:
         return download_stages(args, args.dataset)
     if args.dataset == "corpus" and not args.paths:
         raise UserError("all corpus: name the text: all corpus PATH")
+    if args.dataset == "wiki_books" and args.books is None:
+        taken = f" ({args.paths[0]} is taken for it)" if args.paths else ""
+        raise UserError(
+            "all wiki_books: name the books: --books FOLDER, or --books FILE with one address per line; "
+            f"PATH is the Wikipedia dump{taken}"
+        )
     datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(args.dataset, [args.dataset])
     downloads, formats = [], []
     for dataset in datasets:
         paths = args.paths if dataset == datasets[0] else []
         if dataset == "books" and not paths and args.books and args.books.is_dir():
-            paths = [args.books]
+            paths = [str(args.books)]
         if not paths:
             downloads += download_stages(args, dataset)
             paths = [download_folder(args, dataset)]
             if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [paths[0] / name for name in names_of(downloads[-1].options["urls"])]
+                paths = [f"{paths[0]}/{name}" for name in names_of(downloads[-1].options["urls"])]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
         downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network
@@ -182,6 +195,11 @@ def length_and_predictions(text: str) -> tuple[int, int]:
     return positive_int(length), positive_int(predictions)
 
 
+def name_and_weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    return name, positive_float(weight)
+
+
 def add_common(add: Add) -> None:
     add(
         "--output-dir",
@@ -193,12 +211,17 @@ def add_common(add: Add) -> None:
 
 
 def add_run(add: Add) -> None:
-    add("--num-workers", type=positive_int, default=len(os.sched_getaffinity(0)), help="number of processes")
+    add_executor_flags(add)
     add("--dry-run", action=BooleanFlag, help="show the stages and whether they are up to date; do nothing")
 
 
 def add_download(add: Add) -> None:
-    add("--mirror", action="append", default=[], help="address of a Wikimedia dumps mirror to try first; repeatable")
+    add(
+        "--mirror",
+        action="append",
+        default=[],
+        help="address to try first, with the files as on the original server; repeatable",
+    )
     add("--books", type=Path, help="text file with the address of one book per line; for `all`, or a folder of books")
     add("--squad-version", choices=("1.1", "2.0", "both"), default="both", help="version of SQuAD")
     add("--tasks", nargs="+", choices=tuple(TASKS), metavar="TASK", help="tasks of GLUE; all of them if not given")
@@ -231,6 +254,21 @@ def add_shard(add: Add) -> None:
     add("--shard-mb", type=positive_float, default=default.shard_mb, help="size of a text shard in MB")
     add(
         "--test-fraction", type=fraction, default=default.test_fraction, help="fraction of documents for the test split"
+    )
+
+    add(
+        "--drop-duplicates",
+        choices=("none", "equal", "near"),
+        default=default.drop_duplicates,
+        help="keep one of several documents that are equal, or nearly so",
+    )
+    add(
+        "--weights",
+        nargs="+",
+        type=name_and_weight,
+        default=[],
+        metavar="NAME=WEIGHT",
+        help="copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
     )
 
 
@@ -276,8 +314,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("dataset", choices=("wikicorpus", "books", "squad", "glue"), help="data set to download")
 
     add = command("format", "Writes a source as one sentence per line.", add_common, add_language, add_format)
-    add("dataset", choices=tuple(stages.SOURCE_SUFFIXES), help="Wikipedia dump, books to clean, or text used as it is")
-    add("paths", nargs="*", type=Path, metavar="PATH", help="files and folders; if not given, what was downloaded")
+    add("dataset", choices=tuple(stages.SOURCE_FORMATS), help="Wikipedia dump, books to clean, or text used as it is")
+    add("paths", nargs="*", metavar="PATH", help=f"{PATHS}; if not given, what was downloaded")
 
     add = command("shard", "Makes training and test shards of text.", add_common, add_seed_flag, add_shard)
     add("paths", nargs="*", type=Path, metavar="FOLDER", help="formatted text; if not given, all in formatted/")
@@ -300,16 +338,27 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add = command("all", "Runs every stage for a data set.", *groups, add_vocabulary, add_hdf5)
     datasets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
     add("dataset", choices=datasets, help="corpus: any text as it is")
-    add("paths", nargs="*", type=Path, metavar="PATH", help="text, books, or a dump that was downloaded before")
+    add("paths", nargs="*", metavar="PATH", help=f"text, books, or a dump that was downloaded before: {PATHS}")
     add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
     args = parser.parse_args(argv)
     check_effects(args, parser)
+    refuse_workers_of_a_cluster(args, parser)
     return args
 
 
 TEXT_FLAGS = ("language", "sentence_splitter", "sentence_parameters", "text_field", "empty_line", "skip_bad")
 SAMPLE_FLAGS = (
-    *("random_seed", "shard_mb", "test_fraction", "do_lower_case", "vocab_file", "lengths", "masked_lm_prob"),
+    *(
+        "random_seed",
+        "shard_mb",
+        "test_fraction",
+        "drop_duplicates",
+        "weights",
+        "do_lower_case",
+        "vocab_file",
+        "lengths",
+        "masked_lm_prob",
+    ),
     *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "compression", "train_vocab"),
 )
 VOCABULARY_FLAGS = ("vocab_size", "alphabet", "unused", "reserved_words", "sample_mb", "bert_config")
@@ -324,7 +373,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     has_wikipedia = dataset in ("wikicorpus", "wiki_only", "wiki_books")
     fetches_wikipedia, fetches_squad = has_wikipedia and not is_local, dataset in ("squad", "wiki_only", "wiki_books")
     effects = [
-        (("mirror",), fetches_wikipedia, "a download of Wikipedia"),
+        (("mirror",), fetches_wikipedia or dataset == "glue" or (fetches_squad and not is_local), "a known download"),
         (("dump_date",), has_wikipedia and not getattr(args, "paths", []), "a Wikipedia dump to find"),
         (("books",), dataset == "wiki_books" or (dataset == "books" and not is_local), "books to download"),
         (("squad_version",), fetches_squad and not is_local, "a download of SQuAD"),
@@ -336,7 +385,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         has_plain_text = dataset not in ("wikicorpus", "wiki_only")
         effects += [
             ((*TEXT_FLAGS, *SAMPLE_FLAGS), dataset not in ("squad", "glue"), "text to prepare"),
-            (("sentence_parameters",), args.sentence_splitter == "punkt", "--sentence-splitter punkt"),
+            (("sentence_parameters",), args.sentence_splitter != "newline", "--sentence-splitter fast or punkt"),
             (("text_field", "empty_line"), has_plain_text, "a corpus or books"),
         ]
     if command == "all":
@@ -346,25 +395,25 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    if args.command == "verify":
-        from data_preparation.verify_report import report_on_folders, show_folders
-
-        if args.dry_run:
-            show_folders(args.folder)
-        else:
-            report_on_folders(args.folder, args.vocab_file, args.samples, args.num_workers)
-        return
-    if args.command == "repack":
-        from data_preparation.repack import repack_folders
-
-        repack_folders(args.folder, args.output_dir, args.num_workers, args.dry_run)
-        return
-    if args.dry_run:
+    if args.dry_run and args.command in STAGES:
         show_plan(STAGES[args.command](args))
         return
-    with folder_lock(args.output_dir):
-        for stage in STAGES[args.command](args):
-            run(stage, args.num_workers)
+    with open_executor(args.scheduler, args.num_workers) as executor:
+        if args.command == "verify":
+            from data_preparation.verify_report import report_on_folders, show_folders
+
+            if args.dry_run:
+                show_folders(args.folder)
+            else:
+                report_on_folders(args.folder, args.vocab_file, args.samples, executor)
+        elif args.command == "repack":
+            from data_preparation.repack import repack_folders
+
+            repack_folders(args.folder, args.output_dir, executor, args.dry_run)
+        else:
+            with closing(lock_folder(args.output_dir)):
+                for stage in STAGES[args.command](args):
+                    run(stage, executor)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ Legend: n samples, S sequence length, P predictions per sequence.
 import hashlib
 import math
 import mmap
+import resource
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ import h5py
 import numpy as np
 
 from utils.errors import UserError
+from utils.files import read_json_object
 
 KEYS = (
     "input_ids",
@@ -32,6 +34,9 @@ KEYS = (
     "next_sentence_labels",
 )
 SHARD_SUFFIXES = (".hdf5", ".h5")
+INDEX_FILE = "index.json"  # see docs/data.md
+INDEX_VERSION = 1
+OTHER_OPEN_FILES = 256  # that a process needs besides the shards
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # read at a time
 SAMPLED_ROWS = 16
@@ -51,8 +56,17 @@ class Layout:
 class Shard:
     """One file. Opening it reads and checks its layout and attributes; the data is opened on first use."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, entry: dict | None = None):
+        """entry: what `index.json` says of the shard, so that the file need not be opened."""
         self.path = path
+        if entry is not None:
+            self.layouts = {
+                key: Layout(tuple(one["shape"]), np.dtype(one["dtype"]), one["offset"], one["crc32"])
+                for key, one in entry["datasets"].items()
+            }
+            self.attributes = entry["attributes"]
+            self._check()
+            return
         if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
             raise UserError(f"shard {path} is not a regular file: remove it")
         try:
@@ -79,6 +93,7 @@ class Shard:
     def _check(self) -> None:
         n, length = self._shape("input_ids", 2)
         predictions = self._shape("masked_lm_positions", 2)[1]
+        size = self.path.stat().st_size
         expected = {
             "input_ids": (n, length),
             "input_mask": (n, length),
@@ -95,9 +110,7 @@ class Shard:
                 )
             if layout.dtype.kind not in "iu":
                 raise UserError(f"shard {self.path}: {key} holds {layout.dtype}, not whole numbers")
-            if layout.offset is not None and layout.offset + layout.dtype.itemsize * int(np.prod(shape)) > (
-                self.path.stat().st_size
-            ):
+            if layout.offset is not None and layout.offset + layout.dtype.itemsize * math.prod(shape) > size:
                 raise UserError(f"shard {self.path} is cut off inside {key}: make or fetch it again")
 
     def _shape(self, key: str, dimensions: int) -> tuple[int, ...]:
@@ -239,3 +252,38 @@ def find_shards(folder: str | Path) -> list[Path]:
     if not paths:
         raise UserError(f"input folder {folder} holds no {' or '.join('*' + s for s in SHARD_SUFFIXES)} file")
     return paths
+
+
+def open_shards(folder: str | Path) -> list[Shard]:
+    """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it changed since."""
+    paths = find_shards(folder)
+    allow_open_files(len(paths) + OTHER_OPEN_FILES)
+    index = Path(folder) / INDEX_FILE
+    if not index.is_file():
+        return [Shard(path) for path in paths]
+    made, content = index.stat().st_mtime_ns, read_json_object(index, "index of the shards")
+    try:
+        if content["version"] != INDEX_VERSION:
+            return [Shard(path) for path in paths]
+        common = content["attributes"]
+        entries = {
+            entry["name"]: entry | {"attributes": common | {"input_sha256": entry["input_sha256"]}}
+            for entry in content["shards"]
+        }
+        shards = []
+        for path in paths:
+            status, entry = path.stat(), entries.get(path.name)
+            is_described = entry and status.st_size == entry["bytes"] and status.st_mtime_ns <= made
+            shards.append(Shard(path, entry if is_described else None))
+        return shards
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{index} is damaged ({error!r}): delete it, and the shards are read without it") from error
+
+
+def allow_open_files(count: int) -> None:
+    """Raises the soft limit of open files to `count` if necessary: every mapped shard is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and count > hard:
+        raise UserError(f"so many shards need {count} open files, and this system allows {hard}: use larger shards")
+    if soft != resource.RLIM_INFINITY and count > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

@@ -1,21 +1,30 @@
-"""Reads documents from .txt, .jsonl (both also .gz) and .parquet files.
+"""Reads documents from .txt, .jsonl, .csv and .parquet files.
 
 A document is a connected text; next-sentence prediction takes real pairs from one document.
 """
 
-import gzip
+import csv
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from itertools import chain
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from data_preparation.inputs import (
+    MAX_LINE,
+    Span,
+    decompression_errors,
+    find_cut,
+    find_line,
+    kind_of,
+    lines_before,
+    open_input,
+    open_text,
+    size_of,
+)
 from utils.errors import UserError
 
-SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
-
-# Characters. A .txt file does not say where documents end; a longer one is cut after a paragraph, to bound memory.
+# Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -35,93 +44,129 @@ def raise_error(where: str, why: str) -> NoReturn:
     raise UserError(f"{where}: {why}")
 
 
-def is_supported(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES)
-
-
 def read_documents(
-    path: str | Path,
+    span: Span,
     text_field: str = "text",
     on_bad: OnBad = raise_error,
     empty_line: str = "paragraph",
 ) -> Iterator[Document]:
-    """The documents of one file. A .txt file is one document (several if it is longer than `MAX_DOCUMENT`), or with
-    `empty_line="document"` each block between empty lines is one. In .jsonl files each line is a document, and in
-    .parquet files each row, with the text in `text_field`. Memory is bounded by the longest line, row or document.
+    """The documents of a span. The text of a .txt file is one document (several if longer than `MAX_DOCUMENT`), or with
+    `empty_line="document"` each block between empty lines is one. In .jsonl files each line is a document, and in .csv
+    and .parquet files each row, with the text in `text_field`. Memory is bounded by the longest line or row.
 
     on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field, and for the rest of
     a truncated file; if it returns, the line is left out.
     """
-    path = Path(path)
-    name = path.name.lower()
-    if not is_supported(path):
-        raise UserError(f"{path}: unknown file extension: use one of {', '.join(SUFFIXES)}")
-    if name.endswith(".parquet"):
-        yield from read_parquet(path, text_field, on_bad)
-        return
-    lines = read_lines(path, on_bad)
-    if name.endswith((".jsonl", ".jsonl.gz")):
-        yield from read_jsonl(path, lines, text_field, on_bad)
+    format_ = kind_of(span.path)[0]
+    if format_ == ".parquet":
+        records = read_parquet(span, text_field, on_bad)
+    elif format_ == ".csv":
+        records = read_csv(span, text_field, on_bad)
+    elif format_ == ".jsonl":
+        records = read_jsonl(span, text_field, on_bad)
     else:
-        yield from read_text(path, lines, MAX_DOCUMENT if empty_line == "paragraph" else 1)
+        yield from read_text(Lines(span, on_bad), MAX_DOCUMENT if empty_line == "paragraph" else 1)
+        return
+    for where, text in records:
+        if not isinstance(text, str):
+            kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
+            on_bad(where(), f"the field {text_field!r} {kind}: name the field that contains the text")
+        elif len(text) > MAX_LINE:
+            on_bad(where(), f"a text of more than {MAX_LINE >> 20} MB: divide it")
+        elif "\0" in text:
+            on_bad(where(), "NUL characters in the text: convert or remove it")
+        elif LONE_SURROGATE.search(text):
+            on_bad(where(), "half of a surrogate pair in the text, which is not valid Unicode: remove it")
+        elif paragraphs := split_paragraphs(text):
+            yield Document(span.path, paragraphs)
 
 
-def read_lines(path: Path, on_bad: OnBad) -> Iterator[tuple[int, str]]:
-    """The valid lines with their numbers, from 1."""
-    opener = gzip.open if path.name.lower().endswith(".gz") else open
-    number = 0
-    try:
-        with opener(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
-                try:
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    byte = raw[error.start]
-                    on_bad(f"{path}:{number}", f"not UTF-8 (byte 0x{byte:02x} at {error.start}): convert it with iconv")
-                    continue
-                if "\0" in line:
-                    on_bad(f"{path}:{number}", "NUL bytes: this is not UTF-8 text; convert or remove it")
-                    continue
-                yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        on_bad(f"{path}, after line {number}", f"the gzip file is truncated or damaged ({error}): download it again")
+class Lines:
+    """Iterates over the valid lines of a span."""
+
+    def __init__(self, span: Span, on_bad: OnBad):
+        self.span, self.on_bad = span, on_bad
+        self.first, self.number = 0, 0  # where the first line starts; the number of the current line in the span
+
+    def where(self) -> str:
+        """The current line, for error messages."""
+        return f"{self.span.path}:{lines_before(self.span.path, self.first) + self.number}"
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            with open_text(self.span.path) as file:
+                for raw in self.read(file):
+                    self.number += 1
+                    if len(raw) > MAX_LINE:
+                        self.on_bad(self.where(), f"a line of more than {MAX_LINE >> 20} MB: divide it")
+                        continue
+                    try:
+                        line = raw.decode("utf-8-sig" if self.number == 1 and self.first == 0 else "utf-8")
+                    except UnicodeDecodeError as error:
+                        why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
+                        self.on_bad(self.where(), why)
+                        continue
+                    if "\0" in line:
+                        self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
+                    else:
+                        yield line
+        except decompression_errors() as error:
+            why = f"the file is truncated or damaged ({error}): download it again"
+            self.on_bad(f"{self.span.path}, after line {self.number}", why)
+
+    def read(self, file: BinaryIO) -> Iterator[bytes]:
+        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes."""
+        format_, compression = kind_of(self.span.path)
+        left = 1 << 62
+        if not compression and format_ != ".csv":
+            find, size = find_cut if format_ == ".txt" else find_line, size_of(self.span.path)
+            self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
+            left = stop - self.first
+            file.seek(self.first)
+        while raw := file.readline(min(left, MAX_LINE + 1)):
+            yield raw
+            left -= len(raw)
+            while len(raw) > MAX_LINE and left > 0:
+                raw = file.readline(min(left, MAX_LINE + 1))
+                left -= len(raw)
 
 
-def read_text(path: Path, lines: Iterator[tuple[int, str]], max_document: int) -> Iterator[Document]:
-    """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document` characters long."""
+def read_text(lines: Lines, max_document: int) -> Iterator[Document]:
+    """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document` characters long. A
+    paragraph longer than `MAX_DOCUMENT` is divided after a line."""
     paragraphs: list[str] = []
     paragraph: list[str] = []
-    size = count = 0
-    for _, line in lines:
-        if line.strip():
+    size = in_paragraph = 0
+    for line in chain(lines, [""]):
+        if line.strip() and in_paragraph < MAX_DOCUMENT:
             paragraph.append(line)
+            in_paragraph += len(line)
             continue
         if paragraph:
             paragraphs.append("".join(paragraph).strip())
-            size += len(paragraphs[-1])
-            paragraph = []
+            size += in_paragraph
+        paragraph, in_paragraph = ([line], len(line)) if line.strip() else ([], 0)
         if size >= max_document:
-            count += 1
-            yield Document(f"{path}#{count}", paragraphs)
+            yield Document(lines.span.path, paragraphs)
             paragraphs, size = [], 0
-    if paragraph:
-        paragraphs.append("".join(paragraph).strip())
     if paragraphs:
-        yield Document(f"{path}#{count + 1}", paragraphs)
+        yield Document(lines.span.path, paragraphs)
 
 
-def read_jsonl(path: Path, lines: Iterator[tuple[int, str]], text_field: str, on_bad: OnBad) -> Iterator[Document]:
-    for number, line in lines:
+Records = Iterator[tuple[Callable[[], str], Any]]  # what names a record in messages, and its text field
+
+
+def read_jsonl(span: Span, text_field: str, on_bad: OnBad) -> Records:
+    lines = Lines(span, on_bad)
+    for line in lines:
         if not line.strip():
             continue
-        where = f"{path}:{number}"
         try:
             record = json.loads(line, parse_int=ignore_integer)
         except (ValueError, RecursionError) as error:
-            on_bad(where, f"not valid JSON ({error}): a .jsonl file has one JSON object per line")
+            on_bad(lines.where(), f"not valid JSON ({error}): a .jsonl file has one JSON object per line")
             continue
-        text = record.get(text_field) if isinstance(record, dict) else None
-        yield from one_document(where, text, text_field, on_bad)
+        yield lines.where, record.get(text_field) if isinstance(record, dict) else None
 
 
 def ignore_integer(digits: str) -> int:
@@ -129,45 +174,60 @@ def ignore_integer(digits: str) -> int:
     return 0
 
 
-def read_parquet(path: Path, text_field: str, on_bad: OnBad) -> Iterator[Document]:
+def read_csv(span: Span, text_field: str, on_bad: OnBad) -> Records:
+    csv.field_size_limit(MAX_LINE)
+    lines = Lines(span, on_bad)
+    try:
+        rows = csv.DictReader(lines, strict=True)
+        if text_field not in (rows.fieldnames or ()):
+            names = ", ".join(rows.fieldnames or ())
+            on_bad(span.path, f"no column {text_field!r} (columns: {names}): use --text-field")
+            return
+        for row in rows:
+            yield lines.where, row[text_field]
+    except csv.Error as error:
+        on_bad(lines.where(), f'not valid CSV ({error}): quote fields with " and double quotes inside them')
+
+
+def read_parquet(span: Span, text_field: str, on_bad: OnBad) -> Records:
+    """The rows of the row groups whose text starts in the span."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{path}: reading .parquet needs pyarrow: pip install pyarrow, or convert to .jsonl") from None
-    row = 0
+        raise UserError(
+            f"{span.path}: reading .parquet needs pyarrow: pip install pyarrow, or convert to .jsonl"
+        ) from None
+    path, row = span.path, 0
+
+    def where() -> str:
+        return f"{path}, row {row}"
+
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            if text_field not in file.schema_arrow.names:
-                on_bad(
-                    str(path),
-                    f"no column {text_field!r} (columns: {', '.join(file.schema_arrow.names)}): use --text-field",
-                )
+        with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+            names = file.schema_arrow.names
+            if text_field not in names:
+                if span.start == 0:
+                    on_bad(path, f"no column {text_field!r} (columns: {', '.join(names)}): use --text-field")
                 return
-            for batch in file.iter_batches(batch_size=256, columns=[text_field]):
-                for value in batch.column(0):
-                    row += 1
-                    try:
-                        text = value.as_py()
-                    except UnicodeDecodeError:
-                        on_bad(f"{path}, row {row}", "not UTF-8: convert it")
-                        continue
-                    yield from one_document(f"{path}, row {row}", text, text_field, on_bad)
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                columns = (group.column(index) for index in range(group.num_columns))
+                column = next(column for column in columns if column.path_in_schema.split(".")[0] == text_field)
+                if not span.start <= (column.dictionary_page_offset or column.data_page_offset) < span.stop:
+                    row += group.num_rows
+                    continue
+                for batch in file.iter_batches(batch_size=256, row_groups=[number], columns=[text_field]):
+                    for value in batch.column(0):
+                        row += 1
+                        try:
+                            text = value.as_py()
+                        except UnicodeDecodeError:
+                            on_bad(where(), "not UTF-8: convert it")
+                            continue
+                        yield where, text
     except (pyarrow.ArrowException, OSError) as error:
         on_bad(f"{path}, after row {row}", f"the parquet file is truncated or damaged ({error}): download it again")
-
-
-def one_document(where: str, text: Any, text_field: str, on_bad: OnBad) -> Iterator[Document]:
-    """The document of one record; nothing if it is empty."""
-    if not isinstance(text, str):
-        kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
-        on_bad(where, f"the field {text_field!r} {kind}: name the field that contains the text")
-    elif "\0" in text:
-        on_bad(where, "NUL characters in the text: convert or remove it")
-    elif LONE_SURROGATE.search(text):
-        on_bad(where, "half of a surrogate pair in the text, which is not valid Unicode: remove it")
-    elif paragraphs := split_paragraphs(text):
-        yield Document(where, paragraphs)
 
 
 def split_paragraphs(text: str) -> list[str]:

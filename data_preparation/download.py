@@ -1,13 +1,12 @@
 """Downloads files: resumes with range requests, tries mirrors, retries, verifies checksums, and gives a file its final
 name only when it is complete.
 
-An unfinished download is `<name>.part` beside the final path, and `<name>.part.json` says where it came from, so that
-the next attempt or the next run continues it.
+An unfinished download is `<name>.part` beside the final path. The next attempt or the next run continues it if the file
+has a published checksum, which tells whether the bytes of both belong together.
 """
 
 import contextlib
 import http.client
-import json
 import re
 import sys
 import time
@@ -22,10 +21,12 @@ from tqdm import tqdm
 
 from data_preparation import manifest
 from utils.errors import UserError, one_line
-from utils.files import file_digest, sync, write_json
+from utils.files import file_digest, sync
 from utils.progress import progress_bar
 
 CHUNK = 1 << 20
+MAX_SIZE = 1 << 40  # bytes of a file whose size is not pinned
+MAX_REASON = 200  # characters of a server's message that are shown
 RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
 
@@ -74,34 +75,6 @@ class FailedAttempt(Exception):
         self.final = final  # trying this address again is useless
 
 
-class Part:
-    """An unfinished download: the bytes so far, and where they came from."""
-
-    def __init__(self, path: Path):
-        self.path = path.with_name(path.name + ".part")
-        self.origin_path = path.with_name(path.name + ".part.json")
-        try:
-            origin = json.loads(self.origin_path.read_text())
-            self.url, self.validator, self.total = origin["url"], origin["validator"], origin["total"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.discard()
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.origin_path.unlink(missing_ok=True)
-        self.url, self.validator, self.total = "", None, None
-
-    def start(self, url: str, validator: str | None, total: int | None) -> None:
-        """Removes the old bytes, then records the new origin: in this order a kill in between cannot mix them."""
-        self.discard()
-        self.url, self.validator, self.total = url, validator, total
-        write_json(self.origin_path, {"url": url, "validator": validator, "total": total})
-
-
 def fetch(
     urls: Sequence[str],
     path: Path,
@@ -123,8 +96,8 @@ def fetch(
             raise UserError(f"{path} exists, but {reason}: remove it to download it again")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = Part(path)
-    sources, turn, failures, furthest = list(urls), 0, 0, part.size
+    part = path.with_name(path.name + ".part")
+    sources, turn, failures, furthest = list(urls), 0, 0, size_of(part)
     while True:
         url = sources[turn % len(sources)]
         try:
@@ -132,7 +105,7 @@ def fetch(
             accept(part, checksum, size, check)
             break
         except FailedAttempt as failure:
-            progressed, furthest = part.size > furthest, max(furthest, part.size)
+            progressed, furthest = size_of(part) > furthest, max(furthest, size_of(part))
             failures = 1 if progressed else failures + 1
             if failure.final:
                 sources.remove(url)
@@ -148,49 +121,47 @@ def fetch(
                 wait = min(wait, policy.longest_wait)
                 tqdm.write(f"{path.name}: {failure}; next attempt in {wait:.0f} s", file=sys.stderr)
                 time.sleep(wait)
-    sync(part.path)
-    part.path.rename(path)
-    part.origin_path.unlink(missing_ok=True)
+    sync(part)
+    part.rename(path)
 
 
-def transfer(url: str, part: Part, size: int | None, checksum: Checksum | None, timeout: float) -> None:
-    """One attempt: appends to `part` until it has the length that the server announced, or raises `FailedAttempt`."""
-    start = part.size
-    if start and part.total == start:
+def size_of(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def transfer(url: str, part: Path, size: int | None, checksum: Checksum | None, timeout: float) -> None:
+    """One attempt: continues `part` if a checksum will verify it, else starts anew. Raises `FailedAttempt` unless the
+    part has the length that the server announced in the end."""
+    start = size_of(part) if checksum else 0
+    if start and start == size:
         return
     headers = {"User-Agent": "bert-recipe (data preparation)", "Accept-Encoding": "identity"}
-    same_file = part.url == url and part.validator is not None
-    # Bytes of another server, or of a file that may have changed, are joined only if a checksum will verify them.
-    if start and (same_file or checksum):
-        headers["Range"] = f"bytes={start}-"
-        if same_file:
-            headers["If-Range"] = part.validator
     try:
-        response = open_url(url, headers, timeout)
+        response = open_url(url, headers | ({"Range": f"bytes={start}-"} if start else {}), timeout)
     except FailedAttempt as failure:
-        if failure.status == 416:
-            part.discard()  # no such range: the file is shorter than the part
+        if failure.status == 416:  # no such range: the part is complete, or longer than the file
+            if mismatch(part, checksum, size) is None:
+                return
+            part.unlink()
         raise
     with response:
         if response.status == 206:
-            join_range(response, part, start)
+            total = total_of_range(response, part, start)
         elif response.status == 200:
-            start = 0
-            length = response.headers.get("Content-Length")
-            if length is None and not response.chunked and checksum is None and size is None:
+            start, total = 0, parse_count(response.headers.get("Content-Length"))
+            if total is None and checksum is None and size is None:
                 raise FailedAttempt(
                     "the server does not announce the length of the file, so a truncated file could not be noticed",
                     final=True,
                 )
             refuse_web_page(response)
-            part.start(url, validator_of(response), int(length) if length and length.isdigit() else None)
         else:
             raise FailedAttempt(f"unexpected HTTP status {response.status}")
-        copy_body(response, part, start)
-    if part.total is not None and part.size != part.total:
-        if part.size > part.total:
-            part.discard()
-        raise FailedAttempt(f"the connection ended after {part.size:,} of {part.total:,} bytes")
+        if total is not None and total != (size or total):
+            raise FailedAttempt(f"the server announces {total:,} bytes, not {size:,}")
+        copy_body(response, part, start, total, size or total or MAX_SIZE)
+    if total is not None and size_of(part) != total:
+        raise FailedAttempt(f"the connection ended after {size_of(part):,} of {total:,} bytes")
 
 
 def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
@@ -211,34 +182,36 @@ def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.H
         return opener.open(url, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            retry_after = error.headers.get("Retry-After", "")
-            wait = float(retry_after) if retry_after.isdigit() else 0.0
+            wait = parse_count(error.headers.get("Retry-After")) or 0
             final = error.code not in RETRIED_STATUSES
-            raise FailedAttempt(f"HTTP status {error.code} {error.reason}", wait, final, error.code) from error
+            raise FailedAttempt(
+                f"HTTP status {error.code} {printable(error.reason)}", wait, final, error.code
+            ) from error
     except NETWORK_ERRORS as error:
         raise FailedAttempt(f"no response ({reason_of(error)})") from error
 
 
 def reason_of(error: Exception) -> str:
-    return one_line(str(error)) or type(error).__name__
+    return printable(str(error)) or type(error).__name__
 
 
-def join_range(response: http.client.HTTPResponse, part: Part, start: int) -> None:
-    """Checks that the response continues `part`; otherwise discards the part."""
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
-    total = int(match[3]) if match and match[3] != "*" else None
-    if not match or int(match[1]) != start or (part.total is not None and total not in (None, part.total)):
-        part.discard()
-        raise FailedAttempt("the server sent a range that was not requested, or the file has changed")
-    part.total = part.total or total
+def printable(text: str) -> str:
+    """What a server said, without what a terminal would obey."""
+    return re.sub(r"[^ -~]", "?", one_line(text))[:MAX_REASON]
 
 
-def validator_of(response: http.client.HTTPResponse) -> str | None:
-    """The value for If-Range (RFC 9110, 13.1.5): a strong ETag, else the date of the last change."""
-    etag = response.headers.get("ETag")
-    if etag and not etag.startswith("W/"):
-        return etag
-    return response.headers.get("Last-Modified")
+def parse_count(text: str | None) -> int | None:
+    """The value of a header that is a number; None for anything else, such as a number of thousands of digits."""
+    return int(text) if text and re.fullmatch("[0-9]{1,15}", text) else None
+
+
+def total_of_range(response: http.client.HTTPResponse, part: Path, start: int) -> int | None:
+    """The length of the whole file. Discards the part if the response does not continue it."""
+    match = re.fullmatch(r"bytes ([0-9]{1,15})-[0-9]{1,15}/([0-9]{1,15}|\*)", response.headers.get("Content-Range", ""))
+    if not match or int(match[1]) != start:
+        part.unlink(missing_ok=True)
+        raise FailedAttempt("the server sent a range that was not requested")
+    return parse_count(match[2])
 
 
 def refuse_web_page(response: http.client.HTTPResponse) -> None:
@@ -252,10 +225,10 @@ def refuse_web_page(response: http.client.HTTPResponse) -> None:
         raise FailedAttempt("the response is a web page instead of the file")
 
 
-def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> None:
-    name = part.path.name.removesuffix(".part")
-    bar = progress_bar(part.total, name, initial=start)
-    with bar, part.path.open("ab") as file:
+def copy_body(response: http.client.HTTPResponse, part: Path, start: int, total: int | None, limit: int) -> None:
+    """limit: bytes of the whole file."""
+    bar = progress_bar(total, part.name.removesuffix(".part"), initial=start)
+    with bar, part.open("ab" if start else "wb") as file:
         while True:
             try:
                 chunk = response.read1(CHUNK)
@@ -263,21 +236,24 @@ def copy_body(response: http.client.HTTPResponse, part: Part, start: int) -> Non
                 raise FailedAttempt(f"the connection broke after {start:,} bytes ({reason_of(error)})") from error
             if not chunk:
                 return
-            file.write(chunk)
             start += len(chunk)
+            if start > limit:
+                part.unlink()
+                raise FailedAttempt(f"the server sends more than the {limit:,} bytes of the file")
+            file.write(chunk)
             bar.update(len(chunk))
 
 
-def accept(part: Part, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
+def accept(part: Path, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
     """Discards the part and raises `FailedAttempt` if it is not the requested file."""
-    reason = mismatch(part.path, checksum, size)
+    reason = mismatch(part, checksum, size)
     if reason is None and check is not None:
         try:
-            check(part.path)
+            check(part)
         except UserError as error:
             reason = str(error)
     if reason:
-        part.discard()
+        part.unlink()
         raise FailedAttempt(f"the downloaded file is wrong: {reason}")
 
 
@@ -295,12 +271,14 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
     return None
 
 
-def fetch_squad(version: str, folder: Path, policy: RetryPolicy = DEFAULT_POLICY) -> list[Path]:
+def fetch_squad(
+    version: str, folder: Path, mirrors: Sequence[str] = SQUAD_MIRRORS, policy: RetryPolicy = DEFAULT_POLICY
+) -> list[Path]:
     """The training and development file of SQuAD `version` ("v1.1" or "v2.0")."""
     paths = []
     for name in (f"train-{version}.json", f"dev-{version}.json"):
         size, digest = SQUAD_FILES[name]
-        urls = [f"{mirror}/{name}" for mirror in SQUAD_MIRRORS]
+        urls = [f"{mirror}/{name}" for mirror in mirrors]
         fetch(urls, folder / name, Checksum("sha256", digest), size, policy=policy)
         paths.append(folder / name)
     return paths

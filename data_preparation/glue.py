@@ -90,10 +90,13 @@ def files_of(task: str) -> Sequence[PinnedFile]:
     return MRPC_FILES if task == "mrpc" else [ARCHIVES[task]]
 
 
-def fetch_glue(task: str, folder: Path, policy: RetryPolicy = DEFAULT_POLICY) -> list[Path]:
+def fetch_glue(
+    task: str, folder: Path, mirrors: Sequence[str] = (SERVER,), policy: RetryPolicy = DEFAULT_POLICY
+) -> list[Path]:
     """The training, development and test files of `task` in `folder`. What was downloaded stays beside them."""
     for file in files_of(task):
-        fetch([f"{SERVER}/{file.path}"], folder / file.name, Checksum("sha256", file.sha256), file.size, policy=policy)
+        urls = [f"{mirror}/{file.path}" for mirror in mirrors]
+        fetch(urls, folder / file.name, Checksum("sha256", file.sha256), file.size, policy=policy)
     if task == "mrpc":
         return divide_mrpc(folder)
     return extract(folder / ARCHIVES[task].name, TASKS[task])

@@ -1,9 +1,7 @@
-"""Writes HDF5 shards atomically: NVIDIA's six data sets (see data_loading/hdf5_shards.py), with everything that decides
+"""Writes HDF5 shards: NVIDIA's six data sets (see data_loading/hdf5_shards.py), with everything that decides
 their content as attributes, and a checksum of each data set."""
 
-import glob
 import io
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,6 @@ from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum
 from data_preparation.options import SampleOptions
 from tokenizer import BertTokenizer
 from utils.errors import UserError
-from utils.files import atomic_path, file_digest
 
 SCHEMA_VERSION = 2  # increases when the format changes, or the samples that the same options give
 CHUNK_ROWS = 1024  # of compressed data sets
@@ -25,33 +22,15 @@ CHUNK_ROWS = 1024  # of compressed data sets
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each data set
 
 
-def shard_attributes(text_path: Path, tokenizer: BertTokenizer, options: SampleOptions) -> dict:
+def shard_attributes(input_sha256: str, tokenizer: BertTokenizer, options: SampleOptions) -> dict:
     """Everything that decides a shard's content, besides its file name."""
     return asdict(options) | {
         "schema_version": SCHEMA_VERSION,
         "vocab_sha256": tokenizer.vocab_sha256,
         "vocab_size": tokenizer.vocab_size,
         "do_lower_case": tokenizer.do_lower_case,
-        "input_sha256": file_digest(text_path),
+        "input_sha256": input_sha256,
     }
-
-
-def is_up_to_date(path: Path, attributes: dict) -> bool:
-    """Whether the shard at `path` exists with these attributes. Raises UserError if it has others."""
-    if not path.exists():
-        return False
-    try:
-        with h5py.File(path) as file:
-            found = {name: file.attrs.get(name) for name in attributes}
-    except OSError as error:
-        raise UserError(f"{path} is not a readable HDF5 file ({error}): delete it or use --overwrite") from error
-    for name, value in attributes.items():
-        if found[name] != value:
-            raise UserError(
-                f"{path} was made with {name} {found[name]}, not {value}: "
-                "choose another --output-dir, or use --overwrite to make it again"
-            )
-    return True
 
 
 def sample_layout(n: int, length: int, predictions: int, id_dtype: np.dtype) -> Layout:
@@ -89,10 +68,11 @@ class ShardFile(io.FileIO):
 class ShardWriter:
     """Writes the rows of an open shard in blocks. Made by `create_hdf5`."""
 
-    def __init__(self, path: Path, disk: ShardFile, datasets: list[h5py.Dataset]):
-        self.path, self.disk, self.datasets = path, disk, datasets
+    def __init__(self, disk: ShardFile, datasets: list[h5py.Dataset]):
+        self.disk, self.datasets = disk, datasets
         self.checksums = [0] * len(datasets)
         self.rows = 0
+        self.described: dict[str, dict] = {}  # shape, type, offset and checksum of each data set, when they are written
 
     def append(self, *blocks: np.ndarray) -> None:
         """Adds the rows of one block per data set, in the order of the layout."""
@@ -104,24 +84,29 @@ class ShardWriter:
         self.rows = stop
         self.raise_failure()
 
-    def write_checksums(self) -> None:
+    def finish(self) -> None:
+        """Writes the checksums."""
         for dataset, value in zip(self.datasets, self.checksums, strict=True):
             dataset.attrs.create(CHECKSUM_ATTRIBUTE, value, dtype=np.uint32)
+            offset = dataset.id.get_offset() if dataset.chunks is None else None
+            name, dtype = dataset.name.strip("/"), dataset.dtype.newbyteorder("<").str
+            self.described[name] = {"shape": dataset.shape, "dtype": dtype, "offset": offset, "crc32": value}
 
     def raise_failure(self) -> None:
         if self.disk.error:
-            raise OSError(self.disk.error.errno, self.disk.error.strerror, str(self.path))
+            raise OSError(self.disk.error.errno, self.disk.error.strerror)
 
 
 @contextmanager
 def create_hdf5(path: Path, layout: Layout, attributes: dict, compression: str) -> Iterator[ShardWriter]:
-    """A writer of a new shard, which appears at `path` when it is complete, and not at all after an error."""
+    """A writer of a new shard at `path`."""
     size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in layout.values())
     free = shutil.disk_usage(path.parent).free
     if compression == "none" and size > free:
-        raise UserError(f"{path} needs {size:,} bytes and the disk has {free:,} free: free some space")
-    remove_leftovers(path)
-    with atomic_path(path) as temporary, ShardFile(temporary, "w+") as disk:
+        raise UserError(
+            f"a shard in {path.parent} needs {size:,} bytes and the disk has {free:,} free: free some space"
+        )
+    with ShardFile(path, "w+") as disk:
         # One format version and no time stamps (h5py's default), so that the same samples give the same bytes. Aligned,
         # so that a reader may map the data sets as arrays.
         with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
@@ -136,14 +121,7 @@ def create_hdf5(path: Path, layout: Layout, attributes: dict, compression: str) 
                         "chunks": (min(shape[0], CHUNK_ROWS), *shape[1:]),
                     }
                 datasets.append(file.create_dataset(name, shape, dtype, **storage))
-            writer = ShardWriter(path, disk, datasets)
+            writer = ShardWriter(disk, datasets)
             yield writer
-            writer.write_checksums()
+            writer.finish()
         writer.raise_failure()
-
-
-def remove_leftovers(path: Path) -> None:
-    """Removes the temporary files that killed processes left when they wrote `path`."""
-    for leftover in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
-        if leftover.name != f"{path.name}.tmp-{os.getpid()}":
-            leftover.unlink(missing_ok=True)

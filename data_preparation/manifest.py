@@ -3,40 +3,31 @@
 A manifest depends only on the inputs, the options and the installed versions: no times, no number of workers.
 """
 
-import importlib.metadata
 import json
 import os
-import platform
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from utils.files import file_digest, write_json
-from utils.progress import progress_bar
+from data_preparation.inputs import identity_of, is_remote, size_of
+from data_preparation.tasks import package_versions
+from utils.files import write_json
 
 FILE_NAME = "manifest.json"
-SCHEMA_VERSION = 1  # increases when a stage makes other bytes than before from the same input and options
-PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
+SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
 
 
-def relative_path(path: Path, folder: Path) -> str:
-    """`path` relative to `folder`, so that a data folder can be moved as a whole."""
-    return os.path.relpath(path.resolve(), folder.resolve())
+def relative_path(path: str, folder: Path) -> str:
+    """`path` relative to `folder`, so that a data folder can be moved as a whole; an address as it is."""
+    return path if is_remote(path) else os.path.relpath(Path(path).resolve(), folder.resolve())
 
 
-def describe(paths: Iterable[Path], folder: Path, threads: int) -> list[dict[str, Any]]:
-    """Relative path, size and SHA-256 of each file."""
-    paths = list(paths)
-    total = sum(path.stat().st_size for path in paths)
-    with (
-        progress_bar(total, "checksums", delay=1) as bar,
-        ThreadPoolExecutor(threads) as pool,
-    ):
-        digests = list(pool.map(lambda path: file_digest(path, progress=bar.update), paths))
+def describe(paths: Sequence[str], folder: Path, executor: Executor) -> list[dict[str, Any]]:
+    """Relative path, size and SHA-256 (of an address: its version) of each file."""
     return [
-        {"path": relative_path(path, folder), "bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
+        {"path": relative_path(path, folder), "bytes": size_of(path), "sha256": identity}
+        for path, identity in zip(paths, executor.map(identity_of, paths), strict=True)
     ]
 
 
@@ -44,21 +35,19 @@ def write(
     folder: Path,
     stage: str,
     options: dict[str, Any],
-    inputs: Sequence[Path],
-    outputs: Sequence[Path],
+    inputs: list[dict[str, Any]],
+    outputs: list[dict[str, Any]],
     counts: dict[str, Any],
-    threads: int = 1,
 ) -> None:
-    """Writes the manifest of `folder`, whose `outputs` are complete."""
+    """Writes the manifest of `folder`, whose `outputs` are complete. inputs, outputs: what `describe` returns."""
     content = {
         "stage": stage,
         "schema_version": SCHEMA_VERSION,
         "options": options,
         "counts": counts,
-        "inputs": describe(inputs, folder, threads),
-        "outputs": describe(outputs, folder, threads),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in PACKAGES},
+        "inputs": inputs,
+        "outputs": outputs,
+        "versions": package_versions(),
     }
     write_json(folder / FILE_NAME, content, indent=1)
 
@@ -72,7 +61,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION else None
 
 
-def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[Path]) -> str | None:
+def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -> str | None:
     """Why `folder` is not what these options make of these inputs; None if it is up to date.
 
     A file of the same size that is not newer than the manifest counts as unchanged; a newer one is hashed.
@@ -89,11 +78,15 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[Path]) 
         return "the input files are others than before"
     manifest_time = (folder / FILE_NAME).stat().st_mtime
     for entry in content["inputs"] + content["outputs"]:
+        if is_remote(entry["path"]):
+            if identity_of(entry["path"]) != entry["sha256"]:
+                return f"{entry['path']} has changed"
+            continue
         path = folder.resolve() / entry["path"]
         if not path.is_file():
             return f"{path} is missing"
         status = path.stat()
         is_newer = max(status.st_mtime, status.st_ctime) > manifest_time
-        if status.st_size != entry["bytes"] or (is_newer and file_digest(path) != entry["sha256"]):
+        if status.st_size != entry["bytes"] or (is_newer and identity_of(str(path)) != entry["sha256"]):
             return f"{path} has changed"
     return None

@@ -3,13 +3,14 @@
 This module imports nothing heavy, so that `--help` and worker processes start quickly.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.command_line import Arguments, BooleanFlag, fraction, non_negative_int, positive_int
+from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
 from utils.errors import UserError
 
-SPLITTERS = ("punkt", "fast", "newline")
+SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
@@ -18,7 +19,7 @@ MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, 
 class FormatOptions:
     """How documents are read and split into sentences."""
 
-    sentence_splitter: str = "punkt"
+    sentence_splitter: str = "fast"
     language: str = "english"
     sentence_parameters: Path | None = None  # None: the shipped file of the language, else trained on the corpus
     text_field: str = "text"
@@ -33,6 +34,8 @@ class TextShardOptions:
     shard_mb: float = 100.0
     test_fraction: float = 0.05
     random_seed: int = 12345
+    drop_duplicates: str = "none"  # or "equal", or "near" (see near_duplicates.py)
+    weights: tuple[tuple[str, float], ...] = ()  # name of formatted text, copies of its training documents; else 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,27 @@ class SampleOptions:
 
 def add_seed_flag(add) -> None:
     add("--random-seed", type=non_negative_int, default=SampleOptions.random_seed, help="seed of all random choices")
+
+
+def add_executor_flags(add) -> None:
+    add(
+        "--num-workers",
+        "--workers",
+        type=positive_int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes on this machine",
+    )
+    add(
+        "--scheduler",
+        default="local",
+        help="where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
+        "tls://HOST:8786 or a scheduler file",
+    )
+
+
+def refuse_workers_of_a_cluster(args: Arguments, parser: ArgumentParser) -> None:
+    needed = "--scheduler local or dask"
+    parser.refuse_without_effect(args, [(("num_workers",), args.scheduler in ("local", "dask"), needed)])
 
 
 def add_casing_flag(add) -> None:

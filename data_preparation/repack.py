@@ -4,25 +4,28 @@ Each shard is written beside its final path, compared with the original row for 
 stopped continues with the shards that are left.
 """
 
+from concurrent.futures import Executor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_loading.hdf5_shards import Shard, find_shards
+from data_loading.hdf5_shards import INDEX_FILE, Layout, Shard, find_shards
 from data_preparation import manifest
-from data_preparation.hdf5_writer import create_hdf5, remove_leftovers, sample_layout
-from data_preparation.parallel import ordered_map
-from data_preparation.stage_runner import folder_lock, format_bytes
+from data_preparation.hdf5_writer import create_hdf5, sample_layout
+from data_preparation.sample_shards import write_index
+from data_preparation.stage_runner import format_bytes
 from data_preparation.verify_report import shard_folders
 from utils.errors import UserError
-from utils.files import atomic_path, write_json
+from utils.files import atomic_path, file_digest, lock_folder, read_json, write_json
 from utils.progress import progress_bar
 
 BLOCK_ROWS = 1 << 14  # rows written and compared at a time
 MAX_16_BIT_ID = np.iinfo(np.uint16).max
 
 
-def repack_folders(root: Path, output_dir: Path | None, workers: int, dry_run: bool) -> None:
+def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_run: bool) -> None:
     """Repacks the shards in `root` and its folders: in place, or to the same relative paths in `output_dir`."""
     pairs = [
         (path, path if output_dir is None else output_dir / path.relative_to(root))
@@ -36,13 +39,15 @@ def repack_folders(root: Path, output_dir: Path | None, workers: int, dry_run: b
         print("(dry run: nothing was done)")
         return
     written = 0
-    with folder_lock(output_dir or root), progress_bar(size, "repack") as bar:
-        for source_bytes, target_bytes in ordered_map(repack_shard, to_do, max(1, min(workers, len(to_do)))):
+    with closing(lock_folder(output_dir or root)), progress_bar(size, "repack") as bar:
+        for leftover in (output_dir or root).rglob("*.tmp-*"):  # temporary files of a killed run
+            leftover.unlink()
+        for source_bytes, target_bytes in executor.map(repack_shard, to_do):
             bar.update(source_bytes)
             written += target_bytes
         if output_dir is None:
             for folder in {source.parent for source, _ in pairs}:
-                update_manifest(folder, workers)
+                update_manifest(folder, executor)
     print(f"{len(to_do)} shards repacked and verified, {format_bytes(written)} in {output_dir or root}")
 
 
@@ -65,7 +70,6 @@ def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
     layout = sample_layout(len(shard), shard.sequence_length, shard.predictions_per_sequence, id_dtype)
     attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(target)
     with atomic_path(target) as unverified:
         with create_hdf5(unverified, layout, attributes, compression="none") as writer:
             for start in range(0, len(shard), BLOCK_ROWS):
@@ -90,12 +94,24 @@ def compare(original: Shard, copy: Shard) -> None:
                 )
 
 
-def update_manifest(folder: Path, threads: int) -> None:
-    """If the hdf5 stage made `folder`, records in its manifest that the shards are not compressed any more."""
+def update_manifest(folder: Path, executor: Executor) -> None:
+    """If the hdf5 stage made `folder`, updates its index and manifest: the shards are not compressed any more."""
     content = manifest.read(folder)
     if content is None or content["options"].get("compression", "none") == "none":
         return
-    paths = [folder / entry["path"] for entry in content["outputs"]]
+    index = read_json(folder / INDEX_FILE, "index")
+    for entry in index["shards"]:
+        path = folder / entry["name"]
+        layouts = Shard(path).layouts.items()
+        entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        entry["datasets"] = {key: describe_layout(layout) for key, layout in layouts}
+    write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
+    paths = [str(folder / entry["path"]) for entry in content["outputs"]]
     content["options"]["compression"] = "none"
-    content["outputs"] = manifest.describe(paths, folder, threads)
+    content["outputs"] = manifest.describe(paths, folder, executor)
     write_json(folder / manifest.FILE_NAME, content, indent=1)
+
+
+def describe_layout(layout: Layout) -> dict[str, Any]:
+    dtype = layout.dtype.newbyteorder("<").str
+    return {"shape": layout.shape, "dtype": dtype, "offset": layout.offset, "crc32": layout.checksum}

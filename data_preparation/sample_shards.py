@@ -5,115 +5,161 @@ A shard depends on its text, its file name, the options and the seed: not on oth
 
 import hashlib
 import os
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
 from data_preparation.corpus import read_corpus
-from data_preparation.hdf5_writer import create_hdf5, is_up_to_date, sample_layout, shard_attributes
+from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
+from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attributes
 from data_preparation.masking import choose_positions, mask_tokens
 from data_preparation.options import SampleOptions
 from data_preparation.sampling import assemble, draw_samples, truncate
+from data_preparation.tasks import Record, Task, run_tasks
 from tokenizer import BertTokenizer
 from utils.errors import UserError
+from utils.files import write_json
+from utils.progress import progress_bar
 
 WRITE_BLOCK = 4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
 
 
-@dataclass
-class ShardReport:
-    """What was done for one text shard; a run prints the sums."""
+class Vocabulary(NamedTuple):
+    """Names a tokenizer for worker processes."""
 
-    path: Path
-    text_bytes: int
-    made: bool = False  # False: it was there already, from the same text and options
-    counts: Counter = field(default_factory=Counter)
-    seconds: Counter = field(default_factory=Counter)
-    warning: str = ""
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
+    file: Path
+    do_lower_case: bool
+    sha256: str
 
 
 def output_name(text_path: Path) -> str:
     return text_path.name.removesuffix(".gz").removesuffix(".txt") + ".hdf5"
 
 
-# One tokenizer per process: its cache of words serves all shards.
-load_tokenizer = lru_cache(1)(BertTokenizer)
+@lru_cache(1)
+def load_tokenizer(vocabulary: Vocabulary) -> BertTokenizer:
+    """One tokenizer per process: its cache of words serves all shards."""
+    tokenizer = BertTokenizer(vocabulary.file, vocabulary.do_lower_case)
+    if tokenizer.vocab_sha256 != vocabulary.sha256:
+        raise UserError(f"{vocabulary.file} has changed since the start: run the same command again")
+    return tokenizer
+
+
+def create_shards(
+    folder: Path,
+    texts: Sequence[dict[str, Any]],
+    tokenizer: BertTokenizer,
+    options: SampleOptions,
+    executor: Executor,
+    title: str,
+    check: Any = None,
+) -> tuple[list[Record], Findings]:
+    """Makes the HDF5 shard of each text in `folder`, and `index.json`. Returns their records and sums.
+
+    texts: path, size and SHA-256 of each text shard. check: called with the tasks before anything is made.
+    """
+    vocabulary = Vocabulary(Path(tokenizer.vocab_file).absolute(), tokenizer.do_lower_case, tokenizer.vocab_sha256)
+    tasks = []
+    for text in texts:
+        path = Path(text["path"]).absolute()
+        attributes = shard_attributes(text["sha256"], tokenizer, options)
+        arguments = (path, output_name(path), vocabulary, options, attributes)
+        tasks.append(Task(output_name(path), create_shard_in_worker, arguments, attributes, text["bytes"]))
+    if check:
+        check(tasks)
+    with progress_bar(sum(task.size for task in tasks), title) as bar:
+        records = run_tasks(folder, tasks, executor, bar.update)
+    findings = [Findings.from_json(record.counts["findings"]) for record in records]
+    total = sum(findings[1:], findings[0])
+    shards = [
+        {
+            "name": task.output,
+            "bytes": record.bytes,
+            "sha256": record.sha256,
+            "input_sha256": task.identity["input_sha256"],
+            "datasets": record.counts["datasets"],
+        }
+        for task, record in zip(tasks, records, strict=True)
+    ]
+    attributes = {name: value for name, value in tasks[0].identity.items() if name != "input_sha256"}
+    write_index(folder, attributes, shards)
+    return records, total
+
+
+def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
+    """Writes what a reader needs to know of the shards in `folder`, so that it need not open each.
+
+    shards: of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if compressed) and
+        crc32 of each.
+    """
+    samples = sum(shard["datasets"]["input_ids"]["shape"][0] for shard in shards)
+    content = {"version": INDEX_VERSION, "samples": samples, "attributes": attributes, "shards": shards}
+    write_json(folder / INDEX_FILE, content, indent=None)
 
 
 def create_shard_in_worker(
-    paths: tuple[Path, Path], vocab_file: Path, do_lower_case: bool, options: SampleOptions, overwrite: bool = False
-) -> ShardReport:
-    return create_shard(*paths, load_tokenizer(vocab_file, do_lower_case), options, overwrite)
+    output: Path, text_path: Path, name: str, vocabulary: Vocabulary, options: SampleOptions, attributes: dict[str, Any]
+) -> dict[str, Any]:
+    return create_shard(output, text_path, name, load_tokenizer(vocabulary), options, attributes)
 
 
 def create_shard(
-    text_path: Path, output_path: Path, tokenizer: BertTokenizer, options: SampleOptions, overwrite: bool = False
-) -> ShardReport:
-    """Makes the HDF5 shard `output_path` of the text in `text_path`, unless it is there already.
+    output: Path,
+    text_path: Path,
+    name: str,
+    tokenizer: BertTokenizer,
+    options: SampleOptions,
+    attributes: dict[str, Any],
+) -> dict[str, Any]:
+    """Writes the samples of the text in `text_path` to `output`. Returns counts, findings and the data sets.
 
-    Raises UserError if there is one of other options or another text and not `overwrite`, or if the text is bad."""
-    report = ShardReport(text_path, text_path.stat().st_size)
-    attributes = shard_attributes(text_path, tokenizer, options)
-    if not overwrite and is_up_to_date(output_path, attributes):
-        return report
-    # Each file name has its own random numbers, whatever other shards there are.
-    name_seed = int.from_bytes(hashlib.sha256(os.fsencode(output_path.name)).digest()[:8])
+    name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives no sample.
+    """
+    # Each name has its own random numbers, whatever other shards there are.
+    name_seed = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
     rng = np.random.Generator(np.random.PCG64([options.random_seed, name_seed]))
-
-    with report.stage("read and tokenize"):
-        corpus = read_corpus(text_path, tokenizer)
-    with report.stage("sample"):
-        samples = np.concatenate([draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)])
-        untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
-        truncated = truncate(samples, options, rng)
-        rng.shuffle(samples)
-    if not len(samples):
-        raise UserError(
-            f"text {text_path} gives no sample: it is one document of one sentence, and next-sentence prediction needs "
-            "two: put an empty line between documents, or use --no-nsp"
-        )
-    report.counts.update(
-        documents=len(corpus.document_starts) - 1,
-        sentences=len(corpus.sentence_starts) - 1,
-        tokens=len(corpus.ids),
-        samples=len(samples),
-        untruncated=untruncated,
-        truncated=truncated,
-    )
+    corpus = read_corpus(text_path, tokenizer)
     if options.next_sentence_prediction and len(corpus.document_starts) == 2:
-        report.warning = (
-            f"{text_path} is one document, so all its samples have their real next sentence (label 0): "
-            "put an empty line between documents, or use --no-nsp"
+        raise UserError(
+            f"text {text_path} is one document, and next-sentence prediction draws random sentences from another one: "
+            "give more documents, with an empty line between them, or use --no-nsp"
         )
+    samples = np.concatenate([draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)])
+    untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
+    truncated = truncate(samples, options, rng)
+    rng.shuffle(samples)
 
     windows = np.lib.stride_tricks.sliding_window_view(
         np.pad(corpus.ids, options.sequence_length), options.sequence_length
     )
     continues_word = np.array([token.startswith("##") for token in tokenizer.tokens])
     layout = sample_layout(len(samples), options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
-    with create_hdf5(output_path, layout, attributes, options.compression) as writer:
+    findings = []
+    with create_hdf5(output, layout, attributes, options.compression) as writer:
         for start in range(0, len(samples), WRITE_BLOCK):
             block = samples[start : start + WRITE_BLOCK]
-            with report.stage("assemble"):
-                input_ids, input_mask, segment_ids = assemble(windows, block, options, tokenizer)
-            with report.stage("mask"):
-                positions, predicted = choose_positions(input_ids, block, options, continues_word, rng)
-                masked_ids = mask_tokens(input_ids, positions, predicted, tokenizer, rng)
-            report.counts["masked"] += int(predicted.sum())
-            report.counts["random_next"] += int((block["label"] == 1).sum())
-            with report.stage("write"):
-                writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, block["label"])
-    report.made = True
-    return report
+            input_ids, input_mask, segment_ids = assemble(windows, block, options, tokenizer)
+            positions, predicted = choose_positions(input_ids, block, options, continues_word, rng)
+            masked_ids = mask_tokens(input_ids, positions, predicted, tokenizer, rng)
+            writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, block["label"])
+            lengths = block["a_length"] + block["b_length"] + options.special_tokens
+            findings.append(
+                count_samples(input_ids, lengths, positions, masked_ids, block["label"], tokenizer.mask_token_id)
+            )
+    total = sum(findings[1:], findings[0])
+    total.shards = total.checksummed = 1
+    total.keep_lowest(KEPT_TEXTS)
+    return {
+        "documents": len(corpus.document_starts) - 1,
+        "sentences": len(corpus.sentence_starts) - 1,
+        "corpus_tokens": len(corpus.ids),
+        "untruncated": untruncated,
+        "truncated": truncated,
+        "findings": total.to_json(),
+        "datasets": writer.described,
+    }

@@ -28,9 +28,6 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     U[1, sentences - 1] sentences are segment A. With probability 1/2, and always if the chunk is a single sentence, B
     is random: sentences of another document, from a random one until the target length is reached; the next chunk then
     starts after A. Otherwise B is the rest of the chunk. Without next-sentence prediction A is the whole chunk.
-
-    A corpus of one document has no other document to draw from: every B is the real next segment, and chunks of a
-    single sentence are left out.
     """
     starts, documents = corpus.sentence_starts, corpus.document_starts
     sentences_D = np.diff(documents)
@@ -53,14 +50,8 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
 
     sentences_L = end_L - begin_L
     a_end_L = begin_L + 1 + (rng.random(len(begin_L)) * (sentences_L - 1)).astype(np.int64)
-    if len(sentences_D) > 1:
-        is_random_L = (sentences_L == 1) | (rng.random(len(begin_L)) < 0.5)
-        chosen = chunk_starts(np.where(is_random_L, a_end_L, end_L))
-    else:
-        is_random_L = np.zeros(len(begin_L), bool)
-        chosen = chunk_starts(end_L)
-        chosen = chosen[sentences_L[chosen] > 1]
-
+    is_random_L = (sentences_L == 1) | (rng.random(len(begin_L)) < 0.5)
+    chosen = chunk_starts(np.where(is_random_L, a_end_L, end_L))
     samples = np.zeros(len(chosen), SAMPLE)
     samples["label"] = is_random = is_random_L[chosen]
     samples["a_start"] = starts[chosen]

@@ -184,22 +184,12 @@ class LanguageVars(PunktLanguageVars):
     _re_non_word_chars = rf"(?:[;*:@({{\[{CLOSERS}{re.escape(ENDS.replace('.', ''))}])"
 
 
-def train_punkt(paragraphs: Iterable[str], max_characters: int = 10_000_000) -> PunktParameters:
-    """Trains Punkt's parameters with nltk on the first `max_characters` of `paragraphs`.
-
-    Ten million are enough and take half a minute and 1 GB of memory. Paragraphs from all parts of a corpus are better
-    than its first ones."""
-    texts: list[str] = []
-    size = 0
-    for paragraph in paragraphs:
-        texts.append(" ".join(paragraph.split()))
-        size += len(texts[-1])
-        if size >= max_characters:
-            break
+def train_punkt(paragraphs: Iterable[str]) -> PunktParameters:
+    """Trains Punkt's parameters with nltk. Ten million characters take half a minute and 1 GB of memory."""
     trainer = PunktTrainer(lang_vars=LanguageVars())
     # With nltk's penalty a few "Mr" without a full stop would outweigh thousands with one.
     trainer.IGNORE_ABBREV_PENALTY = True
-    trainer.train("\n\n".join(texts))
+    trainer.train("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
     # The trainer also accepts words seen once before a comma or similar, most of them noise: count again without them.
     trainer.find_abbrev_types()
     params = trainer.get_params()

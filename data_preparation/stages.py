@@ -3,30 +3,30 @@
 Modules that need nltk, h5py or tokenizers are imported where they are used, so that --help is quick.
 """
 
-import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+import numpy as np
 
 from data_preparation import download, glue, manifest
-from data_preparation.documents import SUFFIXES
+from data_preparation.inputs import Span, find_files, identity_of, plan_spans
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
-from data_preparation.parallel import ordered_map, useful_workers
-from data_preparation.stage_runner import Stage, clear_folder
+from data_preparation.stage_runner import Stage
+from data_preparation.tasks import Task, digest_of, run_tasks
 from utils.errors import UserError
-from utils.files import file_digest, read_json, write_atomically, write_json
+from utils.files import read_json, write_atomically, write_json
 from utils.progress import progress_bar
 
-SOURCE_SUFFIXES = {"wikicorpus": (".xml.bz2", ".xml"), "books": SUFFIXES, "corpus": SUFFIXES}
+TEXT_FORMATS = (".txt", ".jsonl", ".csv", ".parquet")
+SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
 SPLITS = ("training", "test")
-# Present in an unfinished HDF5 folder: the options and input hashes of its shards.
-UNFINISHED_NOTE = ".begun"
+TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
+BUCKETS = ".buckets"  # folder of the documents of each task, in the order of their shards
 
 
 class DownloadStage(Stage):
@@ -36,10 +36,10 @@ class DownloadStage(Stage):
         """fetch: called with `folder=`; a function of download.py with its other arguments filled in."""
         self.name, self.folder, self.options, self.fetch = f"download {name}", folder, options, fetch
 
-    def inputs(self) -> list[Path]:
+    def inputs(self) -> list[str]:
         return []
 
-    def make(self, folder: Path) -> dict[str, Any]:
+    def make(self, folder: Path, inputs: list[dict[str, Any]], executor: Executor) -> dict[str, Any]:
         self.fetch(folder=folder)
         return {"files": sum(path.name != manifest.FILE_NAME for path in folder.iterdir())}
 
@@ -57,63 +57,71 @@ def download_books(output_dir: Path, urls: Sequence[str]) -> DownloadStage:
     return DownloadStage("books", folder, {"urls": list(urls)}, partial(download.fetch_books, urls))
 
 
-def download_squad(output_dir: Path, version: str) -> DownloadStage:
+def download_squad(output_dir: Path, version: str, mirrors: Sequence[str]) -> DownloadStage:
     folder = output_dir / "download" / "squad" / f"v{version}"
-    return DownloadStage(f"squad {version}", folder, {"version": version}, partial(download.fetch_squad, f"v{version}"))
+    fetch = partial(download.fetch_squad, f"v{version}", mirrors=[*mirrors, *download.SQUAD_MIRRORS])
+    return DownloadStage(f"squad {version}", folder, {"version": version}, fetch)
 
 
-def download_glue(output_dir: Path, task: str) -> DownloadStage:
+def download_glue(output_dir: Path, task: str, mirrors: Sequence[str]) -> DownloadStage:
     folder = output_dir / "download" / glue.task_folder(task)
-    return DownloadStage(f"glue {task}", folder, {"task": task}, partial(glue.fetch_glue, task))
+    fetch = partial(glue.fetch_glue, task, mirrors=[*mirrors, glue.SERVER])
+    return DownloadStage(f"glue {task}", folder, {"task": task}, fetch)
 
 
 class FormatStage(Stage):
-    def __init__(
-        self, output_dir: Path, dataset: str, name: str, paths: Sequence[Path], options: FormatOptions, workers: int
-    ):
-        """dataset: how to read the files, a key of `SOURCE_SUFFIXES`. paths: files, and folders with files."""
+    def __init__(self, output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions):
+        """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with files, addresses."""
         self.name, self.folder = f"format {name}", output_dir / "formatted" / name
-        self.dataset, self.paths, self.format_options, self.workers = dataset, paths, options, workers
+        self.dataset, self.paths, self.format_options = dataset, paths, options
         parameters = options.sentence_parameters
-        self.options = {
+        self.options = asdict(options) | {
             "dataset": dataset,
-            "sentence_splitter": options.sentence_splitter,
-            "language": options.language,
             "sentence_parameters": read_json(parameters, "sentence parameters") if parameters else None,
-            "text_field": options.text_field,
-            "empty_line": options.empty_line,
-            "skip_bad": options.skip_bad,
         }
 
-    def inputs(self) -> list[Path]:
-        return find_sources(self.dataset, self.paths)
+    def inputs(self) -> list[str]:
+        return find_files(self.paths, SOURCE_FORMATS[self.dataset])
 
-    def make(self, folder: Path) -> dict[str, Any]:
-        from data_preparation.formatting import expected_text_bytes, format_text
+    def make(self, folder: Path, inputs: list[dict[str, Any]], executor: Executor) -> dict[str, Any]:
+        from data_preparation.formatting import COUNTS, format_span, train_parameters
+        from data_preparation.sentences import PARAMETERS_FOLDER
 
-        clear_folder(folder)
-        files = self.inputs()
-        size = expected_text_bytes(files)
-        with progress_bar(size, self.name) as bar:
-            workers = useful_workers(self.workers, size)
-            return format_text(self.dataset, files, folder, self.format_options, workers, bar.update)
+        files = [(path, entry["bytes"]) for path, entry in zip(self.inputs(), inputs, strict=True)]
+        content = {path: entry["sha256"] for (path, _), entry in zip(files, inputs, strict=True)}
+        spans = plan_spans(files, whole_files=(".txt",) if self.dataset == "books" else ())
+        options, identity = self.format_options, [digest_of(self.options)]
+        parameters = options.sentence_parameters and options.sentence_parameters.absolute()
 
+        def task(output: str, work: Callable[..., Any], chosen: Sequence[Span], *arguments: Any) -> Task:
+            inputs = [[content[span.path], span.start, span.stop] for span in chosen]
+            return Task(output, work, arguments, [*identity, *inputs], sum(span.stop - span.start for span in chosen))
 
-def find_sources(dataset: str, paths: Sequence[Path]) -> list[Path]:
-    """The files of `dataset` that `paths` name or contain, in an order that depends only on their names."""
-    suffixes = SOURCE_SUFFIXES[dataset]
-    files: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path} does not exist: check the path, or run the download stage first")
-        if not path.is_file() and not path.is_dir():
-            raise UserError(f"{path} is not a regular file or folder: check the path")
-        found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        found = [file for file in found if file.name.lower().endswith(suffixes)]
-        if not found:
-            raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
-        files += found
-    return files
+        with progress_bar(sum(size for _, size in files), self.name) as bar:
+            if options.sentence_splitter != "newline" and not (
+                parameters or (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
+            ):
+                print(f"{self.name}: no sentence parameters ship for {options.language}: training them", flush=True)
+                name = f"sentences-{options.language}.json"
+                chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
+                trained = task(name, train_parameters, chosen, self.dataset, chosen, options)
+                (record,) = run_tasks(folder, [trained], executor)
+                parameters, identity = (folder / name).absolute(), [*identity, record.sha256]
+            tasks = [
+                task(f"part-{number:05d}.txt", format_span, [span], self.dataset, span, options, parameters)
+                for number, span in enumerate(spans)
+            ]
+            records = run_tasks(folder, tasks, executor, bar.update)
+        bad = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
+        if bad:
+            write_atomically(folder / "skipped.log", "".join(bad).encode("utf-8", "backslashreplace"))
+        counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
+        if counts["documents"] == 0:
+            raise UserError(f"no document with text in {', '.join(list(content)[:3])}: check the input")
+        for one, record in zip(tasks, records, strict=True):
+            if record.bytes == 0:
+                (folder / one.output).unlink()
+        return counts | {"bad_skipped": len(bad)}
 
 
 class ShardStage(Stage):
@@ -124,22 +132,99 @@ class ShardStage(Stage):
         self.folder, self.options = output_dir / "sharded", asdict(options)
         self.find_folders, self.shard_options = find_folders, options
 
-    def inputs(self) -> list[Path]:
+    def inputs(self) -> list[str]:
         return [path for folder in self.find_folders() for path in text_identity(folder, "format")]
 
-    def make(self, folder: Path) -> dict[str, Any]:
-        from data_preparation.text_shards import write_shards
+    def make(self, folder: Path, inputs: list[dict[str, Any]], executor: Executor) -> dict[str, Any]:
+        from data_preparation import text_shards
 
-        clear_folder(folder)
-        files = [path for source in self.find_folders() for path in text_files(source, "format")]
-        with progress_bar(sum(path.stat().st_size for path in files), self.name) as bar:
-            options = self.shard_options
-            shard_bytes = max(1, round(options.shard_mb * 1_000_000))
-            splits = write_shards(files, folder, shard_bytes, options.test_fraction, options.random_seed, bar.update)
+        options, folders = self.shard_options, self.find_folders()
+        weights = dict(options.weights)
+        if unknown := weights.keys() - {source.name for source in folders}:
+            names = ", ".join(source.name for source in folders)
+            raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
+        sources = [with_hashes(text_files(source, "format")) for source in folders]
+        content = {entry["path"]: entry["sha256"] for files in sources for entry in files}
+        total = sum(entry["bytes"] for files in sources for entry in files)
+        cells = text_shards.Cells(total, max(1, round(options.shard_mb * 1_000_000)), options.test_fraction)
+        planned = [
+            (spans, weights.get(source.name, 1.0))
+            for source, files in zip(folders, sources, strict=True)
+            for spans in text_shards.plan_buckets(plan_spans([(entry["path"], entry["bytes"]) for entry in files]))
+        ]
+        buckets = [
+            Task(
+                output=f"{BUCKETS}/{number:05d}",
+                work=text_shards.bucket_spans,
+                arguments=(spans, cells, options.random_seed),
+                identity=[self.options, total, [[content[path], start, stop] for path, start, stop in spans]],
+                size=sum(span.stop - span.start for span in spans),
+            )
+            for number, (spans, _) in enumerate(planned)
+        ]
+        with progress_bar(2 * total, self.name) as bar:
+            records = run_tasks(folder, buckets, executor, bar.update)
+            sizes = np.array([record.counts["bytes"] for record in records])
+            documents = np.array([record.counts["documents"] for record in records])
+            if not documents.any():
+                raise UserError(f"{', '.join(list(content)[:3])}: no document in these files: check the formatted text")
+            repeated, hashes = None, [record.sha256 for record in records]
+            if options.drop_duplicates == "near":
+                repeated, identity = find_near_duplicates(folder, buckets, hashes, executor)
+                hashes = [[sha256, identity] for sha256 in hashes]
+            weighted = np.array([weight for _, weight in planned]) @ sizes
+            shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), cells)
+            starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
+            firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
+            joins, number = [], dict.fromkeys(SPLITS, 0)
+            for shard in shards:
+                parts, identity = [], [self.options]
+                for index, (task, (_, weight)) in enumerate(zip(buckets, planned, strict=True)):
+                    start, stop = int(starts[index, shard.first]), int(starts[index, shard.last])
+                    if start < stop:
+                        weight = weight if shard.split == "training" else 1.0
+                        path = (folder / task.output).absolute()
+                        parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
+                        identity.append([hashes[index], *parts[-1][1:]])
+                arguments = (parts, options.drop_duplicates, repeated, options.random_seed)
+                output = f"{shard.split}/shard-{number[shard.split]:05d}.txt"
+                joins.append(Task(output, text_shards.join_shard, arguments, identity, shard.bytes))
+                number[shard.split] += 1
+            made = run_tasks(folder, joins, executor, bar.update)
+        shutil.rmtree(folder / BUCKETS)
         counts: dict[str, Any] = {}
-        for split, shards in splits.items():
-            counts |= {f"{split}_documents": shards.documents, f"{split}_shards": len(shards.files)}
+        for split in SPLITS:
+            of_split = [
+                record.counts["documents"] for shard, record in zip(shards, made, strict=True) if shard.split == split
+            ]
+            counts |= {f"{split}_documents": sum(of_split), f"{split}_shards": len(of_split)}
+        if options.drop_duplicates != "none":
+            counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
         return counts
+
+
+def find_near_duplicates(folder: Path, buckets: list[Task], hashes: list[str], executor: Executor) -> tuple[Path, str]:
+    """The file that says which documents are near duplicates, and its SHA-256. hashes: of the buckets."""
+    from data_preparation import near_duplicates
+
+    def place(output: str) -> Path:
+        return (folder / output).absolute()
+
+    signatures = [
+        Task(f"{task.output}.signatures", near_duplicates.sign_documents, (place(task.output),), sha256, task.size)
+        for task, sha256 in zip(buckets, hashes, strict=True)
+    ]
+    run_tasks(folder, signatures, executor)
+    paths, size = [place(task.output) for task in signatures], sum(task.size for task in buckets)
+    bands = [
+        Task(f"{BUCKETS}/band-{band}", near_duplicates.find_repeated, (paths, band), [hashes, band], size)
+        for band in range(near_duplicates.BANDS)
+    ]
+    run_tasks(folder, bands, executor)
+    found = [place(task.output) for task in bands]
+    merged = Task(f"{BUCKETS}/repeated", near_duplicates.merge_repeated, (found,), hashes, size)
+    (record,) = run_tasks(folder, [merged], executor)
+    return place(merged.output), record.sha256
 
 
 def formatted_folders(output_dir: Path) -> list[Path]:
@@ -150,32 +235,38 @@ def formatted_folders(output_dir: Path) -> list[Path]:
     return folders
 
 
-def text_files(folder: Path, maker: str) -> list[Path]:
-    """The text that the stage `maker`, or the user, left in `folder` and in its folders training and test."""
+def text_files(folder: Path, maker: str) -> list[dict[str, Any]]:
+    """The text that the stage `maker`, or the user, left in `folder` and in its folders training and test: path, size,
+    and SHA-256 if a stage made it."""
+    folder = folder.absolute()
     made = manifest.read(folder)
     if made is None:
         files = sorted(path for pattern in ("*.txt", "t*/*.txt") for path in folder.glob(pattern) if path.is_file())
         if not files:
             raise UserError(f"no text in {folder}: run the {maker} stage first, or check the path")
-        return files
+        return [{"path": str(path), "bytes": path.stat().st_size} for path in files]
     entries = [entry for entry in made["outputs"] if entry["path"].endswith(".txt")]
     for entry in entries:
         path = folder / entry["path"]
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise UserError(f"{path} is missing or has changed: run the {maker} stage again")
-    return [folder / entry["path"] for entry in entries]
+    return [entry | {"path": str(folder / entry["path"])} for entry in entries]
 
 
-def text_identity(folder: Path, maker: str) -> list[Path]:
+def with_hashes(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"sha256": identity_of(entry["path"])} | entry if "sha256" not in entry else entry for entry in files]
+
+
+def text_identity(folder: Path, maker: str) -> list[str]:
     """The files whose hashes identify the text in `folder`: a stage's manifest contains the hashes of all its files."""
     files = text_files(folder, maker)
-    return [folder / manifest.FILE_NAME] if manifest.read(folder) else files
+    return [str(folder / manifest.FILE_NAME)] if manifest.read(folder) else [entry["path"] for entry in files]
 
 
-def shards_of_split(sharded: Path, split: str) -> list[Path]:
+def shards_of_split(sharded: Path, split: str) -> list[dict[str, Any]]:
     """Text shards in the folder `test`, or in any other one for training."""
     is_test = split == "test"
-    return [path for path in text_files(sharded, "shard") if (path.parent.name == "test") == is_test]
+    return [entry for entry in text_files(sharded, "shard") if (Path(entry["path"]).parent.name == "test") == is_test]
 
 
 class VocabularyStage(Stage):
@@ -186,17 +277,16 @@ class VocabularyStage(Stage):
         self.folder, self.options = output_dir / "vocab", asdict(options) | {"bert_config": config}
         self.sharded, self.vocabulary_options, self.config = sharded, options, config
 
-    def inputs(self) -> list[Path]:
+    def inputs(self) -> list[str]:
         return text_identity(self.sharded, "shard")
 
-    def make(self, folder: Path) -> dict[str, Any]:
+    def make(self, folder: Path, inputs: list[dict[str, Any]], executor: Executor) -> dict[str, Any]:
         from data_preparation.vocabulary import train_vocabulary
 
-        clear_folder(folder)
         files = shards_of_split(self.sharded, "training")
-        size = min(self.vocabulary_options.sample_mb * 1_000_000, sum(path.stat().st_size for path in files))
+        size = min(self.vocabulary_options.sample_mb * 1_000_000, sum(entry["bytes"] for entry in files))
         with progress_bar(2 * size, self.name) as bar:
-            tokens = train_vocabulary(files, self.vocabulary_options, bar.update)
+            tokens = train_vocabulary([Path(entry["path"]) for entry in files], self.vocabulary_options, bar.update)
         write_atomically(folder / "vocab.txt", "\n".join(tokens) + "\n")
         write_json(folder / "config.json", self.config | {"vocab_size": len(tokens)})
         return {"tokens": len(tokens)}
@@ -211,54 +301,38 @@ class Hdf5Stage(Stage):
         vocab_file: Path,
         do_lower_case: bool,
         options: SampleOptions,
-        workers: int,
     ):
-        self.sharded, self.split, self.vocab_file, self.workers = sharded, split, vocab_file, workers
+        self.sharded, self.split, self.vocab_file = sharded, split, vocab_file
         self.do_lower_case, self.sample_options = do_lower_case, options
         length = options.sequence_length
         self.name = f"hdf5 {length} {split}"
         self.folder = output_dir / "hdf5" / f"seq_{length}_pred_{options.predictions_per_sequence}" / split
         self.options = asdict(options) | {"do_lower_case": do_lower_case}
 
-    def inputs(self) -> list[Path]:
+    def inputs(self) -> list[str]:
         check_casing(self.vocab_file, self.do_lower_case)
-        return [*text_identity(self.sharded, "shard"), self.vocab_file]
+        return [*text_identity(self.sharded, "shard"), str(self.vocab_file)]
 
     def skip_reason(self) -> str | None:
         return None if shards_of_split(self.sharded, self.split) else f"there is no {self.split} text"
 
-    def make(self, folder: Path) -> dict[str, Any]:
-        from data_preparation.sample_shards import create_shard_in_worker, load_tokenizer, output_name
+    def make(self, folder: Path, inputs: list[dict[str, Any]], executor: Executor) -> dict[str, Any]:
+        from data_preparation import verify_report
+        from data_preparation.sample_shards import create_shards
+        from tokenizer import BertTokenizer
 
-        tokenizer = load_tokenizer(self.vocab_file, self.do_lower_case)  # a bad vocabulary fails before workers start
-        self.keep_unfinished(folder)
-        create = partial(
-            create_shard_in_worker,
-            vocab_file=self.vocab_file,
-            do_lower_case=self.do_lower_case,
-            options=self.sample_options,
-        )
-        texts = shards_of_split(self.sharded, self.split)
-        size = sum(path.stat().st_size for path in texts)
-        workers = min(len(texts), useful_workers(self.workers, size * self.sample_options.dupe_factor))
-        with progress_bar(size, self.name) as bar:
-            for report in ordered_map(create, [(path, folder / output_name(path)) for path in texts], workers):
-                bar.update(report.text_bytes)
-                if report.warning:
-                    tqdm.write(f"warning: {report.warning}", file=sys.stderr)
+        texts = with_hashes(shards_of_split(self.sharded, self.split))
+        tokenizer = BertTokenizer(self.vocab_file, self.do_lower_case)
+        _, findings = create_shards(folder, texts, tokenizer, self.sample_options, executor, self.name)
         shutil.copyfile(self.vocab_file, folder / "vocab.txt")
-        counts = verify_new_shards(folder, tokenizer, workers)
-        (folder / UNFINISHED_NOTE).unlink()
-        return counts
-
-    def keep_unfinished(self, folder: Path) -> None:
-        """Keeps the shards that a killed run left in `folder` if it had the same options and inputs, else removes
-        them."""
-        note = folder / UNFINISHED_NOTE
-        content = json.dumps([self.options, [file_digest(path) for path in self.inputs()]])
-        if not note.exists() or note.read_text() != content:
-            clear_folder(folder)
-            write_atomically(note, content)
+        verify_report.write(folder, findings, tokenizer)
+        return {
+            "samples": findings.samples,
+            "shards": findings.shards,
+            "%_full": round(100 * findings.fill, 1),
+            "%_masked": round(100 * findings.masked_share, 1),
+            "%_random_next": round(100 * findings.random_next_share, 1),
+        }
 
 
 def check_casing(vocab_file: Path, do_lower_case: bool) -> None:
@@ -267,21 +341,3 @@ def check_casing(vocab_file: Path, do_lower_case: bool) -> None:
     trained = made["options"].get("do_lower_case", do_lower_case) if made else do_lower_case
     if trained != do_lower_case:
         raise UserError(f"{vocab_file} was trained with --do-lower-case {trained}: use the same here")
-
-
-def verify_new_shards(folder: Path, tokenizer: Any, workers: int) -> dict[str, Any]:
-    """Verifies the shards and writes the report and the figure beside them."""
-    from data_preparation import verify_report
-    from data_preparation.verify import verify_folder
-
-    findings = verify_folder(folder, tokenizer, workers)
-    lines = [*verify_report.report_lines(findings, tokenizer), "", *verify_report.sample_lines(folder, tokenizer, 3)]
-    write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
-    verify_report.draw(findings, folder / verify_report.FIGURE)
-    return {
-        "samples": findings.samples,
-        "shards": findings.shards,
-        "%_full": round(100 * findings.fill, 1),
-        "%_masked": round(100 * findings.masked_share, 1),
-        "%_random_next": round(100 * findings.random_next_share, 1),
-    }

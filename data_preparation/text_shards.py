@@ -1,182 +1,152 @@
-"""Divides formatted text into text shards of equal size and splits its documents into training and test by a hash.
+"""Divides formatted text into text shards and into training and test documents, by a hash of each document.
 
-Formatted text has one sentence per line and an empty line between documents. It is read as a stream: memory holds a
-block of the input and the write buffers of the shards, however long the corpus and its documents are.
+The hash and the seed put a document into a cell. `bucket_spans` writes the documents of some input by cell;
+`plan_shards` makes shards of neighbouring cells; `join_shard` collects the documents of one shard from all buckets. So
+every shard is a sample of the whole text, and copies of a document are in the same shard.
 """
 
 import hashlib
-import heapq
-import math
-import resource
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.errors import UserError
+import numpy as np
 
-BLOCK = 4 << 20  # bytes read at a time
-HASHED_BYTES = 1 << 16  # of a document, to decide its split; less than a block, so that block boundaries do not matter
-WRITE_BUFFER = 1 << 18  # bytes, per shard
-OTHER_OPEN_FILES = 64  # that the process needs besides the shards
+from data_preparation.inputs import Span, read_text_span, split_documents
 
-
-class Piece(NamedTuple):
-    """A document, or a piece of one that is longer than a block."""
-
-    text: bytes
-    starts: bool  # the document starts with this piece
-    ends: bool
+MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
+MIN_DOCUMENTS = 2  # in a shard: next-sentence prediction draws random sentences from its other documents
+BUCKET_BYTES = 64 << 20
+MAX_BUCKETS = 2000  # more input makes larger buckets
 
 
-class SplitShards(NamedTuple):
-    """The shards of one split."""
-
+class Shard(NamedTuple):
+    split: str
+    first: int  # cell
+    last: int  # the cell after it
     documents: int
     bytes: int
-    files: list[Path]
 
 
-def read_pieces(paths: Iterable[Path], progress: Callable[[int], Any] | None = None) -> Iterator[Piece]:
-    """The documents of formatted files in order, without the final newline."""
-    for path in paths:
-        with path.open("rb") as file:
-            rest, starts = b"", True
-            while block := file.read(BLOCK):
-                if progress:
-                    progress(len(block))
-                *ended, rest = (rest + block).split(b"\n\n")
-                for text in ended:
-                    if not starts:
-                        yield Piece(text, False, ends=True)
-                    elif text := text.strip(b"\n"):
-                        yield Piece(text, True, ends=True)
-                    starts = True
-                if len(rest) > BLOCK:
-                    # Keep the last byte: together with the next block's first byte it may be an empty line.
-                    yield Piece(rest[:-1], starts, ends=False)
-                    rest, starts = rest[-1:], False
-            if not starts or rest.strip(b"\n"):
-                yield Piece(rest.strip(b"\n") if starts else rest.removesuffix(b"\n"), starts, ends=True)
+class Cells(NamedTuple):
+    """What decides the cells."""
+
+    total_bytes: int
+    shard_bytes: int
+    test_fraction: float
 
 
-def split_hash(text: bytes, seed: int) -> float:
-    """A number in [0, 1) that depends only on the document and the seed, so that copies of a document get the same
+def cell_edges(cells: Cells) -> np.ndarray:
+    """The lower edges of the cells in [0, 1): cells of the test split below `test_fraction`, then those of the training
     split."""
-    digest = hashlib.blake2b(text[:HASHED_BYTES], digest_size=8, key=str(seed).encode()).digest()
+    total_bytes, shard_bytes, test_fraction = cells
+    count = max(MIN_CELLS, 2 * round(total_bytes / shard_bytes))
+    test = np.linspace(0, test_fraction, count if test_fraction else 1)[:-1]
+    return np.concatenate([test, np.linspace(test_fraction, 1, count)[:-1]])
+
+
+def document_hash(text: bytes, seed: int) -> float:
+    """A number in [0, 1) that depends only on the document and the seed."""
+    digest = hashlib.blake2b(text, digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-class ShardWriter:
-    """Writes documents to at most `count` files in `folder`, each to the file that is the shortest so far.
+def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
+    """Runs of spans of about `BUCKET_BYTES`."""
+    limit = max(BUCKET_BYTES, sum(span.stop - span.start for span in spans) // MAX_BUCKETS)
+    buckets: list[list[Span]] = []
+    size = limit
+    for span in spans:
+        if size >= limit:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(span)
+        size += span.stop - span.start
+    return buckets
 
-    Every file gets at least two documents if there are two, because next-sentence prediction draws random sentences
-    from the other documents of a shard: a new file gets two in a row, and a last single one is moved to another file.
+
+def bucket_spans(output: Path, spans: Sequence[Span], cells: Cells, seed: int) -> dict[str, Any]:
+    """Writes the documents of `spans`, each followed by an empty line, in the order of their cells. Returns the number
+    of documents and of bytes in each cell."""
+    documents = [document for span in spans for document in split_documents(read_text_span(span))]
+    hashes = [document_hash(document, seed) for document in documents]
+    edges = cell_edges(cells)
+    cell_of = np.searchsorted(edges, hashes, side="right") - 1
+    sizes = np.array([len(document) + 2 for document in documents], np.int64)
+    with output.open("wb") as file:
+        for index in np.argsort(cell_of, kind="stable"):
+            file.write(documents[index] + b"\n\n")
+    counts = np.bincount(cell_of, minlength=len(edges))
+    bytes_ = np.bincount(cell_of, sizes, minlength=len(edges)).astype(np.int64)
+    return {"documents": counts.tolist(), "bytes": bytes_.tolist()}
+
+
+def plan_shards(documents: np.ndarray, sizes: np.ndarray, cells: Cells) -> list[Shard]:
+    """Shards of about `shard_bytes`. documents, sizes: of each cell.
+
+    If a split would have fewer than two documents, the first cells with two are the test split; if that leaves fewer
+    than two for training, all are for training.
     """
-
-    def __init__(self, folder: Path, count: int, stack: ExitStack):
-        self.folder, self.stack = folder, stack
-        self.shortest = [(0, index) for index in range(count)]  # a heap of (size, index)
-        self.size, self.index = 0, None  # the file that is not in the heap: it is being written, or has one document
-        self.files: list[Any] = []
-        self.documents: list[int] = []  # of each file
-
-    def write(self, piece: Piece) -> None:
-        if self.index is None:
-            self.size, self.index = heapq.heappop(self.shortest)
-        if self.index == len(self.files):  # the heap returns unused files in order
-            path = self.folder / f"shard-{self.index:05d}.txt"
-            self.files.append(self.stack.enter_context(path.open("wb", buffering=WRITE_BUFFER)))
-            self.documents.append(0)
-        text = b"\n" + piece.text if piece.starts and self.size else piece.text
-        if piece.ends:
-            text += b"\n"
-        self.files[self.index].write(text)
-        self.size += len(text)
-        if piece.ends:
-            self.documents[self.index] += 1
-            if self.documents[self.index] > 1:
-                heapq.heappush(self.shortest, (self.size, self.index))
-                self.index = None
-
-    def finish(self) -> SplitShards:
-        paths = [Path(file.name) for file in self.files]
-        if self.index is not None and len(paths) > 1:
-            single = paths.pop()
-            _, index = min(entry for entry in self.shortest if entry[1] < len(paths))
-            self.files[-1].close()
-            self.files[index].write(b"\n")
-            with single.open("rb") as file:
-                shutil.copyfileobj(file, self.files[index], BLOCK)
-            single.unlink()
-        for file in self.files:
-            file.close()
-        return SplitShards(sum(self.documents), sum(path.stat().st_size for path in paths), paths)
+    edges, (_, shard_bytes, test_fraction) = cell_edges(cells), cells
+    border = int(np.searchsorted(edges, test_fraction))
+    if test_fraction and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS:
+        border = int(np.searchsorted(np.cumsum(documents), MIN_DOCUMENTS)) + 1
+        border = border if documents[border:].sum() >= MIN_DOCUMENTS else 0
+    shards: list[Shard] = []
+    for split, first, last in (("training", border, len(edges)), ("test", 0, border)):
+        total = int(sizes[first:last].sum())
+        target = total / max(1, round(total / shard_bytes))
+        found: list[Shard] = []
+        start, count, size, before = first, 0, 0, 0
+        for cell in range(first, last):
+            count, size = count + int(documents[cell]), size + int(sizes[cell])
+            if count >= MIN_DOCUMENTS and before + size >= target * (len(found) + 1):
+                found.append(Shard(split, start, cell + 1, count, size))
+                start, count, size, before = cell + 1, 0, 0, before + size
+        if found and (count < MIN_DOCUMENTS or size < target / 2):
+            last_full = found.pop()
+            start, count, size = last_full.first, count + last_full.documents, size + last_full.bytes
+        if count:
+            found.append(Shard(split, start, last, count, size))
+        shards += found
+    return shards
 
 
-def write_shards(
-    paths: Sequence[Path],
-    folder: Path,
-    shard_bytes: int,
-    test_fraction: float,
-    seed: int,
-    progress: Callable[[int], Any] | None = None,
-) -> dict[str, SplitShards]:
-    """Writes the documents of `paths` to shards of about `shard_bytes` in the new folders `training` and `test`.
+class Part(NamedTuple):
+    """What a shard gets of a bucket."""
 
-    A document is in the test split if its hash is below `test_fraction`. If that leaves a split with fewer than two
-    documents, the two with the lowest hashes are the test split; fewer than four documents are all for training.
-    """
-    total = sum(path.stat().st_size for path in paths)
-    counts = {
-        "training": max(1, round(total * (1 - test_fraction) / shard_bytes)),
-        "test": max(1, round(total * test_fraction / shard_bytes)),
-    }
-    allow_open_files(sum(counts.values()) + OTHER_OPEN_FILES)
-    splits, lowest = distribute(paths, folder, counts, test_fraction, seed, progress)
-    documents = sum(split.documents for split in splits.values())
-    if documents == 0:
-        raise UserError(f"{', '.join(map(str, paths[:3]))}: no document in these files: check the formatted text")
-    thresholds = [math.nextafter(lowest[-1], 1.0), 0.0] if documents >= 4 else [0.0]
-    while test_fraction > 0 and thresholds and min(split.documents for split in splits.values()) < 2:
-        for split in splits.values():
-            for path in split.files:
-                path.unlink()
-        splits, _ = distribute(paths, folder, counts, thresholds.pop(0), seed, progress)
-    return splits
+    bucket: Path
+    start: int
+    stop: int
+    first: int  # number of its first document among those of all buckets
+    weight: float  # copies of its documents; a fraction is decided by the hash of the document
 
 
-def distribute(
-    paths: Sequence[Path],
-    folder: Path,
-    counts: dict[str, int],
-    threshold: float,
-    seed: int,
-    progress: Callable[[int], Any] | None,
-) -> tuple[dict[str, SplitShards], list[float]]:
-    """One pass over the text. Returns the shards of each split and the two lowest hashes."""
-    lowest: list[float] = []
-    with ExitStack() as stack:
-        writers = {}
-        for split, count in counts.items():
-            (folder / split).mkdir(parents=True, exist_ok=True)
-            writers[split] = ShardWriter(folder / split, count, stack)
-        for piece in read_pieces(paths, progress):
-            if piece.starts:
-                fraction = split_hash(piece.text, seed)
-                lowest = sorted([*lowest, fraction])[:2]
-                writer = writers["test" if fraction < threshold else "training"]
-            writer.write(piece)
-        return {split: writer.finish() for split, writer in writers.items()}, lowest
-
-
-def allow_open_files(count: int) -> None:
-    """Raises the limit of open files of this process to `count` if necessary."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and count > hard:
-        raise UserError(
-            f"so many shards need {count} open files, but this system allows {hard}: use larger shards (--shard-mb)"
-        )
-    if soft != resource.RLIM_INFINITY and count > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+def join_shard(
+    output: Path, parts: Sequence[Part], drop_duplicates: str, repeated: Path | None, seed: int
+) -> dict[str, Any]:
+    """Writes the documents in `parts`, with an empty line between them. repeated: see `merge_repeated`."""
+    seen: set[float] = set()
+    documents = dropped = 0
+    with output.open("wb") as file:
+        for part in parts:
+            with part.bucket.open("rb") as bucket:
+                bucket.seek(part.start)
+                text = bucket.read(part.stop - part.start)
+            if part.weight == 1 and drop_duplicates == "none":
+                file.write(text)
+                documents += text.count(b"\n\n")
+                continue
+            found = text.split(b"\n\n")[:-1]
+            bad = np.fromfile(repeated, np.uint8, len(found), offset=part.first) if repeated else np.zeros(len(found))
+            for document, is_repeated in zip(found, bad, strict=True):
+                place = document_hash(document, seed + 1)  # independent of the cell
+                if is_repeated or (drop_duplicates != "none" and place in seen):
+                    dropped += 1
+                    continue
+                seen.add(place)
+                copies = int(part.weight + place)
+                file.write((document + b"\n\n") * copies)
+                documents += copies
+        file.truncate(max(file.tell() - 1, 0))
+    return {"documents": documents, "dropped": dropped}

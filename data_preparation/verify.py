@@ -4,75 +4,22 @@ Legend: n rows, S sequence length, P predictions per sequence, M masked tokens.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from functools import partial, reduce
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards
-from data_preparation.parallel import ordered_map
+from data_preparation.findings import Findings, count_samples
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.progress import progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
-HASH_SEED = 20_181_011  # of the random weights: the hash of a row is a weighted sum modulo 2^64
 
 
-@dataclass(kw_only=True)
-class Findings:
-    """Sums over shards of one sequence length; `+` adds two."""
-
-    shards: int = 0
-    checksummed: int = 0  # shards with a checksum of every data set
-    samples: int = 0
-    tokens: int = 0
-    masked: int = 0
-    masked_as_mask: int = 0  # replaced by [MASK]
-    masked_as_itself: int = 0  # kept
-    masked_as_other: int = 0  # replaced by a random token
-    labels: np.ndarray  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
-    lengths: np.ndarray  # number of samples of each length [S + 1]
-    positions: np.ndarray  # number of masked tokens at each position [S]
-    highest_id: int = 0
-    sample_hashes: list[np.ndarray] = field(default_factory=list, repr=False)  # of the samples, one [n] per block
-    text_hashes: list[np.ndarray] = field(default_factory=list, repr=False)  # of the samples without their masks
-
-    def __add__(self, other: "Findings") -> "Findings":
-        total = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return Findings(**total | {"highest_id": max(self.highest_id, other.highest_id)})
-
-    @property
-    def sequence_length(self) -> int:
-        return len(self.positions)
-
-    @property
-    def fill(self) -> float:
-        return self.tokens / (self.samples * self.sequence_length)
-
-    @property
-    def masked_share(self) -> float:
-        return self.masked / self.tokens
-
-    @property
-    def random_next_share(self) -> float:
-        return self.labels[2] / self.samples
-
-    @property
-    def repeated_samples(self) -> int:
-        return self.samples - len(np.unique(np.concatenate(self.sample_hashes)))
-
-    @property
-    def distinct_texts(self) -> int:
-        return len(np.unique(np.concatenate(self.text_hashes)))
-
-
-def verify_folder(
-    folder: Path,
-    tokenizer: BertTokenizer | None,
-    workers: int = 1,
-) -> Findings:
+def verify_folder(folder: Path, tokenizer: BertTokenizer | None, executor: Executor) -> Findings:
     """Reads every shard in `folder`. Raises UserError that names the first invalid shard and row."""
     paths = find_shards(folder)
     first = Shard(paths[0])
@@ -82,15 +29,19 @@ def verify_folder(
     special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
     examine = partial(examine_shard, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size)
+    total = empty_findings(first)
     with progress_bar(len(paths), "verify", "shard") as bar:
-        findings = []
-        for found in ordered_map(examine, paths, min(workers, len(paths))):
-            findings.append(found)
+        for found in executor.map(examine, [path.absolute() for path in paths]):
+            total += found
             bar.update()
-    total = reduce(Findings.__add__, findings)
     if total.samples == 0:
         raise UserError(f"the shards in {folder} contain no sample: make them from more text")
     return total
+
+
+def empty_findings(shard: Shard) -> Findings:
+    length = shard.sequence_length
+    return Findings(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int), positions=np.zeros(length, int))
 
 
 def check_consistency(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -> None:
@@ -132,19 +83,14 @@ def read_blocks(shard: Shard) -> Iterator[dict[str, np.ndarray]]:
 
 def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None, vocab_size: int) -> Findings:
     shard = Shard(path)
-    length, predictions = shard.sequence_length, shard.predictions_per_sequence
-    weights = np.random.default_rng(HASH_SEED).integers(1, 2**63, 3 * length + predictions + 1, dtype=np.uint64) | 1
     shard.verify_checksums()
-    findings = Findings(
-        shards=1,
-        checksummed=int(shard.has_checksums),
-        labels=np.zeros(3, int),
-        lengths=np.zeros(length + 1, int),
-        positions=np.zeros(length, int),
-    )
+    findings = empty_findings(shard)
+    findings.shards, findings.checksummed = 1, int(shard.has_checksums)
     for number, block in enumerate(read_blocks(shard)):
         check_rows(path, number * BLOCK_ROWS, block, special_ids, vocab_size)
-        findings += examine_block(block, mask_id, weights)
+        lengths = block["input_mask"].sum(axis=1)
+        columns = [block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")]
+        findings += count_samples(block["input_ids"], lengths, *columns, mask_id)
     return findings
 
 
@@ -186,37 +132,3 @@ def check_rows(
         if bad_n.any():
             row = first_row + int(bad_n.argmax())
             raise UserError(f"shard {path}, row {row}: {what}: the shard is damaged, make or download it again")
-
-
-def examine_block(block: dict[str, np.ndarray], mask_id: int, weights: np.ndarray) -> Findings:
-    ids_nS, positions_nP, original_nP = block["input_ids"], block["masked_lm_positions"], block["masked_lm_ids"]
-    n, length = ids_nS.shape
-    lengths_n = block["input_mask"].sum(axis=1)
-    masked_nP = positions_nP > 0
-    seen_M = np.take_along_axis(ids_nS, positions_nP, axis=1)[masked_nP]
-    original_M = original_nP[masked_nP]
-    as_mask = int((seen_M == mask_id).sum())
-    as_itself = int(((seen_M == original_M) & (seen_M != mask_id)).sum())
-    unmasked_nS = ids_nS.copy()
-    unmasked_nS[np.nonzero(masked_nP)[0], positions_nP[masked_nP]] = original_M
-    rest = np.column_stack([block["segment_ids"], block["next_sentence_labels"]])
-    sample_n = hash_rows(np.column_stack([ids_nS, unmasked_nS, rest, positions_nP]), weights)
-    text_n = hash_rows(np.column_stack([unmasked_nS, rest]), weights)
-    return Findings(
-        samples=n,
-        tokens=int(lengths_n.sum()),
-        masked=len(seen_M),
-        masked_as_mask=as_mask,
-        masked_as_itself=as_itself,
-        masked_as_other=len(seen_M) - as_mask - as_itself,
-        labels=np.bincount(block["next_sentence_labels"] + 1, minlength=3),
-        lengths=np.bincount(lengths_n, minlength=length + 1),
-        positions=np.bincount(positions_nP[masked_nP], minlength=length),
-        highest_id=int(max(ids_nS.max(), original_nP.max(initial=0))),
-        sample_hashes=[sample_n],
-        text_hashes=[text_n],
-    )
-
-
-def hash_rows(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return values.astype(np.uint64) @ weights[: values.shape[1]]

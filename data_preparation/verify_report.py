@@ -1,26 +1,28 @@
 """Reports on HDF5 shards: numbers, a few samples to read, and a figure."""
 
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 
 from data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
+from data_preparation.findings import Findings
 from data_preparation.stage_runner import format_bytes
-from data_preparation.verify import Findings, verify_folder
+from data_preparation.verify import verify_folder
 from tokenizer import BertTokenizer
 from utils.errors import UserError
-from utils.files import atomic_path, file_digest
+from utils.files import atomic_path, file_digest, write_atomically
 
 FIGURE = "distributions.png"
 SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[1] / "vocab"
 
 
-def report_on_folders(root: Path, vocab_file: Path | None, samples: int, workers: int) -> None:
+def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executor: Executor) -> None:
     """Verifies every folder of HDF5 shards below `root`, prints a report with some samples, and draws the figure."""
     for folder in shard_folders(root):
         found = vocab_file or find_vocabulary(folder)
         tokenizer = BertTokenizer(found) if found else None
-        findings = verify_folder(folder, tokenizer, workers)
+        findings = verify_folder(folder, tokenizer, executor)
         print(f"{folder}: every row is valid")
         print("\n".join(report_lines(findings, tokenizer)))
         is_drawn = draw(findings, folder / FIGURE)
@@ -28,6 +30,13 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, workers
         if samples:
             print("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
         print(flush=True)
+
+
+def write(folder: Path, findings: Findings, tokenizer: BertTokenizer) -> None:
+    """Writes the report and the figure of new shards beside them."""
+    lines = [*report_lines(findings, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
+    write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
+    draw(findings, folder / FIGURE)
 
 
 def show_folders(root: Path) -> None:
@@ -62,6 +71,7 @@ def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[st
     shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
     nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
     vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(unknown vocabulary)"
+    about = f"about (from {f.counted_samples:,} samples) " if f.is_estimate else ""
     lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
     return [
         f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
@@ -72,7 +82,7 @@ def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[st
         f"next sentence     {nsp}",
         f"ids               up to {f.highest_id} {vocabulary}",
         f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
-        f"repeated samples  {f.repeated_samples:,}; without masks {f.distinct_texts:,} distinct",
+        f"repeated samples  {about}{f.repeated_samples:,}; without masks {about}{f.distinct_texts:,} distinct",
     ]
 
 

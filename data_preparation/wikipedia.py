@@ -1,33 +1,24 @@
-"""Extracts documents of prose from a Wikipedia dump, `pages-articles.xml.bz2`, plain or multistream.
+"""Extracts documents of prose from a Wikipedia dump, `pages-articles.xml.bz2`, plain or multistream, or `.xml`.
 
-The file is read as a stream. The streams of a multistream dump (or of a file from a parallel compressor) are
-decompressed by the workers; a plain dump is decompressed by this process and cleaned by the workers.
+A span of the file is read by itself: it has the pages that start in it.
 """
 
-import bz2
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
+from data_preparation.bzip2 import read_blocks
 from data_preparation.documents import Document, OnBad, raise_error
-from data_preparation.parallel import ordered_map
+from data_preparation.inputs import Span, open_input
 from data_preparation.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
 from data_preparation.wikitext import prose_of
 
 READ_SIZE = 1 << 20
-BATCH = 1 << 22  # bytes of XML sent to a worker at a time, or as many compressed bytes as make about that
-COMPRESSION_RATIO = 5
-# The header of a bzip2 stream and of its first block: occurs by chance once in 10^24 bytes.
-STREAM_START = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
-STREAM_HEAD = 10
-MULTISTREAM_WITHIN = 16 << 20  # bytes; a multistream dump has a second stream within them
-HEAD_READ_SIZE = 1 << 14
+BZIP2_START = b"BZh"
 MAX_HEAD = 4 << 20  # bytes of XML that must contain the description of the wiki
 MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
 PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
+TAIL = 64  # bytes after the last page that may contain a tag or its beginning
 TRUNCATED = "the dump is truncated or damaged: download it again"
 
 NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
@@ -36,186 +27,79 @@ FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
 TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
 
 
-class Batch(NamedTuple):
-    xml: bytes
-    size: int  # of the compressed bytes
+def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
+    """The prose of the articles that start in `span`: no redirects, no other namespaces, no disambiguation pages. The
+    name of a document is the title of the page.
 
-
-class Piece(NamedTuple):
-    """The result for a piece of XML: the documents of its complete pages; the bytes before the first and after the last
-    of them (`tail` is None and `head` is everything if there is no complete page); bad pages as (where, why)."""
-
-    head: bytes
-    documents: list[Document]
-    tail: bytes | None
-    bad: list[tuple[str, str]]
-    size: int = 0  # of the compressed bytes
-
-
-def extract(
-    path: str | Path,
-    workers: int,
-    progress: Callable[[int], Any] | None = None,
-    on_bad: OnBad = raise_error,
-) -> Iterator[Document]:
-    """The prose of the articles of the dump at `path` in its order: no redirects, no other namespaces, no
-    disambiguation pages. The name of a document is the title of the page.
-
-    progress: called with the number of compressed bytes since the last call. on_bad: called with (where, why) for
-    malformed and truncated pages, and for a file that is not a dump; if it returns, they are left out.
+    on_bad: called with (where, why) for malformed and truncated pages, and for a file that is not a dump; if it
+    returns, they are left out.
     """
-    path = Path(path)
-    hidden = hidden_prefixes(path)
+    hidden = hidden_prefixes(span.path)
     if hidden is None:
-        on_bad(
-            f"{path}", f"does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
-        )
+        if span.start == 0:
+            why = f"does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
+            on_bad(span.path, why)
         return
-    if is_multistream(path):
-        pieces = ordered_map(partial(read_streams, path, hidden), stream_spans(path), workers)
-    else:
-        pieces = ordered_map(partial(read_batch, path, hidden), xml_batches(path, on_bad), workers)
-    rest = b""  # the bytes after the last complete page: at most the beginning of one
-    for piece in pieces:
-        rest += piece.head
-        if PAGE_END in rest:
-            between = read_xml(path, hidden, rest)
-            yield from reported(between, on_bad)
-            rest = between.head if between.tail is None else between.tail
-        yield from reported(piece, on_bad)
-        if piece.tail is not None:
-            rest = piece.tail
-        if PAGE_START not in rest:
-            rest = rest[-64:]
-        elif len(rest) > MAX_PAGE:
-            on_bad(
-                f"{path}", f"a page of more than {MAX_PAGE >> 20} MB: this is not a Wikipedia dump, or it is damaged"
-            )
-            rest = b""
-        if progress:
-            progress(piece.size)
-    if DUMP_END not in rest:
-        on_bad(f"{path}, at the end", TRUNCATED)
+    data, own, belongs = b"", 0, False  # own: the bytes of `data` that are in the span
+    for position, xml in read_xml(span):
+        belongs = position < span.stop
+        if not belongs and not may_have_page(data[:own]):
+            return
+        if xml is None or len(data) > MAX_PAGE:
+            on_bad(f"{span.path}, byte {position}", TRUNCATED)
+            data, own = b"", 0
+            continue
+        data += xml
+        own = len(data) if belongs else own
+        at = 0
+        while 0 <= (start := data.find(PAGE_START, at)) < own and (end := data.find(PAGE_END, start)) >= 0:
+            at = end + len(PAGE_END)
+            try:
+                document = read_page(data[start:at], hidden)
+            except ElementTree.ParseError as error:
+                on_bad(f"{span.path}, page {title_of(data[start:at])}", f"malformed XML ({error})")
+            else:
+                if document:
+                    yield document
+        if not 0 <= data.find(PAGE_START, at) < own:
+            at = max(at, len(data) - TAIL)
+        data, own = data[at:], max(own - at, 0)
+    is_end = DUMP_END in data or DUMP_END.endswith(data.strip())  # the tag may start in the span before
+    if (belongs and not is_end) or PAGE_START in data[:own]:
+        on_bad(f"{span.path}, at the end", TRUNCATED)
 
 
-def reported(piece: Piece, on_bad: OnBad) -> list[Document]:
-    for where, why in piece.bad:
-        on_bad(where, why)
-    return piece.documents
+def may_have_page(data: bytes) -> bool:
+    """Whether `data` has the start of a page, or ends with the first bytes of one."""
+    return PAGE_START in data or any(data.endswith(PAGE_START[:size]) for size in range(1, len(PAGE_START)))
 
 
-def hidden_prefixes(path: Path) -> frozenset[str] | None:
+def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:
+    """The XML from `span.start` to the end of the file: where each piece starts in the file, and its text, or None if
+    it is damaged. No piece is both in the span and after it."""
+    with open_input(span.path) as file:
+        if file.read(len(BZIP2_START)) == BZIP2_START:
+            yield from read_blocks(file, span.start)
+            return
+        position = file.seek(span.start)
+        while xml := file.read(min(READ_SIZE, span.stop - position) if position < span.stop else READ_SIZE):
+            yield position, xml
+            position += len(xml)
+
+
+def hidden_prefixes(path: str) -> frozenset[str] | None:
     """The prefixes, in lower case, of links that show no text: files and categories, in English and in the language of
     the wiki. None if the file is not a dump."""
     head = b""
-    try:
-        with open_dump(path) as file:
-            while b"</siteinfo>" not in head and len(head) < MAX_HEAD and (chunk := file.read1(HEAD_READ_SIZE)):
-                head += chunk
-    except (EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
+    for _, xml in read_xml(Span(path, 0, MAX_HEAD)):
+        head += xml or b""
+        if xml is None or b"</siteinfo>" in head or len(head) > MAX_HEAD:
+            break
     if b"<mediawiki" not in head or b"</siteinfo>" not in head:
         return None
     names = dict(NAMESPACE.findall(head))
     own = {names.get(key, b"").decode("utf-8", "replace").lower() for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)}
     return frozenset({"file", "category"} | FILE_ALIASES | own)
-
-
-def open_dump(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        is_compressed = STREAM_START.match(file.read(STREAM_HEAD))
-    return bz2.open(path) if is_compressed else path.open("rb")
-
-
-def is_multistream(path: Path) -> bool:
-    with path.open("rb") as file:
-        return len(STREAM_START.findall(file.read(MULTISTREAM_WITHIN))) > 1
-
-
-def stream_spans(path: Path) -> Iterator[tuple[int, int]]:
-    """(start, end) of runs of complete bzip2 streams in the file, each but the last of `BATCH` / 5 bytes or more."""
-    start = position = 0
-    overlap = b""
-    with path.open("rb") as file:
-        while chunk := file.read(READ_SIZE):
-            window = overlap + chunk
-            for found in STREAM_START.finditer(window):
-                at = position - len(overlap) + found.start()
-                if at - start >= BATCH // COMPRESSION_RATIO:
-                    yield start, at
-                    start = at
-            position += len(chunk)
-            overlap = window[-(STREAM_HEAD - 1) :]
-    yield start, position
-
-
-def read_streams(path: Path, hidden: frozenset[str], span: tuple[int, int]) -> Piece:
-    start, end = span
-    with path.open("rb") as file:
-        file.seek(start)
-        compressed = file.read(end - start)
-    xml: list[bytes] = []
-    bad = []
-    while compressed:
-        decompressor = bz2.BZ2Decompressor()
-        try:
-            xml.append(decompressor.decompress(compressed))
-        except OSError:
-            bad.append((f"{path}, bytes {start} to {end}", TRUNCATED))
-            break
-        if not decompressor.eof:
-            bad.append((f"{path}, byte {end}", TRUNCATED))
-            break
-        compressed = decompressor.unused_data
-    piece = read_xml(path, hidden, b"".join(xml))
-    return piece._replace(bad=piece.bad + bad, size=end - start)
-
-
-def xml_batches(path: Path, on_bad: OnBad) -> Iterator[Batch]:
-    """The XML in batches, which need not end with a page."""
-    done = 0
-    with path.open("rb") as raw, bz2.open(raw) if STREAM_START.match(raw.peek(STREAM_HEAD)) else raw as file:
-        while True:
-            chunks, size = [], 0
-            try:
-                while size < BATCH and (chunk := file.read1(READ_SIZE)):
-                    chunks.append(chunk)
-                    size += len(chunk)
-            except (EOFError, OSError) as error:
-                if isinstance(error, OSError) and error.errno:
-                    raise
-                on_bad(f"{path}, after byte {done}", TRUNCATED)
-            if not chunks:
-                return
-            position = raw.tell()
-            yield Batch(b"".join(chunks), position - done)
-            done = position
-
-
-def read_batch(path: Path, hidden: frozenset[str], batch: Batch) -> Piece:
-    return read_xml(path, hidden, batch.xml)._replace(size=batch.size)
-
-
-def read_xml(path: Path, hidden: frozenset[str], xml: bytes) -> Piece:
-    """The documents of the complete pages in `xml`, which may begin and end inside a page."""
-    first, last = xml.find(PAGE_START), xml.rfind(PAGE_END)
-    if first < 0 or last < first:
-        return Piece(xml, [], None, [])
-    last += len(PAGE_END)
-    documents, bad = [], []
-    position = first
-    while position >= 0 and position < last:
-        end = xml.find(PAGE_END, position) + len(PAGE_END)
-        try:
-            document = read_page(xml[position:end], hidden)
-        except ElementTree.ParseError as error:
-            bad.append((f"{path}, page {title_of(xml[position:end])}", f"malformed XML ({error})"))
-        else:
-            if document is not None:
-                documents.append(document)
-        position = xml.find(PAGE_START, end)
-    return Piece(xml[:first], documents, xml[last:], bad)
 
 
 def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from data_loading.hdf5_shards import KEYS, Shard, find_shards
+from data_loading.hdf5_shards import KEYS, open_shards
 from data_loading.loader import MicroBatch
 from data_loading.packing import Label, TokenStream
 from loss import pretraining_sums
@@ -61,7 +61,7 @@ class PretrainingDataset:
     def __init__(self, folder: str | Path, vocab_size: int):
         self.folder = Path(folder)
         self.vocab_size = vocab_size
-        self.shards = [shard for shard in map(Shard, find_shards(folder)) if len(shard)]
+        self.shards = [shard for shard in open_shards(folder) if len(shard)]
         if not self.shards:
             raise UserError(f"the shards in {folder} hold no sample: make them from more text")
         first = self.shards[0]
@@ -116,14 +116,14 @@ class PretrainingDataset:
     def rows(self, key: str, indices: np.ndarray) -> np.ndarray:
         """The rows `indices` of the data set `key`, gathered from all shards."""
         which = np.searchsorted(self.ends, indices, side="right")
-        numbers = np.unique(which)
+        order = np.argsort(which, kind="stable")
+        numbers, starts = np.unique(which[order], return_index=True)
         for number in numbers:
             self.shards[number].check_size()
-        parts = {number: self.shards[number].arrays[key] for number in numbers}
+        parts = [self.shards[number].arrays[key] for number in numbers]
         shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
-        out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts.values()} or {np.int64})))
-        for number, part in parts.items():
-            here = which == number
+        out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts} or {np.int64})))
+        for number, part, here in zip(numbers, parts, np.split(order, starts[1:]), strict=True):
             out[here] = part[indices[here] - (self.ends[number] - len(part))]
         return out
 

@@ -1,13 +1,16 @@
 """Data creation: the fast path against the written-out algorithm, its statistics, its files, and bad input."""
 
+import contextlib
 import gzip
 import hashlib
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import kill_and_wait_for_workers
 
-from benchmarks.data_creation import NEW_WORDS, lengthen
+import create_pretraining_data
 from benchmarks.data_creation_reference import (
     Draws,
     PlainTokenizer,
@@ -30,12 +33,14 @@ from benchmarks.data_creation_reference import (
     truncate_pair,
 )
 from data_preparation.corpus import Corpus, find_text, read_blocks, read_corpus
+from data_preparation.hdf5_writer import shard_attributes
 from data_preparation.masking import choose_positions
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shard
 from data_preparation.sampling import SAMPLE, draw_samples, truncate
 from tokenizer import BertTokenizer
 from utils.errors import UserError
+from utils.files import file_digest, lock_folder
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 PLAIN_TOKENIZER = PlainTokenizer(VOCAB_FILE)
@@ -71,6 +76,11 @@ def read_shard(path: Path) -> dict[str, np.ndarray]:
     """As NVIDIA's reader does: each key whole, then as int64."""
     with h5py.File(path) as file:
         return {key: np.asarray(file[key][:]).astype(np.int64) for key in KEYS}
+
+
+def make_shard(text: Path, output: Path, tokenizer: BertTokenizer, options: SampleOptions) -> dict:
+    attributes = shard_attributes(file_digest(text), tokenizer, options)
+    return create_shard(output, text, output.name, tokenizer, options, attributes)
 
 
 def unmasked(shard: dict[str, np.ndarray]) -> np.ndarray:
@@ -126,11 +136,11 @@ class Replay(Draws):
 
 
 @pytest.mark.parametrize("next_sentence_prediction", [True, False])
-@pytest.mark.parametrize(("seed", "documents"), [(0, 60), (1, 60), (19, 1)])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_making_the_same_choices_the_written_out_algorithm_makes_the_same_samples(
-    tokenizer, tmp_path, seed, documents, next_sentence_prediction
+    tokenizer, tmp_path, seed, next_sentence_prediction
 ):
-    path = write_text(tmp_path / "text.txt", documents, seed)
+    path = write_text(tmp_path / "text.txt", seed=seed)
     options = SampleOptions(64, 10, short_seq_prob=0.0, next_sentence_prediction=next_sentence_prediction)
     corpus = read_corpus(path, tokenizer)
     samples = draw_samples(corpus, options, np.random.default_rng(seed))
@@ -190,7 +200,7 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(
         whole_word_mask=whole_word_mask,
         next_sentence_prediction=next_sentence_prediction,
     )
-    create_shard(text, tmp_path / "fast.hdf5", tokenizer, options)
+    make_shard(text, tmp_path / "fast.hdf5", tokenizer, options)
     fast = read_shard(tmp_path / "fast.hdf5")
     slow = create_samples(read_documents(text, PLAIN_TOKENIZER), options, tokenizer.tokens)
     count = len(slow)
@@ -217,7 +227,7 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(
 @pytest.fixture(scope="module")
 def shard(tokenizer, text, tmp_path_factory) -> dict[str, np.ndarray]:
     path = tmp_path_factory.mktemp("shard") / "text.hdf5"
-    create_shard(text, path, tokenizer, SampleOptions(128, 20, dupe_factor=10))
+    make_shard(text, path, tokenizer, SampleOptions(128, 20, dupe_factor=10))
     return read_shard(path)
 
 
@@ -291,7 +301,7 @@ def test_every_sample_is_two_runs_of_text_and_a_real_next_follows(shard, tokeniz
 
 
 def test_whole_words_are_masked_whole(tokenizer, text, tmp_path):
-    create_shard(text, tmp_path / "words.hdf5", tokenizer, SampleOptions(128, 20, whole_word_mask=True))
+    make_shard(text, tmp_path / "words.hdf5", tokenizer, SampleOptions(128, 20, whole_word_mask=True))
     shard = read_shard(tmp_path / "words.hdf5")
     ids = unmasked(shard)
     is_piece = np.array([token.startswith("##") for token in tokenizer.tokens])[ids]
@@ -311,7 +321,7 @@ def test_whole_words_are_masked_whole(tokenizer, text, tmp_path):
 
 
 def test_without_next_sentence_prediction_a_sample_is_one_segment_without_label(tokenizer, text, tmp_path):
-    create_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions(64, 10, next_sentence_prediction=False))
+    make_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions(64, 10, next_sentence_prediction=False))
     shard = read_shard(tmp_path / "one.hdf5")
     assert (shard["next_sentence_labels"] == -1).all()
     assert not shard["segment_ids"].any()
@@ -320,12 +330,13 @@ def test_without_next_sentence_prediction_a_sample_is_one_segment_without_label(
         assert not file.attrs["next_sentence_prediction"]
 
 
-def test_one_document_gives_only_real_next_pairs_and_a_warning(tokenizer, tmp_path):
+def test_one_document_has_no_random_next_and_is_refused(tokenizer, tmp_path):
     text = tmp_path / "one.txt"
     text.write_text("".join(f"{WORDS[i]} {WORDS[i + 1]} {WORDS[i + 2]}\n" for i in range(0, 900, 3)))
-    report = create_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions())
-    assert "is one document" in report.warning
-    assert not read_shard(tmp_path / "one.hdf5")["next_sentence_labels"].any()
+    with pytest.raises(UserError, match=r"one\.txt is one document.*--no-nsp"):
+        make_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions())
+    counts = make_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions(next_sentence_prediction=False))
+    assert counts["documents"] == 1
 
 
 def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(tokenizer, tmp_path, monkeypatch):
@@ -362,12 +373,12 @@ def test_the_statistics_hold_on_real_books(tokenizer, tmp_path):
         parts += ["\n".join(filter(None, joined[start : start + 40])) for start in range(0, len(joined), 40)]
     text = tmp_path / "books.txt"
     text.write_text("\n\n".join(parts), encoding="utf-8")
-    report = create_shard(text, tmp_path / "books.hdf5", tokenizer, SampleOptions())
+    counts = make_shard(text, tmp_path / "books.hdf5", tokenizer, SampleOptions())
     shard = read_shard(tmp_path / "books.hdf5")
     assert_masking_is_berts(shard, 30_000)
     # A little more than half: a chunk of one sentence has no real next.
     assert 0.5 < shard["next_sentence_labels"].mean() < 0.56
-    assert 0.05 < report.counts["truncated"] / report.counts["untruncated"] < 0.2
+    assert 0.05 < counts["truncated"] / counts["untruncated"] < 0.2
     assert shard["input_mask"].mean() > 0.85
 
 
@@ -391,7 +402,11 @@ def text_folder(tmp_path_factory) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in visible(folder)}
+
+
+def visible(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.name not in (".lock", ".records")]
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +420,7 @@ def made(text_folder, tmp_path_factory) -> Path:
 
 
 def test_the_number_of_workers_does_not_change_a_byte(text_folder, made, tmp_path):
-    assert len(digests(made)) == 5
+    assert len(digests(made)) == 6  # and index.json
     for workers in (2, 3):
         result = run_program(*command(text_folder, tmp_path / str(workers), "--num-workers", workers))
         assert result.returncode == 0, result.stderr
@@ -414,7 +429,7 @@ def test_the_number_of_workers_does_not_change_a_byte(text_folder, made, tmp_pat
 
 def test_each_shard_has_random_numbers_of_its_own(text_folder, tokenizer, tmp_path):
     for name in ("a", "b"):
-        create_shard(text_folder / "part_0.txt", tmp_path / f"{name}.hdf5", tokenizer, SampleOptions(64, 10))
+        make_shard(text_folder / "part_0.txt", tmp_path / f"{name}.hdf5", tokenizer, SampleOptions(64, 10))
     a, b = read_shard(tmp_path / "a.hdf5"), read_shard(tmp_path / "b.hdf5")
     rows = min(len(a["input_ids"]), len(b["input_ids"]))
     assert (a["input_ids"][:rows] == b["input_ids"][:rows]).all(axis=1).mean() < 0.01
@@ -434,31 +449,54 @@ def test_killed_at_random_moments_and_rerun_it_makes_the_same_files(text_folder,
     assert digests(output) == digests(made)
 
 
-def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder, tokenizer, tmp_path):
-    text = tmp_path / "text.txt"
+def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder, tmp_path):
+    text, output = tmp_path / "text.txt", tmp_path / "out" / "text.hdf5"
     text.write_bytes((text_folder / "part_0.txt").read_bytes())
-    output, options = tmp_path / "text.hdf5", SampleOptions(64, 10)
-    assert create_shard(text, output, tokenizer, options).made
+    words = [str(word) for word in command(text, output.parent)[1:]]
+    create_pretraining_data.main(words)
     before = output.stat().st_mtime_ns
-    assert not create_shard(text, output, tokenizer, options).made
+    create_pretraining_data.main(words)
     assert output.stat().st_mtime_ns == before
     with pytest.raises(UserError, match=r"dupe_factor 5, not 2.*--overwrite"):
-        create_shard(text, output, tokenizer, SampleOptions(64, 10, dupe_factor=2))
+        create_pretraining_data.main([*words, "--dupe-factor", "2"])
     text.write_text(text.read_text() + "More.\n")
     with pytest.raises(UserError, match="input_sha256"):
-        create_shard(text, output, tokenizer, options)
+        create_pretraining_data.main(words)
     assert output.stat().st_mtime_ns == before
-    assert create_shard(text, output, tokenizer, options, overwrite=True).made
+    create_pretraining_data.main([*words, "--overwrite"])
+    assert output.stat().st_mtime_ns > before
     output.write_bytes(output.read_bytes()[:500])
-    with pytest.raises(UserError, match="not a readable HDF5"):
-        create_shard(text, output, tokenizer, options)
+    with pytest.raises(UserError, match="has changed since"):
+        create_pretraining_data.main(words)
 
 
-def test_temporary_files_of_killed_runs_are_removed(text_folder, tokenizer, tmp_path):
-    for name in ("part_0.hdf5.tmp-1", "part_1.hdf5.tmp-1"):
-        (tmp_path / name).write_text("part of a shard")
-    create_shard(text_folder / "part_0.txt", tmp_path / "part_0.hdf5", tokenizer, SampleOptions(64, 10))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["part_0.hdf5", "part_1.hdf5.tmp-1"]
+def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made, tmp_path):
+    """The second is refused, and does not remove the temporary file of the first."""
+    shutil.copytree(made, tmp_path / "out")
+    with contextlib.closing(lock_folder(tmp_path / "out")):
+        (tmp_path / "out" / "part_0.hdf5.tmp-1").write_text("part of a shard")
+        assert_refused(run_program(*command(text_folder, tmp_path / "out")), "is in use by process", str(tmp_path))
+        assert (tmp_path / "out" / "part_0.hdf5.tmp-1").exists()
+    assert run_program(*command(text_folder, tmp_path / "out")).returncode == 0
+    assert digests(tmp_path / "out") == digests(made)
+
+
+def test_the_index_describes_every_data_set_of_every_shard(made, tokenizer):
+    index = json.loads((made / "index.json").read_text())
+    assert [shard["name"] for shard in index["shards"]] == sorted(path.name for path in made.glob("*.hdf5"))
+    rows = 0
+    for shard in index["shards"]:
+        content = (made / shard["name"]).read_bytes()
+        assert (shard["bytes"], shard["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        for key, values in read_shard(made / shard["name"]).items():
+            described = shard["datasets"][key]
+            dtype, size = np.dtype(described["dtype"]), int(np.prod(described["shape"]))
+            found = np.frombuffer(content, dtype, size, described["offset"]).reshape(described["shape"])
+            assert np.array_equal(found, values)
+            assert zlib.crc32(found.tobytes()) == described["crc32"]
+        rows += len(values)
+    assert index["samples"] == rows
+    assert index["attributes"]["vocab_sha256"] == tokenizer.vocab_sha256
 
 
 def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_made(made, tokenizer):
@@ -499,7 +537,7 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
 def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made, tokenizer, tmp_path):
     (tmp_path / "part_1.txt.gz").write_bytes(gzip.compress((text_folder / "part_1.txt").read_bytes()))
     output = tmp_path / "part_1.hdf5"
-    create_shard(tmp_path / "part_1.txt.gz", output, tokenizer, SampleOptions(64, 10, compression="gzip"))
+    make_shard(tmp_path / "part_1.txt.gz", output, tokenizer, SampleOptions(64, 10, compression="gzip"))
     ours, plain = read_shard(output), read_shard(made / "part_1.hdf5")
     assert all(np.array_equal(ours[key], plain[key]) for key in KEYS)
     with h5py.File(output) as file:
@@ -516,7 +554,7 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
         (b"", "text.txt", ["text.txt", "is empty"]),
         (b" \n\n\t\n", "text.txt", ["text.txt", "contains no word"]),
         (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
-        (b"Only.\n", "text.txt", ["text.txt", "no sample", "--no-nsp"]),
+        (b"Only.\n", "text.txt", ["text.txt", "is one document", "--no-nsp"]),
         (gzip.compress(b"word " * 9999, mtime=0)[:-20], "text.txt.gz", ["text.txt.gz", "truncated"]),
     ],
 )
@@ -525,7 +563,7 @@ def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(tmp_path
         (tmp_path / name).write_bytes(content)
     output = tmp_path / "out"
     assert_refused(run_program(*command(tmp_path / name, output, "--num-workers", 1)), *words)
-    assert not output.exists() or not list(output.iterdir())
+    assert not output.exists() or not visible(output)
 
 
 def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
@@ -547,51 +585,17 @@ def test_an_output_folder_that_is_a_file_is_refused(text_folder, tmp_path):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_a_shard_that_cannot_grow_is_one_line_and_leaves_nothing(text_folder, tmp_path, compression):
-    """A limit of the size of files acts as a full disk does: the file is made and cannot grow."""
-    output = tmp_path / "out"
-    output.mkdir()
+def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(text_folder, tmp_path, compression):
     extra = ("--num-workers", 1, "--compression", compression)
-    words = [sys.executable, *command(text_folder / "part_3.txt", output, *extra)]
-    result = run_program("bash", "-c", 'ulimit -f 4 && exec "$@"', "bash", *words)
-    assert_refused(result, str(output / "part_3.hdf5"), "larger than the limit")
-    assert not list(output.iterdir())
+    words = [sys.executable, *command(text_folder / "part_3.txt", tmp_path / "out", *extra)]
+    result = run_program("bash", "-c", 'ulimit -f 40 && exec "$@"', "bash", *words)
+    assert_refused(result, str(tmp_path / "out" / "part_3.hdf5"), "larger than the limit")
+    assert not visible(tmp_path / "out")
 
 
 def test_a_disk_too_small_is_refused_before_writing(text_folder, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
     with pytest.raises(UserError, match="9 free"):
-        create_shard(text_folder / "part_0.txt", tmp_path / "part_0.hdf5", tokenizer, SampleOptions())
+        make_shard(text_folder / "part_0.txt", tmp_path / "part_0.hdf5", tokenizer, SampleOptions())
     assert not list(tmp_path.iterdir())
-
-
-def test_the_benchmark_compares_implementations_and_numbers_of_workers(text_folder, tmp_path):
-    output = tmp_path / "result.json"
-    toy = ("--rounds", 1, "--reference-megabytes", 0.01, "--workers", 1, 2)
-    result = run_program("benchmarks/data_creation.py", "--input-dir", text_folder, "--output", output, *toy)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(output.read_text())
-    implementations = found["results"]["text"]["implementations"]
-    this_project, reference = implementations["this project"], implementations["reference"]
-    text_bytes = sum(path.stat().st_size for path in text_folder.iterdir())
-    assert this_project["text_megabytes"] == pytest.approx(text_bytes / 1e6)
-    assert 0.01 <= reference["text_megabytes"] < text_bytes / 1e6
-    rates = [figures["text_megabytes"] / figures["seconds"]["median"] for figures in (this_project, reference)]
-    assert found["results"]["text"]["speedup"] == pytest.approx(rates[0] / rates[1])
-    # Both make about as many samples of a megabyte.
-    samples = [f["samples_per_second"] / f["text_megabytes_per_second"] for f in (this_project, reference)]
-    assert samples[0] == pytest.approx(samples[1], rel=0.2)
-    assert found["program"]["by_workers"].keys() == {"1", "2"}
-    assert f"{found['results']['text']['speedup']:.1f} times" in result.stdout
-
-
-def test_the_benchmarks_long_text_brings_new_words_at_the_rate_that_it_names(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.data_creation.LONG_SHARD_BYTES", 500_000)
-    book = write_text(tmp_path / "book.txt")
-    known = Counter(book.read_text(encoding="utf-8").split())
-    lengthen(book, tmp_path / "long.txt", seed=0)
-    words = (tmp_path / "long.txt").read_text(encoding="utf-8").split()
-    new = sum(word not in known for word in words) / len(words)
-    assert new == pytest.approx(NEW_WORDS, rel=0.3) and len(words) > 5 * known.total()

@@ -7,13 +7,18 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard
+from conftest import VOCAB_FILE, pretraining_types, sample_rows, write_nvidia_shard, write_shard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_loading.hdf5_shards import KEYS, Shard, find_shards, smallest_integers
+from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smallest_integers
+from data_preparation.executors import InProcessExecutor
+from data_preparation.options import SampleOptions
+from data_preparation.sample_shards import create_shards
 from tasks.pretraining import PretrainingDataset
+from tokenizer import BertTokenizer
 from utils.errors import UserError
+from utils.files import file_digest
 
 VOCAB_SIZE = 30522
 
@@ -220,3 +225,59 @@ def test_the_digest_changes_with_the_rows_and_not_with_how_they_are_stored(tmp_p
         after = PretrainingDataset(tmp_path / "a", VOCAB_SIZE).digest()
         assert after != before
         before = after
+
+
+def shards_with_index(tmp_path: Path, count: int) -> Path:
+    """`count` shards of four samples each, and their index."""
+    folder = tmp_path / "indexed"
+    texts = [tmp_path / f"part-{number:03d}.txt" for number in range(count)]
+    for number, text in enumerate(texts):
+        text.write_text(f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n")
+    described = [{"path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)} for path in texts]
+    folder.mkdir()
+    create_shards(folder, described, BertTokenizer(VOCAB_FILE), SampleOptions(16, 3), InProcessExecutor(), "test")
+    return folder
+
+
+def test_an_index_gives_the_same_shards_without_opening_them(tmp_path, monkeypatch):
+    folder = shards_with_index(tmp_path, 4)
+    opened = [Shard(path) for path in find_shards(folder)]
+    with monkeypatch.context() as patch:
+        patch.setattr("data_loading.hdf5_shards.h5py.File", None)
+        described = open_shards(folder)
+    for ours, theirs in zip(described, opened, strict=True):
+        assert (ours.path, ours.layouts, ours.attributes) == (theirs.path, theirs.layouts, theirs.attributes)
+        assert ours.digest == theirs.digest
+        ours.verify_checksums()
+
+
+def test_a_shard_that_changed_after_the_index_is_opened(tmp_path):
+    folder = shards_with_index(tmp_path, 3)
+    first, second, third = find_shards(folder)
+    with h5py.File(second, "r+") as file:
+        file.attrs["vocab_sha256"] = "0" * 64  # the size stays
+    third.unlink()
+    (folder / "new.hdf5").write_bytes(first.read_bytes())
+    found = {shard.path.name: shard for shard in open_shards(folder)}
+    assert found.keys() == {first.name, second.name, "new.hdf5"}
+    assert found[second.name].attributes["vocab_sha256"] == "0" * 64
+    assert found["new.hdf5"].layouts == found[first.name].layouts
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"version": 1}', '{"version": 1, "attributes": {}, "shards": [5]}'])
+def test_a_damaged_index_is_one_error_that_names_it(tmp_path, content):
+    folder = shards_with_index(tmp_path, 1)
+    (folder / "index.json").write_text(content)
+    with pytest.raises(UserError, match=r"index\.json"):
+        open_shards(folder)
+
+
+def test_more_shards_than_the_soft_limit_of_open_files_are_read(tmp_path):
+    folder = shards_with_index(tmp_path, 40)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))
+    try:
+        assert all(len(shard.digest) == 64 for shard in open_shards(folder))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

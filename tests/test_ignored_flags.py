@@ -71,11 +71,11 @@ def test_flags_of_training_without_training(name, capsys):
             (prepare.parse_arguments, words.split(), words.split()[-2])
             for words in (
                 "download books --language de",
-                "download squad --mirror http://a",
+                "download books --books b --mirror http://a",
                 "download wikicorpus --squad-version 1.1",
                 "format corpus text --dump-date 20260101",
                 "format wikicorpus --text-field body",
-                "format corpus text --sentence-splitter fast --sentence-parameters p",
+                "format corpus text --sentence-splitter newline --sentence-parameters p",
                 "all corpus text --vocab-size 1000",
                 "all wiki_only --books b",
                 "all squad --lengths 128:20",

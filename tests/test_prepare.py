@@ -1,8 +1,8 @@
 """The data preparation as a user runs it: `python data/prepare.py ...` on small text, killed, rerun, with bad input."""
 
 import bz2
+import contextlib
 import errno
-import fcntl
 import gzip
 import hashlib
 import http.server
@@ -24,9 +24,10 @@ import pytest
 from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, wait_until
 
 from data import prepare
-from data_preparation import formatting, parallel
+from data_preparation import tasks
 from utils import progress
 from utils.errors import run_main
+from utils.files import lock_folder
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -44,9 +45,7 @@ def run(*arguments: object, code: int = 0, **options) -> subprocess.CompletedPro
 
 def digests(folder: Path) -> dict[str, str]:
     """Every file by its path, but for the lock and the manifests, which say where their inputs lie."""
-    files = (
-        path for path in folder.rglob("*") if path.is_file() and path.name not in (".prepare.lock", "manifest.json")
-    )
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "manifest.json"))
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -96,10 +95,13 @@ def test_the_manifest_names_inputs_and_outputs_with_their_sums(built, corpus):
     manifest = json.loads((built / "formatted" / "corpus" / "manifest.json").read_text())
     found = {Path(entry["path"]).name: entry["sha256"] for entry in manifest["inputs"]}
     assert found == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus.iterdir()}
-    (output,) = manifest["outputs"]
-    part = built / "formatted" / "corpus" / output["path"]
-    assert output["bytes"] == part.stat().st_size
-    assert manifest["counts"]["documents"] == part.read_text().count("\n\n") + 1 == 20
+    documents = 0
+    for output in manifest["outputs"]:
+        part = built / "formatted" / "corpus" / output["path"]
+        assert output["bytes"] == part.stat().st_size
+        assert output["sha256"] == hashlib.sha256(part.read_bytes()).hexdigest()
+        documents += part.read_text().count("\n\n") + 1
+    assert manifest["counts"]["documents"] == documents == 20
 
 
 def test_a_second_run_has_nothing_to_do(built, corpus):
@@ -144,9 +146,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, workers, monkeypatch):
-    # So little text is not worth a second worker and is one batch; here it is worth many.
-    monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
-    monkeypatch.setattr(formatting, "BATCH", 8_000)
+    monkeypatch.setattr(tasks, "SMALL_WORK", 0)  # so little text is not worth workers otherwise
     arguments = ["all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", workers, *SMALL]
     prepare.main([str(argument) for argument in arguments])
     assert digests(tmp_path / "data") == digests(built)
@@ -191,12 +191,13 @@ def check_against_manifest(path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     program = (
         "import os, sys, time\n"
-        "from data_preparation.parallel import ordered_map\n"
+        "from data_preparation.executors import open_executor\n"
         "def write_pid_and_sleep(folder):\n"
         "    open(f'{folder}/{os.getpid()}.pid', 'w').close()\n"
         f"    time.sleep({2 * PATIENCE})\n"
         "if __name__ == '__main__':\n"
-        "    list(ordered_map(write_pid_and_sleep, [sys.argv[1]] * 4, 2))\n"
+        "    with open_executor('local', 2) as executor:\n"
+        "        list(executor.map(write_pid_and_sleep, [sys.argv[1]] * 4))\n"
     )
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, tmp_path / "program.py", tmp_path]
@@ -211,6 +212,7 @@ def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpu
     text = tmp_path / "text.txt"
     text.write_text((corpus / "a.txt").read_text())
     command = ["all", "corpus", text, "--output-dir", tmp_path / "data", *SMALL, "--test-fraction", 0]
+    command += ["--empty-line", "document"]
     run(*command)
     more_masks = run(*command, "--masked-lm-prob", 0.2).stdout
     assert "shard: up to date" in more_masks
@@ -251,7 +253,8 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
     assert f"{len(BAD_INPUTS)} bad skipped" in done.stdout
     log = (tmp_path / "data" / "formatted" / "corpus" / "skipped.log").read_text()
     assert all(name in log for name in BAD_INPUTS)
-    assert (tmp_path / "data" / "formatted" / "corpus" / "part-00000.txt").read_text().count("A good one.") == 4
+    parts = (tmp_path / "data" / "formatted" / "corpus").glob("part-*.txt")
+    assert sum(path.read_text().count("A good one.") for path in parts) == 4
 
 
 def test_skip_bad_skips_a_file_that_is_not_a_dump(tmp_path):
@@ -282,7 +285,7 @@ def test_file_names_need_not_be_utf8(corpus, tmp_path):
     assert "udce8.txt:1: not UTF-8" in (output / "formatted" / "corpus" / "skipped.log").read_text()
     name = os.fsdecode(b"\xe9.txt")
     text = tmp_path / name
-    text.write_text((output / "formatted" / "corpus" / "part-00000.txt").read_text())
+    text.write_text((output / "sharded" / "training" / "shard-00000.txt").read_text())
     vocab_file = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
     words = ["--input-file", text, "--output-dir", tmp_path, "--vocab-file", vocab_file]
     subprocess.run([sys.executable, ROOT / "create_pretraining_data.py", *words], check=True, capture_output=True)
@@ -332,10 +335,9 @@ def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):
 
 
 def test_two_runs_in_one_folder_keep_out_of_each_others_way(corpus, tmp_path):
-    with (tmp_path / ".prepare.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.closing(lock_folder(tmp_path)):
         done = run("all", "corpus", corpus, "--output-dir", tmp_path, code=2)
-    assert "another run" in done.stderr
+    assert "is in use by process" in done.stderr
 
 
 def test_odd_text_neither_hangs_nor_fails(tmp_path):
@@ -366,16 +368,17 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus,
     assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
 
 
-def test_a_full_disk_is_one_line_that_names_the_place(built, corpus, tmp_path, monkeypatch, capsys):
-    def no_room(self, text):
+def test_a_full_disk_is_one_line_that_names_the_place(corpus, tmp_path, monkeypatch, capsys):
+    def no_room(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(formatting.PartWriter, "write", no_room)
+    monkeypatch.setattr("data_preparation.formatting.bounded", no_room)
     arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--num-workers", "1"]
     with pytest.raises(SystemExit) as ended:
         run_main(lambda: prepare.main(arguments))
     assert ended.value.code == 2
-    assert f"error: {tmp_path}/formatted/corpus.partial: the disk is full" in capsys.readouterr().err
+    place = rf"error: {tmp_path}/formatted/corpus\.\w+\.partial/part-00000.txt: the disk is full"
+    assert re.search(place, capsys.readouterr().err)
     assert not (tmp_path / "formatted" / "corpus").exists()
 
 
@@ -436,11 +439,12 @@ def test_books_from_a_list_of_addresses(tmp_path):
     downloaded = tmp_path / "data" / "download" / "books"
     assert {path.name for path in downloaded.glob("*.txt")} == set(names)
     assert (downloaded / names[0]).read_bytes() == (SAMPLE / names[0]).read_bytes()
-    formatted = tmp_path / "data" / "formatted" / "books" / "part-00000.txt"
-    assert "Alice" in formatted.read_text() and "Time Traveller" in formatted.read_text()
+    formatted = tmp_path / "data" / "formatted" / "books"
+    assert "Time Traveller" in (formatted / "part-00000.txt").read_text()
+    assert "Alice" in (formatted / "part-00001.txt").read_text()
     books.write_text(addresses[0])  # the other one is on disk still, and no longer asked for
     run(*command)
-    assert "Alice" not in formatted.read_text()
+    assert [path.name for path in formatted.glob("part-*")] == ["part-00000.txt"]
 
 
 def test_text_in_another_language_learns_its_own_sentences(tmp_path):
@@ -481,3 +485,13 @@ def test_a_dump_that_is_here_already_needs_no_download(tmp_path):
     (tmp_path / "cut.xml.bz2").write_bytes(cut)
     done = run("format", "wikicorpus", tmp_path / "cut.xml.bz2", "--output-dir", tmp_path / "other", code=2)
     assert "cut.xml.bz2" in done.stderr
+
+
+def test_wiki_books_says_how_to_name_the_books(tmp_path):
+    done = run("all", "wiki_books", SAMPLE, "--output-dir", tmp_path, code=2)
+    assert "--books FOLDER" in done.stderr and f"PATH is the Wikipedia dump ({SAMPLE} is taken for it)" in done.stderr
+
+
+@pytest.mark.parametrize("dataset", ["squad", "glue", "wikicorpus"])
+def test_every_download_with_known_addresses_takes_a_mirror(dataset, tmp_path):
+    prepare.main(["download", dataset, "--mirror", "http://127.0.0.1:9", "--output-dir", str(tmp_path), "--dry-run"])

@@ -58,7 +58,7 @@ def assert_same_rows(found, expected) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".prepare.lock")
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -72,7 +72,7 @@ def test_nvidias_shards_become_mapped_in_place(nvidia, workers):
         shard = Shard(path)
         assert shard.is_mapped and shard.has_checksums
         assert shard.layouts["input_ids"].dtype == np.uint16
-    assert {path.suffix for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
+    assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
     assert "0 of 4 shards to repack" in repack(nvidia).stdout
 
 
@@ -88,7 +88,7 @@ def test_a_dry_run_changes_nothing(nvidia):
     before = digests(nvidia)
     assert "4 of 4 shards to repack" in repack(nvidia, "--dry-run").stdout
     assert digests(nvidia) == before
-    assert not (nvidia / ".prepare.lock").exists()
+    assert not (nvidia / ".lock").exists()
 
 
 def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nvidia):
@@ -105,7 +105,7 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
     repack(nvidia)
     assert_same_rows(rows_of(nvidia), before)
     assert all(Shard(path).is_mapped for path in nvidia.rglob("*.h5"))
-    assert {path.suffix for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
+    assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
 
 
 def test_a_value_that_no_shard_can_have_is_named_and_the_original_stays(nvidia):
@@ -128,7 +128,18 @@ def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_da
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000])
     command = ["data/prepare.py", "all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
-    command += ["--sentence-splitter", "fast", "--shard-mb", 0.02, "--test-fraction", 0, "--vocab-file", VOCAB_FILE]
+    command += [
+        "--empty-line",
+        "document",
+        "--sentence-splitter",
+        "fast",
+        "--shard-mb",
+        0.02,
+        "--test-fraction",
+        0,
+        "--vocab-file",
+        VOCAB_FILE,
+    ]
     for name, compression in (("plain", "none"), ("archive", "gzip")):
         done = run_program(*command, "--output-dir", tmp_path / name, "--compression", compression)
         assert done.returncode == 0, done.stderr
@@ -141,4 +152,11 @@ def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_da
             assert all(ours[key].dtype == plain[key].dtype for key in KEYS)
     manifest = json.loads((tmp_path / "archive" / shards / "manifest.json").read_text())
     assert manifest["options"]["compression"] == "none"
+    archive, plain = (json.loads((tmp_path / x / shards / "index.json").read_text()) for x in ("archive", "plain"))
+    assert archive["attributes"] == plain["attributes"]
+    for ours, theirs in zip(archive["shards"], plain["shards"], strict=True):
+        for key, described in theirs["datasets"].items():
+            assert ours["datasets"][key] == described | {"offset": ours["datasets"][key]["offset"]}
+            with h5py.File(tmp_path / "archive" / shards / ours["name"]) as file:
+                assert file[key].id.get_offset() == ours["datasets"][key]["offset"]
     assert "made again" not in run_program(*command, "--output-dir", tmp_path / "archive").stdout

@@ -1,6 +1,8 @@
 """Sharding of formatted text."""
 
+import json
 import random
+import resource
 import tracemalloc
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation import text_shards
-from data_preparation.text_shards import write_shards
+from data_preparation import inputs, text_shards
+from data_preparation.executors import InProcessExecutor
+from data_preparation.options import TextShardOptions
+from data_preparation.stage_runner import run
+from data_preparation.stages import ShardStage
 from utils.errors import UserError
 
 WORDS = ["the", "of", "and", "to", "in", "was", "he", "that", "his", "it", "with", "as", "for", "had", "you"]
@@ -27,21 +32,35 @@ def documents_of(seed: int, count: int, sentences: tuple[int, int] = (1, 12)) ->
     ]
 
 
-def write_formatted(path: Path, documents: list[str]) -> Path:
-    path.write_text("\n\n".join(documents) + "\n" if documents else "", encoding="utf-8")
-    return path
+def write_formatted(folder: Path, documents: list[str], end: str = "\n", blank: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = f"\n{blank}\n".join(documents) + "\n" if documents else ""
+    (folder / "formatted.txt").write_text(text, encoding="utf-8", newline=end)
+    return folder
+
+
+def shard(formatted: Path, output: Path, shard_bytes: int, test_fraction: float, seed: int = 1, *more) -> Path:
+    """Shards the text in the folder `formatted` (or several); returns the folder of the splits."""
+    options = TextShardOptions(shard_bytes / 1_000_000, test_fraction, seed, *more)
+    folders = formatted if isinstance(formatted, list) else [formatted]
+    run(ShardStage(output, lambda: folders, options), InProcessExecutor())
+    return output / "sharded"
 
 
 def read_folder(folder: Path) -> list[list[str]]:
     """The documents of each shard, the plain way."""
-    return [path.read_text(encoding="utf-8").removesuffix("\n").split("\n\n") for path in sorted(folder.iterdir())]
+    return [path.read_text(encoding="utf-8").removesuffix("\n").split("\n\n") for path in sorted(folder.glob("*"))]
 
 
 def flat(shards_: list[list[str]]) -> list[str]:
     return [document for shard in shards_ for document in shard]
 
 
-@settings(max_examples=40, deadline=None)
+def documents_in(sharded: Path) -> dict[str, list[str]]:
+    return {split: flat(read_folder(sharded / split)) for split in ("training", "test")}
+
+
+@settings(max_examples=20, deadline=None)
 @given(
     documents=st.lists(
         st.lists(st.text("abc é", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5).map("\n".join),
@@ -50,40 +69,33 @@ def flat(shards_: list[list[str]]) -> list[str]:
     ),
     shard_bytes=st.integers(1, 200),
     fraction=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
-    block=st.integers(4, 60),
+    span=st.integers(4, 60),
 )
-def test_every_document_lands_whole_in_exactly_one_shard(tmp_path_factory, documents, shard_bytes, fraction, block):
+def test_every_document_lands_whole_in_exactly_one_shard(tmp_path_factory, documents, shard_bytes, fraction, span):
     folder = tmp_path_factory.mktemp("shards")
-    source = write_formatted(folder / "formatted.txt", documents)
-    text_shards.BLOCK, usual = block, text_shards.BLOCK
-    try:
-        splits = write_shards([source], folder, shard_bytes, fraction, seed=1)
-    finally:
-        text_shards.BLOCK = usual
-    found = flat(read_folder(folder / "training")) + flat(read_folder(folder / "test"))
-    assert sorted(found) == sorted(documents)
-    assert splits["training"].documents + splits["test"].documents == len(documents)
-    on_disk = sum(path.stat().st_size for path in folder.glob("t*/*"))
-    assert splits["training"].bytes + splits["test"].bytes == on_disk
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "SPAN_BYTES", span)
+        patch.setattr(text_shards, "BUCKET_BYTES", 3 * span)
+        sharded = shard(write_formatted(folder / "text", documents), folder, shard_bytes, fraction)
+    found = documents_in(sharded)
+    assert sorted(found["training"] + found["test"]) == sorted(documents)
 
 
-def test_shards_have_one_size_to_within_a_document(tmp_path):
-    source = write_formatted(tmp_path / "formatted.txt", documents_of(3, 800))
-    write_shards([source], tmp_path, 20_000, 0.1, seed=1)
-    longest = max(len(document) for document in documents_of(3, 800)) + 2
-    for split in ("training", "test"):
-        sizes = [path.stat().st_size for path in (tmp_path / split).iterdir()]
-        assert max(sizes) - min(sizes) <= longest
-    assert len(list((tmp_path / "training").iterdir())) > 5
+def test_shards_have_about_one_size(tmp_path):
+    documents = documents_of(3, 3000)
+    sharded = shard(write_formatted(tmp_path / "text", documents), tmp_path, 50_000, 0.1)
+    for split, count in (("training", 16), ("test", 2)):
+        sizes = [path.stat().st_size for path in (sharded / split).iterdir()]
+        assert len(sizes) >= count
+        assert max(sizes) < 1.1 * min(sizes)
 
 
 def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
     documents = documents_of(5, 400)
     test_documents = []
     for name, order, seed in (("a", documents, 1), ("b", documents[::-1][:300], 1), ("c", documents, 2)):
-        source = write_formatted(tmp_path / f"{name}.txt", order)
-        write_shards([source], tmp_path / name, 10_000, 0.2, seed)
-        test_documents.append(set(flat(read_folder(tmp_path / name / "test"))))
+        source = write_formatted(tmp_path / name / "text", order)
+        test_documents.append(set(documents_in(shard(source, tmp_path / name, 10_000, 0.2, seed))["test"]))
     assert test_documents[1] == test_documents[0] & set(documents[100:])
     assert test_documents[2] != test_documents[0]
     assert 0.13 < len(test_documents[0]) / 400 < 0.27  # five standard deviations are 0.1; the seed is fixed
@@ -91,51 +103,106 @@ def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
 
 @pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])
 def test_few_documents_leave_two_for_the_test_or_none(tmp_path, count, for_test):
-    source = write_formatted(tmp_path / "formatted.txt", documents_of(9, count))
-    splits = write_shards([source], tmp_path, 1_000_000, 0.001, seed=1)
-    assert (splits["training"].documents, splits["test"].documents) == (count - for_test, for_test)
+    found = documents_in(shard(write_formatted(tmp_path / "text", documents_of(9, count)), tmp_path, 1_000_000, 0.001))
+    assert (len(found["training"]), len(found["test"])) == (count - for_test, for_test)
 
 
 def test_copies_of_one_document_are_all_for_training(tmp_path):
-    source = write_formatted(tmp_path / "formatted.txt", ["One sentence only."] * 10)
-    splits = write_shards([source], tmp_path, 1_000_000, 0.999999, seed=1)
-    assert (splits["training"].documents, splits["test"].documents) == (10, 0)
+    found = documents_in(shard(write_formatted(tmp_path / "text", ["One sentence."] * 10), tmp_path, 100, 0.999999))
+    assert (len(found["training"]), len(found["test"])) == (10, 0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 20])
 def test_no_document_is_alone_in_its_shard(tmp_path, count):
-    documents = ["word " * 5_000, *documents_of(2, count - 1)]
-    source = write_formatted(tmp_path / "formatted.txt", documents)
-    write_shards([source], tmp_path, 100, 0, seed=1)
-    shards_found = read_folder(tmp_path / "training")
+    documents = ["word " * 5_000 + "end", *documents_of(2, count - 1)]
+    sharded = shard(write_formatted(tmp_path / "text", documents), tmp_path, 100, 0)
+    shards_found = read_folder(sharded / "training")
     assert min(map(len, shards_found)) >= 2
     assert sorted(flat(shards_found)) == sorted(documents)
 
 
+@pytest.mark.parametrize(("end", "blank"), [("\r\n", ""), ("\n", " \t"), ("\r\n", "  ")])
+def test_blank_lines_may_have_spaces_and_windows_line_ends(tmp_path, end, blank):
+    documents = documents_of(4, 169)
+    found = documents_in(shard(write_formatted(tmp_path / "text", documents, end, blank), tmp_path, 10_000, 0.1))
+    assert sorted(found["training"] + found["test"]) == sorted(documents)
+
+
 def test_no_document_at_all_is_an_error(tmp_path):
-    source = write_formatted(tmp_path / "formatted.txt", [])
     with pytest.raises(UserError, match="no document"):
-        write_shards([source], tmp_path, 1000, 0.1, seed=1)
+        shard(write_formatted(tmp_path / "text", ["\n"]), tmp_path, 1000, 0.1)
 
 
-def test_a_line_of_100_mb_passes_through_in_bounded_memory(tmp_path):
-    source = tmp_path / "formatted.txt"
-    with source.open("wb") as file:
+@pytest.mark.parametrize("end", [b" ", b"\n"])
+def test_40_mb_without_a_blank_line_pass_through_in_bounded_memory(tmp_path, end):
+    (tmp_path / "text").mkdir()
+    with (tmp_path / "text" / "formatted.txt").open("wb") as file:
         file.write(b"First document.\n\n")
-        for _ in range(100):
-            file.write(b"word " * 200_000)
+        for number in range(40):
+            file.write(b"Once %d upon a time." % number + end + (b"and again" + end) * 100_000)
         file.write(b"\n\nLast document.\n")
+    words = (tmp_path / "text" / "formatted.txt").read_bytes().split()
     tracemalloc.start()
-    splits = write_shards([source], tmp_path, 10_000_000, 0.0, seed=1)
+    sharded = shard(tmp_path / "text", tmp_path, 4_000_000, 0.0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert splits["training"].documents == 3
-    assert splits["training"].bytes == source.stat().st_size
-    assert peak < 40_000_000
+    assert peak < 150_000_000
+    paths = list((sharded / "training").iterdir())
+    assert len(paths) >= 5
+    assert sum(len(path.read_bytes().split()) for path in paths) == len(words)
 
 
-def test_more_shards_than_files_may_be_open_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_shards.resource, "getrlimit", lambda _: (100, 100))
-    source = write_formatted(tmp_path / "formatted.txt", documents_of(1, 300))
-    with pytest.raises(UserError, match="--shard-mb"):
-        write_shards([source], tmp_path, 100, 0.1, seed=1)
+def test_more_shards_than_files_may_be_open(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        sharded = shard(write_formatted(tmp_path / "text", documents_of(1, 300)), tmp_path, 100, 0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(list((sharded / "training").iterdir())) > 110
+
+
+def test_equal_documents_are_kept_once_on_request(tmp_path):
+    documents = documents_of(6, 200)
+    text = write_formatted(tmp_path / "text", [*documents, *documents[50:], *documents[120:]])
+    found = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, "equal"))
+    assert sorted(found["training"] + found["test"]) == sorted(documents)
+    counts = json.loads((tmp_path / "sharded" / "manifest.json").read_text())["counts"]
+    assert counts["duplicates_dropped"] == 150 + 80
+    assert counts["training_documents"] + counts["test_documents"] == 200
+
+
+def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
+    few, many = documents_of(7, 100), [f"many {document}" for document in documents_of(8, 900)]
+    folders = [write_formatted(tmp_path / "few", few), write_formatted(tmp_path / "many", many)]
+    plain = documents_in(shard(folders, tmp_path / "plain", 50_000, 0.1))
+    mixed = documents_in(shard(folders, tmp_path / "mixed", 50_000, 0.1, 1, "none", (("few", 3.0), ("many", 0.5))))
+    assert sorted(mixed["test"]) == sorted(plain["test"])
+    for document in few:
+        assert mixed["training"].count(document) == 3 * plain["training"].count(document)
+    thinned = [document for document in mixed["training"] if document.startswith("many")]
+    assert len(set(thinned)) == len(thinned) and set(thinned) < set(plain["training"])
+    assert 0.42 < len(thinned) / sum(document.startswith("many") for document in plain["training"]) < 0.58
+    with pytest.raises(UserError, match=r"--weights none: there is no such text: use few, many"):
+        shard(folders, tmp_path / "unknown", 50_000, 0.1, 1, "none", (("none", 3.0),))
+
+
+def test_near_duplicates_are_dropped_on_request_and_other_documents_are_not(tmp_path, monkeypatch):
+    pytest.importorskip("datasketch")
+    monkeypatch.setattr(text_shards, "BUCKET_BYTES", 20_000)  # several buckets
+    monkeypatch.setattr(inputs, "SPAN_BYTES", 20_000)
+    rng = random.Random(1)
+    vocabulary = [f"word{number}" for number in range(5000)]
+    documents = [" ".join(rng.choices(vocabulary, k=300)) for _ in range(150)]
+    copies = []
+    for document in documents[:60]:
+        words = document.split()
+        words[rng.randrange(300)] = "changed"
+        copies.append(" ".join(words))
+    half = [" ".join(document.split()[:150] + rng.choices(vocabulary, k=150)) for document in documents[60:100]]
+    sharded = shard(write_formatted(tmp_path / "text", documents + copies + half), tmp_path, 50_000, 0.1, 1, "near")
+    found = documents_in(sharded)
+    kept = set(found["training"] + found["test"])
+    assert all((document in kept) != (copy in kept) for document, copy in zip(documents, copies, strict=False))
+    assert set(documents[60:]) | set(half) <= kept
+    assert json.loads((sharded / "manifest.json").read_text())["counts"]["duplicates_dropped"] == 60

@@ -13,9 +13,12 @@ import pytest
 
 from data import prepare
 from data_loading.hdf5_shards import KEYS
+from data_preparation import verify
+from data_preparation.executors import InProcessExecutor, open_executor
+from data_preparation.findings import MAX_KEPT_TEXTS, Findings, count_samples
+from data_preparation.hdf5_writer import shard_attributes
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shard
-from data_preparation.verify import verify_folder
 from data_preparation.verify_report import sample_lines
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -61,6 +64,10 @@ def write_shard(path: Path, samples: dict[str, np.ndarray], nvidia: bool = False
         file.attrs.update(attributes)
 
 
+def verify_folder(folder: Path, tokenizer: BertTokenizer | None) -> Findings:
+    return verify.verify_folder(folder, tokenizer, InProcessExecutor())
+
+
 @pytest.fixture
 def tokenizer(tmp_path) -> BertTokenizer:
     path = tmp_path / "vocab.txt"
@@ -79,7 +86,8 @@ def folder(tmp_path, tokenizer) -> Path:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
-    findings = verify_folder(folder, tokenizer, workers)
+    with open_executor("local", workers) as executor:
+        findings = verify.verify_folder(folder, tokenizer, executor)
     lengths, masked, as_mask, as_itself, random_next = [], 0, 0, 0, 0
     for number in range(3):
         samples = make_samples(number, 40)
@@ -121,6 +129,23 @@ def test_repeated_samples_are_counted_and_masks_tell_samples_apart(folder, token
     changed = verify_folder(folder, tokenizer)
     assert changed.repeated_samples == after.repeated_samples - 1
     assert changed.distinct_texts == before.distinct_texts
+
+
+def test_repetitions_are_estimated_in_bounded_memory():
+    """300,000 samples, a third of them repeated once, in blocks: counted in the texts with the lowest hashes."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(FIRST_WORD, 30_000, (200_000, LENGTH)).astype(np.uint16)
+    ids = rng.permutation(np.concatenate([ids, ids[:100_000]]))
+    total, nothing = None, np.zeros((4096, PREDICTIONS), np.uint16)
+    for start in range(0, len(ids), 4096):
+        block = ids[start : start + 4096]
+        lengths, labels = np.full(len(block), LENGTH), np.zeros(len(block), np.int8)
+        found = count_samples(block, lengths, nothing[: len(block)], nothing[: len(block)], labels, MASK)
+        total = total + found if total else found
+    assert total.is_estimate and len(total.kept) <= 2 * MAX_KEPT_TEXTS
+    assert abs(total.repeated_samples - 100_000) < 1_500
+    assert abs(total.distinct_texts - 200_000) < 1_500
+    assert vars(Findings.from_json(total.to_json())).keys() == vars(total).keys()
 
 
 def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):
@@ -191,7 +216,7 @@ def other_length(path: Path) -> None:
         (remove_key, "segment_ids"),
         (cut_off, "cut off"),
         (foreign, "HDF5"),
-        (fifo, "is a FIFO"),
+        (fifo, "is not a regular file"),
         (other_vocabulary, "vocab"),
         (other_length, "disagree"),
     ],
@@ -211,7 +236,8 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
     folder.mkdir()
     for name, compression in (("a", "none"), ("b", "gzip")):
         options = SampleOptions(LENGTH, PREDICTIONS, compression=compression)
-        create_shard(text, folder / f"{name}.hdf5", tokenizer, options)
+        attributes = shard_attributes("0" * 64, tokenizer, options)
+        create_shard(folder / f"{name}.hdf5", text, name, tokenizer, options, attributes)
     write_shard(folder / "c.hdf5", make_samples(3, 40), vocab_sha256=tokenizer.vocab_sha256, vocab_size=12)
     findings = verify_folder(folder, tokenizer)
     assert (findings.shards, findings.checksummed) == (3, 2)

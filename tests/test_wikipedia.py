@@ -2,13 +2,17 @@ import bz2
 import random
 import re
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation.wikipedia import extract
+from data_preparation import bzip2
+from data_preparation.documents import Document, raise_error
+from data_preparation.inputs import Span
+from data_preparation.wikipedia import read_dump
 from data_preparation.wikitext import prose_of
 from data_preparation.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
 from utils.errors import UserError
@@ -36,6 +40,13 @@ def page(title: str, text: str, namespace: int = 0, extra: str = "") -> str:
 def write_dump(path: Path, pages: list[str], head: str = HEAD, end: str = "</mediawiki>\n") -> Path:
     path.write_bytes(bz2.compress((head + "".join(pages) + end).encode()))
     return path
+
+
+def extract(path: Path, on_bad=raise_error, length: int = 1 << 40) -> list[Document]:
+    """The documents of a dump, read in spans of `length` bytes."""
+    size = path.stat().st_size
+    spans = [Span(str(path), start, min(start + length, size)) for start in range(0, size or 1, length)]
+    return [document for span in spans for document in read_dump(span, on_bad)]
 
 
 def sample_xml() -> bytes:
@@ -274,7 +285,7 @@ def test_redirects_other_namespaces_and_disambiguation_pages_are_left_out(tmp_pa
             page("Empty", ""),
         ],
     )
-    assert [(document.name, document.paragraphs) for document in extract(dump, workers=1)] == [
+    assert [(document.name, document.paragraphs) for document in extract(dump)] == [
         ("Aardvark", [PROSE]),
         ("Erdferkel", [PROSE]),
     ]
@@ -287,41 +298,63 @@ def test_the_dump_itself_says_what_files_and_categories_are_called(tmp_path, fil
     head = HEAD.replace("Datei", file).replace("Kategorie", category)
     text = f"[[{file}:a.jpg|thumb|A [[caption]] that is long enough to be a paragraph of prose by itself.]]\n"
     dump = write_dump(tmp_path / "dump.xml.bz2", [page("A", f"{text}{PROSE}\n[[{category}:B]]")], head)
-    assert [document.paragraphs for document in extract(dump, workers=1)] == [[PROSE]]
+    assert [document.paragraphs for document in extract(dump)] == [[PROSE]]
 
 
-def test_every_layout_of_a_dump_gives_the_same_documents_with_any_number_of_workers(tmp_path):
+def test_every_layout_of_a_dump_gives_the_same_documents_however_it_is_divided(tmp_path):
     xml = sample_xml()
-    expected = list(extract(SAMPLE, workers=1))
+    expected = extract(SAMPLE)
     assert len(expected) == 12
     first_page, end = xml.index(b"  <page>"), xml.index(b"</mediawiki>")
     pages = re.findall(rb"  <page>.*?</page>\n", xml, re.S)
     multistream = [xml[:first_page], *pages, xml[end:]]
     anywhere = [xml[at : at + 9_973] for at in range(0, len(xml), 9_973)]
-    for name, streams in {"plain": [xml], "multistream": multistream, "parallel compressor": anywhere}.items():
-        path = tmp_path / f"{name}.xml.bz2"
-        path.write_bytes(b"".join(map(bz2.compress, streams)))
-        assert list(extract(path, workers=1)) == expected, name
-    assert list(extract(path, workers=2)) == expected
-    (tmp_path / "dump.xml").write_bytes(xml)
-    assert list(extract(tmp_path / "dump.xml", workers=1)) == expected
+    in_tags = re.split(rb"(?<=<pa)(?=ge>)|(?<=</media)(?=wiki>)", xml)
+    layouts = {"plain": [xml], "multistream": multistream, "parallel": anywhere, "in tags": in_tags}
+    paths = [tmp_path / f"{name}.xml.bz2" for name in layouts]
+    for path, streams in zip(paths, layouts.values(), strict=True):
+        path.write_bytes(b"".join(bz2.compress(stream, 1) for stream in streams))
+    paths.append(tmp_path / "dump.xml")
+    paths[-1].write_bytes(xml)
+    for path in paths:
+        size = path.stat().st_size
+        for length in (size, size // 2 + 1, size // 7, 997 + size // 90):
+            assert extract(path, length=length) == expected, (path.name, length)
 
 
-def test_small_batches_change_nothing(tmp_path, monkeypatch):
-    expected = list(extract(SAMPLE, workers=1))
-    multistream = tmp_path / "multistream.xml.bz2"
-    xml = sample_xml()
-    multistream.write_bytes(b"".join(bz2.compress(xml[at : at + 4_099]) for at in range(0, len(xml), 4_099)))
-    monkeypatch.setattr("data_preparation.wikipedia.BATCH", 5_000)
-    monkeypatch.setattr("data_preparation.wikipedia.READ_SIZE", 1_009)
-    done = []
-    assert list(extract(multistream, workers=1, progress=done.append)) == expected
-    assert sum(done) == multistream.stat().st_size
-    assert list(extract(SAMPLE, workers=1)) == expected
+def test_any_bzip2_file_is_read_from_any_place(tmp_path, monkeypatch):
+    """Blocks at every bit, against the standard library; also where a mark of a block is there by chance."""
+    rng = random.Random(3)
+    text = b"".join(rng.randbytes(rng.randint(1, 60_000)) + bytes(rng.randint(0, 99_000)) for _ in range(30))
+    path = tmp_path / "text.bz2"
+    path.write_bytes(b"".join(bz2.compress(part, 1) for part in (text[:900_000], text[900_000:], b"", text[:1000])))
+    with path.open("rb") as file:
+        blocks = list(bzip2.read_blocks(file, 0))
+        assert len(blocks) > 8
+        assert b"".join(block for _, block in blocks) == bz2.decompress(path.read_bytes())
+        for start in range(0, path.stat().st_size, 99_991):
+            assert list(bzip2.read_blocks(file, start)) == [block for block in blocks if block[0] >= start]
+        real, chance = bzip2.find_marks, bzip2.Mark(blocks[3][0] * 8 + 99, True)
+        monkeypatch.setattr(
+            bzip2, "find_marks", lambda data: sorted([*real(data), *[chance] * (chance.bit < 8 * len(data))])
+        )
+        monkeypatch.setattr(bzip2, "READ_SIZE", 1 << 30)
+        assert list(bzip2.read_blocks(file, 0)) == blocks
+
+
+def test_a_compressed_file_a_million_times_smaller_than_its_text_is_read_in_little_memory(tmp_path):
+    path = tmp_path / "bomb.xml.bz2"
+    path.write_bytes(bz2.compress(HEAD.encode()) + bz2.compress(b"<page>" + bytes(300_000_000)))
+    tracemalloc.start()
+    with pytest.raises(UserError, match="truncated or damaged"):
+        extract(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 250_000_000
 
 
 def test_the_sample_dump_has_no_residue():
-    sentences = [paragraph for document in extract(SAMPLE, workers=1) for paragraph in document.paragraphs]
+    sentences = [paragraph for document in extract(SAMPLE) for paragraph in document.paragraphs]
     assert sum(len(paragraph.split()) for paragraph in sentences) > 15_000
     for paragraph in sentences:
         residue = re.search(r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|  |__[A-Z]|https?:| [,.]( |$)", paragraph)
@@ -330,7 +363,7 @@ def test_the_sample_dump_has_no_residue():
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the larger sample dump")
 def test_a_larger_dump_leaves_residue_in_less_than_one_sentence_of_a_thousand():
-    text = "\n".join(paragraph for document in extract(SHARED, workers=1) for paragraph in document.paragraphs)
+    text = "\n".join(paragraph for document in extract(SHARED) for paragraph in document.paragraphs)
     sentences = re.split(r"(?<=[.?!]) |\n", text)
     residue = [one for one in sentences if re.search(r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|__[A-Z]", one)]
     assert len(sentences) > 10_000
@@ -364,15 +397,15 @@ class Bad(list):
 
 @pytest.mark.parametrize("cut", [0.3, 0.99])
 def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, cut):
-    whole = [document.name for document in extract(SAMPLE, workers=1)]
+    whole = [document.name for document in extract(SAMPLE)]
     xml = sample_xml()
     compressed = b"".join(bz2.compress(xml[at : at + 20_011]) for at in range(0, len(xml), 20_011))
     path = tmp_path / "dump.xml.bz2"
     path.write_bytes(compressed[: int(len(compressed) * cut)])
     with pytest.raises(UserError, match=r"dump\.xml\.bz2.*truncated or damaged"):
-        list(extract(path, workers=1))
+        extract(path)
     bad = Bad()
-    names = [document.name for document in extract(path, workers=1, on_bad=bad)]
+    names = [document.name for document in extract(path, bad)]
     assert bad
     assert names == whole[: len(names)]
     assert len(names) >= len(whole) * cut - 3
@@ -383,24 +416,24 @@ def test_a_plain_dump_that_is_cut_off_is_refused(tmp_path):
     pages = [page(f"Page {number}", f"{PROSE} {random.Random(number).randbytes(9_000).hex()}") for number in range(70)]
     path = write_dump(tmp_path / "dump.xml.bz2", pages)
     path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(UserError, match=r"dump\.xml\.bz2, after byte \d+: the dump is truncated"):
-        list(extract(path, workers=1))
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2, byte \d+: the dump is truncated"):
+        extract(path)
     bad = Bad()
-    names = [document.name for document in extract(path, workers=1, on_bad=bad)]
+    names = [document.name for document in extract(path, bad)]
     assert bad
     assert len(names) > 30
     assert names == [f"Page {number}" for number in range(len(names))]
 
 
-def test_a_damaged_stream_costs_its_own_pages_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_preparation.wikipedia.BATCH", 5)  # each stream goes to a worker by itself
+def test_a_damaged_stream_costs_its_own_pages_only(tmp_path):
+
     pages = [page(f"Page {number}", f"{PROSE} {number}.") for number in range(20)]
     streams = [bz2.compress(part.encode()) for part in (HEAD, *pages, "</mediawiki>\n")]
     streams[7] = streams[7][:60] + bytes(20) + streams[7][80:]
     path = tmp_path / "dump.xml.bz2"
     path.write_bytes(b"".join(streams))
     bad = Bad()
-    names = [document.name for document in extract(path, workers=1, on_bad=bad)]
+    names = [document.name for document in extract(path, bad)]
     assert names == [f"Page {number}" for number in range(20) if number != 6]
     assert len(bad) == 1
 
@@ -409,9 +442,9 @@ def test_a_malformed_page_is_named(tmp_path):
     broken = page("Broken", PROSE).replace("</revision>", "")
     path = write_dump(tmp_path / "dump.xml.bz2", [page("Good", PROSE), broken, page("Better", PROSE)])
     with pytest.raises(UserError, match="page Broken: malformed XML"):
-        list(extract(path, workers=1))
+        extract(path)
     bad = Bad()
-    assert [document.name for document in extract(path, workers=1, on_bad=bad)] == ["Good", "Better"]
+    assert [document.name for document in extract(path, bad)] == ["Good", "Better"]
     assert [where for where, _ in bad] == [f"{path}, page Broken"]
 
 
@@ -422,4 +455,4 @@ def test_a_file_that_is_no_dump_is_refused(tmp_path, content):
     path = tmp_path / "other.xml.bz2"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"other\.xml\.bz2: does not start like a Wikipedia dump"):
-        list(extract(path, workers=1))
+        extract(path)

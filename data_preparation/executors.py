@@ -1,0 +1,116 @@
+"""Where tasks run: this process, a pool of processes on this machine, or a Dask cluster."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.files import read_json_object
+
+SCHEDULERS = "local, dask, an address such as tls://HOST:8786, or a scheduler file"
+
+
+class InProcessExecutor(Executor):
+    """Calls each function at once, in this process."""
+
+    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        future.set_result(function(*args, **kwargs))
+        return future
+
+
+@contextmanager
+def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
+    """The executor that `scheduler` names (see `SCHEDULERS`). workers: number of processes on this machine."""
+    if scheduler != "local":
+        with open_dask(scheduler, workers) as executor:
+            yield executor
+        return
+    if workers == 1:
+        yield InProcessExecutor()
+        return
+    # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would copy.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed, most likely because memory ran out: use fewer workers (--num-workers)"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """Ends this worker process when its parent ends: a parent that was killed cannot stop its workers."""
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
+    """An executor on a Dask cluster: a new one on this machine, or a running one. Certificates for tls:// come from
+    Dask's own configuration."""
+    try:
+        from distributed import Client, KilledWorker, LocalCluster
+        from distributed.security import Security
+    except ImportError:
+        raise UserError(
+            f"--scheduler {scheduler} needs Dask: pip install distributed, or use --scheduler local"
+        ) from None
+    cluster = None
+    if scheduler == "dask":
+        cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
+        address = cluster.scheduler_address
+    else:
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters of it is in the errors here
+        address = address_of(scheduler)
+        try:
+            asyncio.run(reach(address, Security()))  # a client that cannot connect would print a traceback
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the certificates"
+            ) from error
+    try:
+        with Client(address, set_as_default=False) as client:
+            yield client.get_executor(pure=False)
+    except KilledWorker as error:
+        raise UserError(
+            f"several workers of the Dask cluster died in the same task ({error}), most likely because memory ran out: "
+            "give each worker more memory, then run the same command to continue"
+        ) from error
+    except CancelledError as error:
+        raise UserError(
+            f"the Dask scheduler {scheduler} was lost: start it again, then run the same command to continue"
+        ) from error
+    finally:
+        if cluster:
+            cluster.close()
+
+
+def address_of(scheduler: str) -> str:
+    if "://" in scheduler:
+        return scheduler
+    if not Path(scheduler).is_file():
+        raise UserError(f"--scheduler {scheduler} is no scheduler file: give {SCHEDULERS}")
+    return str(read_json_object(scheduler, "scheduler file").get("address"))
+
+
+async def reach(address: str, security: Any) -> None:
+    """Connects to the scheduler and hangs up."""
+    from distributed.comm import connect
+
+    comm = await connect(address, **security.get_connection_args("client"))
+    await comm.close()

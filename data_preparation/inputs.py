@@ -1,0 +1,211 @@
+"""Input files: local paths and the addresses that fsspec knows (s3://, gs://, hf://, https://), in spans of bytes.
+
+A span is one task's share of a file. It has what starts in it: lines, paragraphs, row groups, pages.
+"""
+
+import bz2
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from utils.errors import UserError
+from utils.files import file_digest
+
+SPAN_BYTES = 4 << 20  # seconds of work
+MAX_SPANS = 20_000  # of a stage; more input makes longer spans
+MAX_LINE = 64 << 20  # bytes
+FORMATS = (".txt", ".jsonl", ".csv", ".parquet", ".xml")
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
+LOOK_AHEAD = 4 << 20  # bytes in which a document should end; more than one of MAX_DOCUMENT characters
+
+
+class Span(NamedTuple):
+    path: str
+    start: int
+    stop: int
+
+
+def whole(path: str | Path) -> Span:
+    """The span of all of a file."""
+    return Span(str(path), 0, size_of(str(path)))
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    """Format and compression, as file extensions; empty if there is none that is known."""
+    name = path.lower()
+    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+    name = name.removesuffix(compression)
+    if compression and name.endswith(".json"):  # as in C4: one object per line
+        return ".jsonl", compression
+    return next((suffix for suffix in FORMATS if name.endswith(suffix)), ""), compression
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def filesystem(path: str) -> tuple[Any, str]:
+    """fsspec's file system of an address, and the path in it."""
+    try:
+        import fsspec
+
+        return fsspec.core.url_to_fs(path)
+    except ImportError as error:
+        raise UserError(f"{path} needs a package ({error}): pip install fsspec and the one of the protocol") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no address that fsspec knows ({error}): check it") from error
+
+
+def open_input(path: str) -> BinaryIO:
+    """The bytes of a file as they are stored."""
+    if not is_remote(path):
+        return Path(path).open("rb")
+    system, name = filesystem(path)
+    return system.open(name, "rb")
+
+
+def open_text(path: str) -> BinaryIO:
+    """The decompressed bytes of a file."""
+    file, compression = open_input(path), kind_of(path)[1]
+    if compression == ".gz":
+        return gzip.open(file)
+    if compression == ".bz2":
+        return bz2.open(file)
+    if compression == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard") from None
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    return file
+
+
+def decompression_errors() -> tuple[type[Exception], ...]:
+    """What reading a truncated or damaged compressed file raises."""
+    errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    try:
+        import zstandard
+    except ImportError:
+        return errors
+    return (*errors, zstandard.ZstdError)
+
+
+def size_of(path: str) -> int:
+    if not is_remote(path):
+        return Path(path).stat().st_size
+    system, name = filesystem(path)
+    return system.size(name) or 0
+
+
+def identity_of(path: str) -> str:
+    """What changes with the content of a file: its SHA-256, or the version (ETag, date, size) of a remote file."""
+    if not is_remote(path):
+        return file_digest(path)
+    system, name = filesystem(path)
+    info = system.info(name)
+    version = {key: str(info[key]) for key in ("size", "ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id")
+               if info.get(key) is not None}  # fmt: skip
+    return str(version)
+
+
+def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """The files of the formats `suffixes` that `paths` (files, folders, addresses, patterns of addresses) name or
+    contain, in an order that depends only on their names."""
+    files: list[str] = []
+    for path in paths:
+        found = list_remote(path) if is_remote(path) else list_local(Path(path))
+        found = [name for name in found if kind_of(name)[0] in suffixes]
+        if not found:
+            raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
+        files += found
+    return files
+
+
+def list_local(path: Path) -> list[str]:
+    if not path.exists():
+        raise UserError(f"{path} does not exist: check the path, or run the download stage first")
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is not a regular file or folder: check the path")
+    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [str(file.absolute()) for file in found]
+
+
+def list_remote(path: str) -> list[str]:
+    system, name = filesystem(path)
+    try:
+        if "*" in name:
+            names = system.glob(name)
+        else:
+            names = system.find(name) if system.isdir(name) else [name] * system.exists(name)
+    except Exception as error:  # each protocol has its own errors
+        raise UserError(f"{path} cannot be listed ({error}): check the address and the access to it") from error
+    return sorted(system.unstrip_protocol(name) for name in names)
+
+
+def plan_spans(files: Sequence[tuple[str, int]], whole_files: Sequence[str] = ()) -> list[Span]:
+    """Spans of files, given with their sizes, in their order. Compressed files other than dumps, .csv files and the
+    formats `whole_files` are one span each."""
+    length = max(SPAN_BYTES, sum(size for _, size in files) // MAX_SPANS)
+    spans = []
+    for path, size in files:
+        format_, compression = kind_of(path)
+        divides = (not compression or (format_, compression) == (".xml", ".bz2")) and format_ != ".csv"
+        step = length if divides and format_ not in whole_files else max(size, 1)
+        spans += [Span(path, start, min(start + step, size)) for start in range(0, size, step)]
+    return spans
+
+
+def find_cut(file: BinaryIO, at: int, size: int) -> int:
+    """Where text is divided near byte `at`: after the next blank line; if none is near, after a line or a word."""
+    if at == 0 or at >= size:
+        return min(at, size)
+    file.seek(at)
+    window = file.read(LOOK_AHEAD)
+    if match := BLANK_LINE.search(window):
+        return at + match.end()
+    if len(window) < LOOK_AHEAD:
+        return size
+    cut = window.find(b"\n") + 1 or window.find(b" ") + 1 or len(window)
+    return at + cut
+
+
+def find_line(file: BinaryIO, at: int, size: int) -> int:
+    """The start of the first line that starts at byte `at` or later."""
+    if at == 0 or at >= size:
+        return min(at, size)
+    file.seek(at - 1)
+    line = file.readline(MAX_LINE)
+    return at - 1 + len(line)
+
+
+def read_text_span(span: Span) -> bytes:
+    """The text of whole documents in `span` of a plain text file, with blank lines between documents."""
+    with open_input(span.path) as file:
+        size = size_of(span.path)
+        start, stop = find_cut(file, span.start, size), find_cut(file, span.stop, size)
+        file.seek(start)
+        return file.read(stop - start)
+
+
+@lru_cache(1)
+def lines_before(path: str, position: int) -> int:
+    """The number of lines before byte `position`, for error messages."""
+    count = 0
+    with open_input(path) as file:
+        while position > 0 and (block := file.read(min(1 << 20, position))):
+            count += block.count(b"\n")
+            position -= len(block)
+    return count
+
+
+def split_documents(text: bytes) -> Iterator[bytes]:
+    """The documents of formatted text, without the lines between them. Line ends are one character."""
+    for document in BLANK_LINE.split(text.replace(b"\r\n", b"\n")):
+        if document := document.strip(b"\n"):
+            yield document

@@ -1,0 +1,56 @@
+"""Finds near duplicates among documents: MinHash signatures (datasketch) and locality-sensitive hashing.
+
+A document is dropped if it has a band of its signature in common with an earlier document. With 16 bands of 8 values,
+documents that share 70% of their runs of five words are found half of the time, 85% nearly always. Broder, "On the
+resemblance and containment of documents", 1997; Leskovec et al., "Mining of Massive Datasets", chapter 3.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.errors import UserError
+
+BANDS, ROWS = 16, 8
+WORDS = 5  # of a run
+SEED = 1
+SIGNATURE = np.dtype((np.uint64, BANDS))
+
+
+def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
+    """Writes the hashes of the bands of each document in `bucket` [documents, BANDS] uint64."""
+    try:
+        from datasketch import MinHash
+    except ImportError:
+        raise UserError("--drop-duplicates near needs datasketch: pip install datasketch") from None
+    empty = MinHash(BANDS * ROWS, SEED)
+    with output.open("wb") as file:
+        for document in bucket.read_bytes().split(b"\n\n")[:-1]:
+            words = document.lower().split()
+            runs = {b" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))}
+            signature = empty.copy()
+            signature.update_batch(sorted(runs))
+            for band in signature.hashvalues.astype("<u8").reshape(BANDS, ROWS):
+                file.write(hashlib.blake2b(band.tobytes(), digest_size=8).digest())
+    return {}
+
+
+def find_repeated(output: Path, signatures: Sequence[Path], band: int) -> dict[str, Any]:
+    """Writes for each document of all `signatures` one byte: 1 if an earlier document has the same hash of `band`."""
+    hashes = np.concatenate([np.fromfile(path, SIGNATURE)[:, band] for path in signatures])
+    repeated = np.ones(len(hashes), np.uint8)
+    repeated[np.unique(hashes, return_index=True)[1]] = 0
+    repeated.tofile(output)
+    return {}
+
+
+def merge_repeated(output: Path, bands: Sequence[Path]) -> dict[str, Any]:
+    """Writes for each document one byte: 1 if it is a near duplicate in any of the bands."""
+    merged = np.fromfile(bands[0], np.uint8)
+    for path in bands[1:]:
+        merged |= np.fromfile(path, np.uint8)
+    merged.tofile(output)
+    return {}

@@ -1,0 +1,148 @@
+"""Tasks with records: the unit of work of every stage.
+
+A task is a pure function of its input and options. It writes one output and one record (what the output was made from,
+its size, its SHA-256, counts), each atomically. A record means that the task is done; there is no other state. So the
+results do not depend on the executor, the number of workers, or how often a run was killed.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from data_preparation.executors import InProcessExecutor
+from utils.errors import UserError
+from utils.files import atomic_path, file_digest, write_json
+
+RECORDS = ".records"  # folder of the records, in the folder of the outputs
+PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
+MAX_PENDING = 4096  # tasks submitted at a time
+SMALL_WORK = 4_000_000  # bytes of input below which starting workers takes longer than the work
+
+ONE_AT_A_TIME = (
+    threading.Lock()
+)  # a Dask worker may have several threads, and the caches of this package are not locked
+
+
+class Task(NamedTuple):
+    """One output file of a stage.
+
+    output: path in the stage's folder.
+    work: function of a module, called with the path to write to and `arguments`; returns counts for the record.
+    identity: everything that decides the output, as JSON values: options, and hashes of the input.
+    size: bytes of input, for progress.
+    """
+
+    output: str
+    work: Callable[..., dict[str, Any]]
+    arguments: tuple[Any, ...]
+    identity: Any
+    size: int
+
+
+class Record(NamedTuple):
+    identity: Any
+    bytes: int
+    sha256: str
+    counts: dict[str, Any]
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def run_tasks(
+    folder: Path, tasks: Sequence[Task], executor: Executor, progress: Callable[[int], Any] = lambda _: None
+) -> list[Record]:
+    """Runs the tasks that have no valid record and returns the records of all, in the order of `tasks`.
+
+    progress: called with the input bytes of each task that is done.
+    """
+    records: dict[int, Record] = {}
+    for index, task in enumerate(tasks):
+        if record := read_record(folder, task):
+            records[index] = record
+            progress(task.size)
+    to_do = [index for index in range(len(tasks)) if index not in records]
+    if sum(tasks[index].size for index in to_do) < SMALL_WORK:
+        executor = InProcessExecutor()
+    done: SimpleQueue[tuple[int, Future]] = SimpleQueue()
+
+    def submit(index: int) -> None:
+        future = executor.submit(run_task, folder, tasks[index], code_version())
+        future.add_done_callback(lambda future: done.put((index, future)))
+
+    waiting = iter(to_do)
+    for index in islice(waiting, 1 if isinstance(executor, InProcessExecutor) else MAX_PENDING):
+        submit(index)
+    for _ in to_do:
+        index, future = done.get()
+        records[index] = future.result()
+        progress(tasks[index].size)
+        for following in islice(waiting, 1):
+            submit(following)
+    return [records[index] for index in range(len(tasks))]
+
+
+def run_task(folder: Path, task: Task, code: str) -> Record:
+    """Runs in a worker. code: `code_version()` of the program that submits the task."""
+    if code != code_version():
+        raise UserError(
+            "a Dask worker has another version of this program or of its packages: restart the workers with the same"
+        )
+    path = folder / task.output
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ONE_AT_A_TIME, atomic_path(path) as temporary:
+        counts = task.work(temporary, *task.arguments)
+    record = Record(task.identity, path.stat().st_size, file_digest(path), counts)
+    where = record_path(folder, task)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    write_json(where, record._asdict(), indent=None)
+    return record
+
+
+def record_path(folder: Path, task: Task) -> Path:
+    return folder / RECORDS / f"{task.output}.json"
+
+
+def read_record(folder: Path, task: Task, any_identity: bool = False) -> Record | None:
+    """The record of `task` if its output is there. any_identity: also if it was made from something else."""
+    try:
+        record = Record(**json.loads(record_path(folder, task).read_text(encoding="utf-8")))
+        size = (folder / task.output).stat().st_size
+    except (OSError, ValueError, TypeError):
+        return None
+    same = record.identity == json.loads(json.dumps(task.identity))
+    return record if size == record.bytes and (same or any_identity) else None
+
+
+def read_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """The outputs with records in `folder`, by name: path, size and SHA-256."""
+    found = {}
+    for path in (folder / RECORDS).rglob("*.json"):
+        name = str(path.relative_to(folder / RECORDS).with_suffix(""))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if (folder / name).exists():
+            found[name] = {"path": name, "bytes": record["bytes"], "sha256": record["sha256"]}
+    return found
+
+
+@cache
+def code_version() -> str:
+    """Identifies this program and the packages that decide its results."""
+    root = Path(__file__).resolve().parents[1]
+    files = sorted([*Path(__file__).parent.glob("*.py"), root / "tokenizer.py"])
+    return digest_of([[path.name, file_digest(path)] for path in files] + [package_versions()])
+
+
+def package_versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}

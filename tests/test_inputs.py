@@ -1,0 +1,155 @@
+"""Where text may come from: addresses, compressions, formats, and files that are divided among tasks."""
+
+import bz2
+import csv
+import gzip
+import json
+import random
+import re
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from data_preparation import documents, inputs
+from data_preparation.documents import read_documents
+from data_preparation.executors import InProcessExecutor
+from data_preparation.inputs import find_files, plan_spans, whole
+from data_preparation.options import FormatOptions
+from data_preparation.stage_runner import run
+from data_preparation.stages import FormatStage
+from utils.errors import UserError
+
+TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
+
+
+def read_all(paths: list[str], **options) -> list[str]:
+    """The texts of files, read in the spans that tasks get."""
+    spans = plan_spans([(path, inputs.size_of(path)) for path in paths])
+    found = [document for span in spans for document in read_documents(span, **options)]
+    return [" ".join(" ".join(document.paragraphs).split()) for document in found]
+
+
+def write_jsonl() -> bytes:
+    return "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(TEXTS)).encode()
+
+
+EXPECTED = [" ".join(text.split()) for text in TEXTS]
+
+
+@pytest.mark.parametrize("length", [97, 1000, 9_999])
+def test_spans_of_any_length_give_each_line_once(tmp_path, monkeypatch, length):
+    monkeypatch.setattr(inputs, "SPAN_BYTES", length)
+    monkeypatch.setattr(inputs, "MAX_SPANS", 10_000_000)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(write_jsonl())
+    assert read_all([str(path)]) == EXPECTED
+    (tmp_path / "a.txt").write_text("\n \n".join(TEXTS))
+    assert read_all([str(tmp_path / "a.txt")], empty_line="document") == EXPECTED
+
+
+@pytest.mark.parametrize("length", [100, 5_000, 10**9])
+def test_row_groups_of_parquet_are_read_once(tmp_path, monkeypatch, length):
+    monkeypatch.setattr(inputs, "SPAN_BYTES", length)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"id": list(range(len(TEXTS))), "text": TEXTS})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    assert read_all([str(tmp_path / "a.parquet")]) == EXPECTED
+
+
+def compress(content: bytes, suffix: str) -> bytes:
+    if suffix == ".zst":
+        return pytest.importorskip("zstandard").compress(content)
+    return {"": lambda x: x, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix](content)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
+def test_every_compression_of_every_format_is_read(tmp_path, suffix):
+    with (tmp_path / "rows").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "text"])
+        rows.writerows([number, text.replace(". ", '.\n"', 1)] for number, text in enumerate(TEXTS))
+    contents = {"a.jsonl": write_jsonl(), "b.csv": (tmp_path / "rows").read_bytes()}
+    if suffix:
+        contents["c.json"] = write_jsonl()
+    for name, content in contents.items():
+        (tmp_path / (name + suffix)).write_bytes(compress(content, suffix))
+    paths = find_files([str(tmp_path)], (".jsonl", ".csv"))
+    assert [Path(path).name.split(".")[0] for path in paths] == [name[0] for name in contents]
+    found = [" ".join(text.replace('"', "").split()) for text in read_all(paths)]
+    assert found == EXPECTED * len(contents)
+
+
+def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
+    fsspec = pytest.importorskip("fsspec")
+    system = fsspec.filesystem("memory")
+    system.pipe("/corpus/a.jsonl", write_jsonl())
+    system.pipe("/corpus/more/b.jsonl.gz", gzip.compress(write_jsonl()))
+    system.pipe("/corpus/README.md", b"not text")
+    assert find_files(["memory://corpus"], (".jsonl",)) == [
+        "memory:///corpus/a.jsonl",
+        "memory:///corpus/more/b.jsonl.gz",
+    ]
+    assert find_files(["memory://corpus/*.jsonl"], (".jsonl",)) == ["memory:///corpus/a.jsonl"]
+    options = FormatOptions(sentence_splitter="fast")
+    for status in ("formatted", "up to date"):
+        run(FormatStage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
+        assert ("up to date" in capsys.readouterr().out) == (status == "up to date")
+    manifest = json.loads((tmp_path / "formatted" / "corpus" / "manifest.json").read_text())
+    assert manifest["counts"]["documents"] == 2 * len(TEXTS)
+    assert manifest["inputs"][0]["path"] == "memory:///corpus/a.jsonl"
+    system.pipe("/corpus/a.jsonl", write_jsonl() + b'{"text": "More."}\n')
+    run(FormatStage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
+    assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("address", "reason"), [("nonsense://x/a.jsonl", "nonsense"), ("s3://bucket/a.jsonl", "s3")])
+def test_an_address_that_cannot_be_read_is_one_line(address, reason):
+    pytest.importorskip("fsspec")
+    with pytest.raises(UserError, match=reason):
+        find_files([address], (".jsonl",))
+
+
+BOMBS = {
+    "a.txt.gz": lambda: gzip.compress(bytes(0) + b"x" * 150_000_000, 1),
+    "a.jsonl.gz": lambda: gzip.compress(b'{"text": "' + b"x" * 150_000_000 + b'"}', 1),
+    "a.jsonl.bz2": lambda: b"".join(bz2.compress(b"x" * 1_000_000) for _ in range(150)),
+    "a.csv.gz": lambda: gzip.compress(b"text\n" + b'"' + (b"x" * 9999 + b"\n") * 15_000, 1),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_path, name):
+    (tmp_path / name).write_bytes(BOMBS[name]())
+    assert (tmp_path / name).stat().st_size < 3_000_000
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"more than 64 MB|field larger than"):
+        list(read_documents(whole(tmp_path / name)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 400_000_000
+
+
+def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 10_000)
+    path = tmp_path / "bookcorpus.txt"
+    path.write_text("".join(f"This is sentence {number} of many .\n" for number in range(20_000)))
+    found = list(read_documents(whole(path)))
+    assert max(sum(map(len, document.paragraphs)) for document in found) < 11_000
+    words = " ".join(" ".join(document.paragraphs) for document in found).split()
+    assert words == path.read_text().split()
+
+
+def test_errors_name_the_line_in_the_file_also_in_later_spans(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "SPAN_BYTES", 1000)
+    lines = write_jsonl().splitlines(keepends=True)
+    lines[150] = b'{"text": \n'
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=re.escape(f"{path}:151: not valid JSON")):
+        read_all([str(path)])
+    found = []
+    spans = plan_spans([(str(path), path.stat().st_size)])
+    for span in spans:
+        found += read_documents(span, on_bad=lambda where, why: None)
+    assert len(found) == len(TEXTS) - 1
