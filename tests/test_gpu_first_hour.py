@@ -9,8 +9,8 @@ import pytest
 from benchmarks import gpu_first_hour
 from benchmarks.gpu_first_hour import MODES, Call, largest_difference
 
-# Compiling takes most of a toy call's time on a CPU. tests/test_benchmarks.py has compiled cases of device_checks.py.
-QUICK_MODES = {name: mode for name, mode in MODES.items() if "--compile" not in mode[0]}
+# Each mode is a program's start. The others differ in flags that other tests use.
+QUICK_MODES = {name: MODES[name] for name in ("fp32, no dropout", "amp")}
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,14 @@ def test_training_in_all_modes_agrees_with_the_cpu(folder, tmp_path, monkeypatch
     results = run_call("training", folder, tmp_path)
     assert results["fp32, no dropout"]["found"] < 1e-4
     assert results["resumed"]["found"] < 1e-3
-    assert "losses within" in results["amp, activation checkpointing"]["expected"]
 
 
-def test_speed_and_defaults_measure_a_rate(folder, tmp_path):
-    results = run_call("speed", folder, tmp_path) | run_call("defaults", folder, tmp_path)
-    assert results["amp"]["found"]["tokens_per_second"] > 0
-    assert {"amp, expandable segments", "optimizer", "start and checkpoints"} <= results.keys()
+def test_speed_measures_a_rate(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_first_hour, "SPEED_FLAGS", {"amp": ("--amp",)})
+    assert run_call("speed", folder, tmp_path)["amp"]["found"]["tokens_per_second"] > 0
 
 
-def test_kernels_start_both_programs(folder, tmp_path, monkeypatch):
+def test_kernels_and_defaults_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
     started = []
 
     def run(words, **_):
@@ -49,8 +47,11 @@ def test_kernels_start_both_programs(folder, tmp_path, monkeypatch):
         return subprocess.CompletedProcess(words, 0)
 
     monkeypatch.setattr(gpu_first_hour.subprocess, "run", run)
+    monkeypatch.setattr(gpu_first_hour, "benchmark", lambda *_: None)
     run_call("kernels", folder, tmp_path)
-    assert started == ["benchmarks/attention.py", "benchmarks/device_checks.py"]
+    run_call("defaults", folder, tmp_path)
+    names = ("attention", "device_checks", "optimizer_step", "startup_and_checkpoints")
+    assert started == [f"benchmarks/{name}.py" for name in names]
 
 
 def test_a_command_that_fails_or_hangs_does_not_end_the_others(tmp_path):
