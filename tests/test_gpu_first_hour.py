@@ -55,7 +55,7 @@ def test_kernels_and_defaults_start_the_benchmarks_which_have_tests_of_their_own
 
 
 def test_a_command_that_fails_or_hangs_does_not_end_the_others(tmp_path):
-    call = Call(tmp_path, toy=True)
+    call = Call(tmp_path, toy=False)
     script = tmp_path / "program.py"
     script.write_text("import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))")
     assert not call.run("fails", [script, 0, 3], 60)
