@@ -156,11 +156,11 @@ def damage(folder: Path) -> None:
 
 
 def test_identity_names_the_checkpoint_whose_weights_are_used(inputs, tmp_path):
-    """Phase 1's newest checkpoint is damaged, so phase 2 starts from the one before it, also after the damaged one was
-    removed."""
+    """Phase 1's newest checkpoint is damaged, so the run starts from the one before it, and is resumed also after the
+    damaged one was removed."""
     train(inputs.command(tmp_path, "--max-steps", 4, "--num-steps-per-checkpoint", 2))
     damage(steps_folder(tmp_path) / "4")
-    flags = ("--phase2", "--max-steps", 4, "--from-phase1-final-params", steps_folder(tmp_path))
+    flags = ("--phase2", "--max-steps", 4, "--from-pretrained-params", steps_folder(tmp_path))
     result = train(inputs.command(tmp_path, *flags, "--steps-this-run", 1))
     assert "warning: " in result.stdout and "model.safetensors is damaged" in result.stdout
     shutil.rmtree(steps_folder(tmp_path) / "4")
