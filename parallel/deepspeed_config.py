@@ -96,7 +96,8 @@ INSTEAD = {
     "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
     "data_types": "gradients are summed in float32",
     "communication_data_type": "gradients are summed in float32",
-    "fp16": "dynamic loss scaling doubles after 2000 steps without overflow, halves at once, and stays above 1",
+    "fp16": "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
+    "leave the key out to accept that",
     "optimizer": "the optimizers are AdamW and Lamb",
 }
 
