@@ -78,27 +78,25 @@ FIXED = {
 
 # What to use instead of some keys that are refused, by their beginning.
 INSTEAD = {
-    "scheduler": "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
-    "amp": 'use --amp, or "torch_autocast": {"enabled": true}',
-    "wandb": "metrics go to --report-file and --tensorboard-dir",
-    "comet": "metrics go to --report-file and --tensorboard-dir",
-    "csv_monitor": "metrics go to --report-file and --tensorboard-dir",
-    "prescale_gradients": "gradients are summed in float32, where nothing overflows; leave it out",
-    "gradient_predivide_factor": "gradients are summed in float32, where nothing overflows; leave it out",
-    "activation_checkpointing": "use --activation-checkpoint",
-    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
-    "zero_optimization.offload": "only device and pin_memory are",
-    "tensorboard": "use --tensorboard-dir",
-    "flops_profiler": "use --benchmark",
-    "wall_clock_breakdown": "use --benchmark",
-    "sparse_attention": "attention is dense here, so leave it out",
-    "elasticity": "use --global-batch-size, which keeps the batch at any number of processes",
-    "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
-    "data_types": "gradients are summed in float32",
-    "communication_data_type": "gradients are summed in float32",
-    "fp16": "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
+    (
+        "scheduler",
+    ): "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
+    ("amp",): 'use --amp, or "torch_autocast": {"enabled": true}',
+    ("wandb", "comet", "csv_monitor"): "metrics go to --report-file and --tensorboard-dir; leave the block out",
+    ("prescale_gradients", "gradient_predivide_factor", "data_types", "communication_data_type"): (
+        "gradients are summed in float32, where nothing overflows; leave it out"
+    ),
+    ("activation_checkpointing",): "use --activation-checkpoint",
+    ("zero_optimization.cpu_offload",): 'write "offload_optimizer": {"device": "cpu"}',
+    ("zero_optimization.offload",): "only device and pin_memory are",
+    ("tensorboard",): "use --tensorboard-dir",
+    ("flops_profiler", "wall_clock_breakdown"): "use --benchmark",
+    ("sparse_attention",): "attention is dense here, so leave it out",
+    ("elasticity",): "use --global-batch-size, which keeps the batch at any number of processes",
+    ("checkpoint",): "checkpoints have this project's own format (docs/checkpoints.md)",
+    ("fp16",): "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
     "leave the key out to accept that",
-    "optimizer": "the optimizers are AdamW and Lamb",
+    ("optimizer",): "the optimizers are AdamW and Lamb",
 }
 
 
@@ -117,10 +115,8 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     values = read_values(path, args, flags)
     check_keys(path, values, flags)
     settings: dict[str, Setting] = {}
-    for setting in (
-        *flags_of(path, values, args, flags),
-        *batch_flags(path, values, args, read_environment().world_size),
-    ):
+    batch = batch_flags(path, values, args, read_environment().world_size)
+    for setting in (*flags_of(path, values, args, flags), *batch):
         key, flag, value = setting
         other_key, _, other = settings.setdefault(argument_name(flag), setting)
         if value != other:
@@ -187,7 +183,7 @@ def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> Non
         if key == "zero_optimization":
             raise UserError(f'{path}: zero_optimization is {value!r}, expected an object such as {{"stage": 2}}')
         if key not in honoured:
-            advice = next((text for start, text in INSTEAD.items() if key.startswith(start)), "leave it out")
+            advice = next((text for starts, text in INSTEAD.items() if key.startswith(starts)), "leave it out")
             found = f"{key} {value!r}" if key in FIXED else key
             raise UserError(f"{path}: {found} is not supported with --deepspeed: {advice}")
         if key.endswith(".enabled") and not isinstance(value, bool):
@@ -239,8 +235,10 @@ def flags_of(path: Path, values: dict[str, Any], args: Arguments, flags: dict[st
         yield from (("optimizer.params.betas", f"--beta{number}", beta) for number, beta in enumerate(betas, 1))
     yield from precision_flags(path, values)
     if values.get("tensorboard.enabled"):
-        job = values.get("tensorboard.job_name", JOB_NAME)
-        yield "tensorboard.output_path", "--tensorboard-dir", f"{Path(values.get('tensorboard.output_path', '')) / job}"
+        folder, job = values.get("tensorboard.output_path", ""), values.get("tensorboard.job_name", JOB_NAME)
+        if not (isinstance(folder, str) and isinstance(job, str)):
+            raise UserError(f"{path}: tensorboard.output_path and job_name are {folder!r} and {job!r}, expected texts")
+        yield "tensorboard.output_path", "--tensorboard-dir", str(Path(folder, job))
 
 
 def optimizer_flags(path: Path, values: dict[str, Any], args: Arguments, name: str) -> Iterator[Setting]:
@@ -279,10 +277,9 @@ def precision_flags(path: Path, values: dict[str, Any]) -> Iterator[Setting]:
         yield "fp16.loss_scale", "--scale-loss", scale
     elif any(key.startswith("fp16.") for key in values):
         yield "fp16.loss_scale", "--use-dynamic-loss-scaling", True
-        power = values.get("fp16.initial_scale_power")
-        if power is not None and (type(power) is not int or not 0 <= power <= 100):
-            raise UserError(f"{path}: fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
-        if power is not None:
+        if (power := values.get("fp16.initial_scale_power")) is not None:
+            if type(power) is not int or not 0 <= power <= 100:
+                raise UserError(f"{path}: fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
             yield "fp16.initial_scale_power", "--scale-loss", 2.0**power
 
 
@@ -320,12 +317,13 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
 def differences(args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here."""
     lines = []
-    if not args.given("max_grad_norm"):
+    found = dict(flatten(read_json_object(args.deepspeed_config, "DeepSpeed's configuration")))
+    if not args.given("max_grad_norm") and found.keys().isdisjoint(CLIPPING_KEYS):
         lines.append(
             f"note: {args.deepspeed_config} has no gradient_clipping, so DeepSpeed would not clip: here gradients are "
             f"clipped to --max-grad-norm {args.max_grad_norm:g}"
         )
-    if args.use_dynamic_loss_scaling or args.fp16:
+    if "fp16.enabled" in found and args.use_dynamic_loss_scaling:
         lines.append(
             "note: the loss scale doubles after 2000 updates without overflow and halves at the first overflow; "
             "DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2"

@@ -292,7 +292,9 @@ def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
     assert any("no gradient_clipping" in note and "--max-grad-norm 1" in note for note in notes)
     assert any("loss_scale_window 1000 and hysteresis 2" in note for note in notes)
     same = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}, "gradient_clipping": 1.0}, *ADAMW)
-    assert not [note for note in make_run_config(same).runtime.messages if "DeepSpeed" in note]
+    automatic = parse(tmp_path, {"gradient_clipping": "auto"}, *ADAMW)
+    for args in (same, automatic):
+        assert not [note for note in make_run_config(args).runtime.messages if "DeepSpeed" in note]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -317,6 +319,7 @@ REFUSED = {
     "Adam without bias correction, and a flag": (uncorrected_adam(), ADAMW, ("optimizer.type", "--optimizer Lamb")),
     "two norms": (uncorrected_adam(gradient_clipping=1.0), (), ("max_grad_norm 0.5", "gradient_clipping 1.0")),
     "Weights & Biases": ({"wandb": {"enabled": True}}, ADAMW, ("wandb.enabled", "--tensorboard-dir")),
+    "a folder that is a number": ({"tensorboard": {"enabled": True, "output_path": 5}}, ADAMW, ("output_path", "5")),
     "prescaled gradients": ({"prescale_gradients": True}, ADAMW, ("prescale_gradients True", "float32")),
     **{
         f"{key} {value!r}": (
