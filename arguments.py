@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel.deepspeed_config import engine_config, parse_with_deepspeed
+from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
 from run_config import (
     ACTIVATION_CHECKPOINTS,
     AMP_DTYPES,
@@ -209,7 +209,7 @@ PRECISION_FLAGS = (
          result=True),
     Flag("--scale-loss", positive_float, 1.0, "loss scale of float16", SIXTEEN_BITS, result=True),
     Flag("--use-dynamic-loss-scaling", bool, False,
-         "adapt the loss scale, starting at --scale-loss, or at 2^20 if that is 1", SIXTEEN_BITS, result=True),
+         "adapt the loss scale, starting at --scale-loss, or at 2^20 without it", SIXTEEN_BITS, result=True),
     Flag("--tf32", bool, False, "float32 matrix products in TF32, on GPUs that have it", result=True),
 )
 
@@ -349,7 +349,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             resume=args.resume_from_checkpoint,
         ),
         CheckpointMetadata(values, args.seed, args.model_prefix),
-        INITIAL_LOSS_SCALE if dynamic and args.scale_loss == 1 else args.scale_loss,
+        INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
         dynamic,
         RuntimeConfig(
             args.device,
@@ -382,7 +382,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
 
 
 def startup_messages(args: Arguments) -> tuple[str, ...]:
-    messages = []
+    messages = differences(args) if args.deepspeed else []
     if args.show_config:
         messages.append(format_arguments(args, "settings:"))
     elif args.show_config is None:

@@ -5,13 +5,14 @@ docs/coming_from_deepspeed.md explains every key. A key that is not in the table
 is lost without a word.
 """
 
+import argparse
 import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.command_line import ArgumentParser, Arguments
+from utils.command_line import ArgumentParser, Arguments, argument_name
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.launcher import read_environment
@@ -20,15 +21,31 @@ VERSION = "0.19.8"  # of DeepSpeed; parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's word for a value that comes from the flags
 
 # Keys that become flags by a rule of their own (see `flags_of`, `precision_flags` and `batch_flags`); others are the
-# tag `deepspeed` of a flag in arguments.py.
+# tag `deepspeed` of a flag in arguments.py. A setting is a key, the flag that it stands for, and the flag's value.
+Setting = tuple[str, str, Any]
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 COMPUTED = {
     *BATCH_KEYS,
     *("optimizer.type", "optimizer.params.betas", "optimizer.params.bias_correction"),
+    "optimizer.params.max_grad_norm",
+    *("tensorboard.enabled", "tensorboard.output_path", "tensorboard.job_name"),
     *("bf16.enabled", "fp16.enabled", "fp16.loss_scale", "fp16.initial_scale_power"),
     *("torch_autocast.enabled", "torch_autocast.dtype"),
 }
+CLIPPING_KEYS = ("gradient_clipping", "optimizer.params.max_grad_norm")
 OPTIMIZER_TYPES = {"adam": "AdamW", "adamw": "AdamW", "lamb": "Lamb"}
+
+# DeepSpeed's defaults of its optimizers and of enabled blocks, where they differ from those of the flags.
+ADAM_DEFAULTS = {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.0}
+OPTIMIZER_DEFAULTS = {"AdamW": ADAM_DEFAULTS, "Lamb": ADAM_DEFAULTS | {"min_coeff": 0.01, "max_coeff": 10.0}}
+INITIAL_SCALE_POWER = 16
+JOB_NAME = "DeepSpeedJobName"  # of TensorBoard's logs
+
+# Blocks that are off if they have no key `enabled`.
+OFF_BY_DEFAULT = {
+    *("bf16", "fp16", "amp", "torch_autocast", "tensorboard", "wandb", "comet", "csv_monitor", "comms_logger"),
+    *("flops_profiler", "elasticity"),
+}
 
 # Keys of `zero_optimization` that go to the engine as they are.
 ZERO_KEYS = {
@@ -44,14 +61,12 @@ FIXED = {
     "zero_allow_untested_optimizer": (True, False),  # no untested one is used
     "zero_force_ds_cpu_optimizer": (False,),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": (True,),
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": (True,),  # its former name
     "prescale_gradients": (False,),
     "sparse_gradients": (False,),
     "wall_clock_breakdown": (False,),
     "memory_breakdown": (False,),
     "dump_state": (False,),
-    "amp.enabled": (False,),
-    "flops_profiler.enabled": (False,),
-    "tensorboard.enabled": (False,),
     "bf16.check_grad_overflow": (True,),
     "fp16.auto_cast": (False,),
     "fp16.min_loss_scale": (1,),
@@ -63,20 +78,25 @@ FIXED = {
 
 # What to use instead of some keys that are refused, by their beginning.
 INSTEAD = {
-    "scheduler": "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr",
-    "activation_checkpointing": "use --activation-checkpoint",
-    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
-    "zero_optimization.offload": "only device and pin_memory are",
-    "tensorboard": "use --tensorboard-dir",
-    "flops_profiler": "use --benchmark",
-    "wall_clock_breakdown": "use --benchmark",
-    "sparse_attention": "attention is dense here, so leave it out",
-    "elasticity": "use --global-batch-size, which keeps the batch at any number of processes",
-    "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
-    "data_types": "gradients are summed in float32",
-    "communication_data_type": "gradients are summed in float32",
-    "fp16": "dynamic loss scaling doubles after 2000 steps without overflow, halves at once, and stays above 1",
-    "optimizer": "the optimizers are AdamW and Lamb",
+    (
+        "scheduler",
+    ): "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
+    ("amp",): 'use --amp, or "torch_autocast": {"enabled": true}',
+    ("wandb", "comet", "csv_monitor"): "metrics go to --report-file and --tensorboard-dir; leave the block out",
+    ("prescale_gradients", "gradient_predivide_factor", "data_types", "communication_data_type"): (
+        "gradients are summed in float32, where nothing overflows; leave it out"
+    ),
+    ("activation_checkpointing",): "use --activation-checkpoint",
+    ("zero_optimization.cpu_offload",): 'write "offload_optimizer": {"device": "cpu"}',
+    ("zero_optimization.offload",): "only device and pin_memory are",
+    ("tensorboard",): "use --tensorboard-dir",
+    ("flops_profiler", "wall_clock_breakdown"): "use --benchmark",
+    ("sparse_attention",): "attention is dense here, so leave it out",
+    ("elasticity",): "use --global-batch-size, which keeps the batch at any number of processes",
+    ("checkpoint",): "checkpoints have this project's own format (docs/checkpoints.md)",
+    ("fp16",): "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
+    "leave the key out to accept that",
+    ("optimizer",): "the optimizers are AdamW and Lamb",
 }
 
 
@@ -91,17 +111,25 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     if args.deepspeed_config is None:
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
     path = args.deepspeed_config
-    values = dict(flatten(read_json_object(path, "DeepSpeed's configuration")))
     flags = {key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))}
+    values = read_values(path, args, flags)
     check_keys(path, values, flags)
-    words = list(flags_of(path, values, flags))
-    words += batch_flags(path, values, args, read_environment().world_size)
+    settings: dict[str, Setting] = {}
+    batch = batch_flags(path, values, args, read_environment().world_size)
+    for setting in (*flags_of(path, values, args, flags), *batch):
+        key, flag, value = setting
+        other_key, _, other = settings.setdefault(argument_name(flag), setting)
+        if value != other:
+            raise UserError(f"{path}: {key} {value} contradicts {other_key} {other}: leave one of them out")
+        check_value(path, parser, setting)
+    words = [f"{flag}={value}" for _, flag, value in settings.values()]
     merged = parser.parse_args([*words, *argv])
     for name, value in parser.parse_args([*argv, *words]).as_dict().items():
         if value != (other := merged.as_dict()[name]) and name != "log_freq":
+            key, flag, _ = settings[name]
             raise UserError(
-                f"{path} asks for --{name.replace('_', '-')} {value}, and the command line has {other}: leave one of "
-                f"them out, or make them equal"
+                f"{path}: {key} asks for {flag} {value}, and the command line has {other}: leave one of them out, or "
+                f"make them equal"
             )
     check_engine(path, values, merged)
     check_installed()
@@ -109,12 +137,29 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested objects under names such as `optimizer.params.lr`; those that are "auto" are left out."""
+    """The values of nested objects under names such as `optimizer.params.lr`, without disabled blocks."""
     for key, value in config.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
-        elif value != AUTO:
+        if not isinstance(value, dict):
             yield prefix + key, value
+        elif value.get("enabled", prefix or key not in OFF_BY_DEFAULT) is not False:
+            yield from flatten(value, f"{prefix}{key}.")
+
+
+def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str, Any]:
+    """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a missing one that the
+    command line gives, is left to the flags."""
+    found = dict(flatten(read_json_object(path, "DeepSpeed's configuration")))
+    float16 = args.amp_dtype == "float16" or args.fp16 or args.use_dynamic_loss_scaling or args.given("scale_loss")
+    if found.get("fp16.enabled") == AUTO and not float16:
+        found = {key: value for key, value in found.items() if not key.startswith("fp16.")}
+    values = {key: value for key, value in found.items() if value != AUTO}
+    for name, value in OPTIMIZER_DEFAULTS.get(optimizer_name(path, values), {}).items():
+        key = f"optimizer.params.{name}"
+        if key not in found and not args.given(argument_name(flags[key])):
+            values[key] = value
+    if "fp16.enabled" in found and not args.given("scale_loss"):
+        values = {"fp16.initial_scale_power": INITIAL_SCALE_POWER} | values
+    return values
 
 
 def check_local_rank(local_rank: int | None) -> None:
@@ -138,70 +183,107 @@ def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> Non
         if key == "zero_optimization":
             raise UserError(f'{path}: zero_optimization is {value!r}, expected an object such as {{"stage": 2}}')
         if key not in honoured:
-            advice = next((text for start, text in INSTEAD.items() if key.startswith(start)), "leave it out")
+            advice = next((text for starts, text in INSTEAD.items() if key.startswith(starts)), "leave it out")
             found = f"{key} {value!r}" if key in FIXED else key
             raise UserError(f"{path}: {found} is not supported with --deepspeed: {advice}")
         if key.endswith(".enabled") and not isinstance(value, bool):
             raise UserError(f"{path}: {key} is {value!r}, expected true or false")
 
 
-def flags_of(path: Path, values: dict[str, Any], flags: dict[str, str]) -> Iterator[str]:
+def optimizer_name(path: Path, values: dict[str, Any]) -> str | None:
+    """The --optimizer that the JSON file asks for."""
+    if "optimizer.type" not in values:
+        return None
+    found = str(values["optimizer.type"])
+    if found.lower() not in OPTIMIZER_TYPES:
+        refuse_lamb_variants(path, found, values)
+        raise UserError(f"{path}: optimizer.type {found!r} is not supported with --deepspeed: use Adam, AdamW or Lamb")
+    return OPTIMIZER_TYPES[found.lower()]
+
+
+def check_value(path: Path, parser: ArgumentParser, setting: Setting) -> None:
+    """Raises UserError, with the name of the key, for a value that the flag does not take."""
+    key, flag, value = setting
+    kind = parser.flags[argument_name(flag)].kind
+    try:
+        if kind is bool and not isinstance(value, bool):
+            raise argparse.ArgumentTypeError("expected true or false")
+        if isinstance(kind, tuple) and value not in kind:
+            raise argparse.ArgumentTypeError(f"expected {' or '.join(kind)}")
+        if not isinstance(kind, tuple):
+            kind(str(value))
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        raise UserError(f"{path}: {key} is {value!r}, which {flag} does not take: {error}") from error
+
+
+def flags_of(path: Path, values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> Iterator[Setting]:
     """The flags that the keys stand for, without those of the batch."""
-    for key, flag in flags.items():
-        if key in values:
-            if key == "gradient_clipping" and values[key] == 0:
-                raise UserError(
-                    f"{path}: gradient_clipping 0 turns clipping off, and this project always clips: leave it out, or "
-                    f"give a large norm"
-                )
-            yield f"{flag}={values[key]}"
-    if "optimizer.type" in values:
-        name = OPTIMIZER_TYPES.get(str(values["optimizer.type"]).lower())
-        if name is None:
-            refuse_lamb_variants(path, str(values["optimizer.type"]), values)
+    for key in CLIPPING_KEYS:
+        if values.get(key) == 0:
             raise UserError(
-                f"{path}: optimizer.type {values['optimizer.type']!r} is not supported with --deepspeed: use Adam, "
-                f"AdamW or Lamb"
+                f"{path}: {key} 0 turns clipping off, and this project always clips: leave it out, or give a large norm"
             )
-        yield f"--optimizer={name}"
-        if "optimizer.params.bias_correction" in values:
-            corrects = values["optimizer.params.bias_correction"]
-            if name == "Lamb":
-                yield f"--lamb-bias-correction={corrects}"
-            elif corrects is not True:
-                raise UserError(f"{path}: optimizer.params.bias_correction {corrects!r}: AdamW here always corrects")
+        if key in values:
+            yield key, "--max-grad-norm", values[key]
+    yield from ((key, flag, values[key]) for key, flag in flags.items() if key in values and key not in CLIPPING_KEYS)
+    if name := optimizer_name(path, values):
+        yield from optimizer_flags(path, values, args, name)
     if "optimizer.params.betas" in values:
         betas = values["optimizer.params.betas"]
         if not isinstance(betas, list) or len(betas) != 2:
             raise UserError(f"{path}: optimizer.params.betas is {betas!r}, expected two numbers")
-        yield from (f"--beta{number}={beta}" for number, beta in enumerate(betas, 1))
+        yield from (("optimizer.params.betas", f"--beta{number}", beta) for number, beta in enumerate(betas, 1))
     yield from precision_flags(path, values)
+    if values.get("tensorboard.enabled"):
+        folder, job = values.get("tensorboard.output_path", ""), values.get("tensorboard.job_name", JOB_NAME)
+        if not (isinstance(folder, str) and isinstance(job, str)):
+            raise UserError(f"{path}: tensorboard.output_path and job_name are {folder!r} and {job!r}, expected texts")
+        yield "tensorboard.output_path", "--tensorboard-dir", str(Path(folder, job))
 
 
-def precision_flags(path: Path, values: dict[str, Any]) -> Iterator[str]:
+def optimizer_flags(path: Path, values: dict[str, Any], args: Arguments, name: str) -> Iterator[Setting]:
+    key = "optimizer.params.bias_correction"
+    corrects = values.get(key, True)
+    if name == "AdamW" and corrects is False:
+        if values.get("zero_optimization.stage", 0):
+            raise UserError(
+                f"{path}: {key} false: Adam without bias correction is LAMB with trust ratios of 1 here, which ZeRO "
+                f"cannot shard: use stage 0, or true"
+            )
+        name = "Lamb"
+        yield from ((key, flag, 1.0) for flag in ("--lamb-min-coeff", "--lamb-max-coeff"))
+        yield key, "--lamb-bias-correction", False
+    elif name == "Lamb":
+        if key in values:
+            yield key, "--lamb-bias-correction", corrects
+        if not args.given("lamb_adapt_undecayed"):
+            yield "optimizer.type", "--lamb-adapt-undecayed", True
+    elif corrects is not True:
+        raise UserError(f"{path}: {key} is {corrects!r}, expected true or false")
+    yield "optimizer.type", "--optimizer", name
+
+
+def precision_flags(path: Path, values: dict[str, Any]) -> Iterator[Setting]:
     enabled = [name for name in ("bf16", "fp16", "torch_autocast") if values.get(f"{name}.enabled")]
     if len(enabled) > 1:
         raise UserError(f"{path}: {' and '.join(enabled)} are both enabled: enable one of them")
     if enabled == ["torch_autocast"]:
-        yield "--amp"
-        yield f"--amp-dtype={values.get('torch_autocast.dtype', 'bfloat16')}"
+        yield "torch_autocast.enabled", "--amp", True
+        yield "torch_autocast.dtype", "--amp-dtype", values.get("torch_autocast.dtype", "bfloat16")
     elif enabled:
-        yield "--use-pure-fp16"
-        yield f"--amp-dtype={ {'bf16': 'bfloat16', 'fp16': 'float16'}[enabled[0]] }"
-    if enabled == ["fp16"]:
-        scale = values.get("fp16.loss_scale", 0)
-        if scale:
-            yield f"--scale-loss={scale}"
-        else:
-            yield "--use-dynamic-loss-scaling"
-            power = values.get("fp16.initial_scale_power")
-            if power is not None and (type(power) is not int or not 0 <= power <= 100):
+        yield f"{enabled[0]}.enabled", "--use-pure-fp16", True
+        yield f"{enabled[0]}.enabled", "--amp-dtype", {"bf16": "bfloat16", "fp16": "float16"}[enabled[0]]
+    if scale := values.get("fp16.loss_scale", 0):
+        yield "fp16.loss_scale", "--scale-loss", scale
+    elif any(key.startswith("fp16.") for key in values):
+        yield "fp16.loss_scale", "--use-dynamic-loss-scaling", True
+        if (power := values.get("fp16.initial_scale_power")) is not None:
+            if type(power) is not int or not 0 <= power <= 100:
                 raise UserError(f"{path}: fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
-            if power is not None:
-                yield f"--scale-loss={2**power}"
+            yield "fp16.initial_scale_power", "--scale-loss", 2.0**power
 
 
-def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size: int) -> list[str]:
+def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size: int) -> list[Setting]:
     """The flags of the batch: as in DeepSpeed, two of the three sizes give the third one."""
     total, micro, steps = sizes = [values.get(key) for key in BATCH_KEYS]
     for key, size in zip(BATCH_KEYS, sizes, strict=True):
@@ -219,7 +301,7 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
                 f"{path}: train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} {steps} times "
                 f"the {world_size} processes of this run: change one of them"
             )
-    words = [] if micro is None else [f"--batch-size={micro}"]
+    settings = [] if micro is None else [(BATCH_KEYS[1], "--batch-size", micro)]
     if args.global_batch_size is not None:
         micro = micro or args.batch_size
         if steps is not None and args.global_batch_size != micro * steps * world_size:
@@ -228,8 +310,25 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
                 f"{args.global_batch_size}: leave one of them out, or make them equal"
             )
     elif steps is not None:
-        words.append(f"--gradient-merge-steps={steps}")
-    return words
+        settings.append((BATCH_KEYS[2], "--gradient-merge-steps", steps))
+    return settings
+
+
+def differences(args: Arguments) -> list[str]:
+    """Lines about defaults of DeepSpeed that do not exist here."""
+    lines = []
+    found = dict(flatten(read_json_object(args.deepspeed_config, "DeepSpeed's configuration")))
+    if not args.given("max_grad_norm") and found.keys().isdisjoint(CLIPPING_KEYS):
+        lines.append(
+            f"note: {args.deepspeed_config} has no gradient_clipping, so DeepSpeed would not clip: here gradients are "
+            f"clipped to --max-grad-norm {args.max_grad_norm:g}"
+        )
+    if "fp16.enabled" in found and args.use_dynamic_loss_scaling:
+        lines.append(
+            "note: the loss scale doubles after 2000 updates without overflow and halves at the first overflow; "
+            "DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2"
+        )
+    return lines
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
@@ -282,7 +381,7 @@ def engine_config(
     """What DeepSpeed's engine is given. `path`: DeepSpeed's JSON file; `pure_dtype`: the 16-bit type of the weights."""
     zero: dict[str, Any] = {"stage": 0}
     for key, value in flatten(read_json_object(path, "DeepSpeed's configuration").get("zero_optimization", {})):
-        if key in ZERO_KEYS:
+        if key in ZERO_KEYS and value != AUTO:
             group, _, name = key.rpartition(".")
             (zero.setdefault(group, {}) if group else zero)[name] = value
     # Stage 0 leaves the weights, and what is done with the gradients, to this project.

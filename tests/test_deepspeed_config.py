@@ -5,13 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import assert_refused
 from small_runs import run_here
 
 import run_glue
 import run_pretraining
 import run_squad
-from arguments import parallel_config
+from arguments import make_run_config, optimizer_config, parallel_config
+from optimizer import make_optimizer
 from parallel import deepspeed_config
 from utils.command_line import Arguments
 from utils.errors import UserError
@@ -145,8 +147,154 @@ def test_the_json_of_bing_bert_is_accepted_without_its_sparse_attention(tmp_path
     assert (args.batch_size, args.gradient_merge_steps) == (64, 16)
     assert (args.lamb_min_coeff, args.lamb_max_coeff, args.lamb_bias_correction) == (0.01, 0.3, False)
     assert (args.optimizer, args.learning_rate, args.use_dynamic_loss_scaling) == ("Lamb", 11e-3, True)
+    assert (args.epsilon, args.scale_loss, args.lamb_adapt_undecayed) == (1e-8, 2**16, True)
     with pytest.raises(UserError, match="sparse_attention"):
         parse(tmp_path, {**config, "sparse_attention": {"mode": "fixed"}})
+
+
+def uncorrected_adam(**config) -> dict:
+    params = {"lr": 2e-4, "max_grad_norm": 0.5, "weight_decay": 0.01, "bias_correction": False}
+    return {"steps_per_print": 1000, "optimizer": {"type": "Adam", "params": params}, **config}
+
+
+def test_the_adam_json_of_bing_bert_and_of_its_squad_script_run(tmp_path, world_size):
+    """deepspeed_bsz4096_adam_config.json and deepspeed_bsz24_config.json of microsoft/DeepSpeedExamples."""
+    world_size(64)
+    fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+    args = parse(tmp_path, uncorrected_adam(train_batch_size=4096, train_micro_batch_size_per_gpu=64, fp16=fp16))
+    assert (args.max_grad_norm, args.learning_rate, args.epsilon, args.weight_decay) == (0.5, 2e-4, 1e-8, 0.01)
+    adam = optimizer_config(args)
+    assert (adam.name, adam.trust_bounds, adam.bias_correction) == ("Lamb", (1, 1), False)
+    world_size(4)
+    squad = uncorrected_adam(train_batch_size=24, train_micro_batch_size_per_gpu=6, fp16={"enabled": True})
+    args = parse(tmp_path, squad, program=run_squad)
+    assert (args.batch_size, args.gradient_merge_steps) == (6, 1)
+    assert (args.use_dynamic_loss_scaling, args.scale_loss) == (True, 2**16)
+
+
+def test_adam_without_bias_correction_makes_its_updates(tmp_path):
+    """Compares five updates with the formula of DeepSpeed's Adam, adam_w_mode."""
+    args = parse(tmp_path, uncorrected_adam())
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = make_optimizer(optimizer_config(args), model, args.learning_rate)
+    expected = [p.detach().double() for p in model.parameters()]
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in expected]
+    for _ in range(5):
+        for i, (p, decay) in enumerate(zip(model.parameters(), (0.01, 0.0), strict=True)):
+            p.grad = torch.randn_like(p)
+            gradient, (first, second) = p.grad.double(), moments[i]
+            first.mul_(0.9).add_(gradient, alpha=0.1)
+            second.mul_(0.999).add_(gradient**2, alpha=0.001)
+            expected[i] = expected[i] - 2e-4 * (first / (second.sqrt() + 1e-8) + decay * expected[i])
+        optimizer.step()
+    for p, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.detach().double(), value, rtol=1e-6, atol=1e-7)
+
+
+# Hugging Face's zero2.json and zero3.json, as its documentation of the Trainer has them.
+FP16 = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}
+ZERO2 = {
+    "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "allgather_partitions": True,
+    "allgather_bucket_size": 2e8, "overlap_comm": True, "reduce_scatter": True, "reduce_bucket_size": 2e8,
+    "contiguous_gradients": True,
+}  # fmt: skip
+ZERO3 = {
+    "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    "offload_param": {"device": "cpu", "pin_memory": True}, "overlap_comm": True, "contiguous_gradients": True,
+    "sub_group_size": 1e9, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+}  # fmt: skip
+
+
+def hugging_face(zero: dict, enabled: object, scheduler: bool = False) -> dict:
+    params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    warmup = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")
+    auto = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu")
+    return {
+        "fp16": {"enabled": enabled, **FP16},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": params},
+        **({"scheduler": {"type": "WarmupLR", "params": warmup}} if scheduler else {}),
+        "zero_optimization": zero,
+        **dict.fromkeys(auto, "auto"),
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+    }
+
+
+@pytest.mark.parametrize("zero", [ZERO2, ZERO3])
+@pytest.mark.parametrize("enabled", [False, "auto"])
+def test_the_json_of_hugging_face_runs_without_its_scheduler(tmp_path, zero, enabled):
+    args = parse(tmp_path, hugging_face(zero, enabled), "--amp", "--learning-rate", "0.01", "--weight-decay", "0.1")
+    assert (args.optimizer, args.learning_rate, args.weight_decay, args.amp) == ("AdamW", 0.01, 0.1, True)
+    assert args.epsilon == parse(tmp_path, {}).epsilon  # "auto" is the flag's default, not DeepSpeed's
+    assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
+    with pytest.raises(UserError, match=r"scheduler.type .*leave the block out"):
+        parse(tmp_path, hugging_face(zero, enabled, scheduler=True))
+
+
+@pytest.mark.parametrize(
+    "enabled, flags", [(True, ()), ("auto", ("--fp16",)), ("auto", ("--use-pure-fp16", "--amp-dtype", "float16"))]
+)
+def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, enabled, flags):
+    with pytest.raises(UserError, match=r"fp16.loss_scale_window 1000 .* 2000 .*leave the key out"):
+        parse(tmp_path, hugging_face(ZERO2, enabled), *flags)
+
+
+def test_disabled_blocks_are_skipped(tmp_path):
+    off = {"enabled": False}
+    config = {
+        "tensorboard": {**off, "output_path": "logs"},
+        "wandb": {**off, "project": "bert"},
+        "comms_logger": {**off, "verbose": True},
+        "elasticity": {**off, "max_train_batch_size": 2000},
+        "flops_profiler": {"profile_step": 1},
+        "fp16": {"loss_scale": 128, "loss_scale_window": 1000},
+    }
+    args, plain = parse(tmp_path, config, *ADAMW), parse(tmp_path, {}, *ADAMW)
+    assert args.as_dict() == plain.as_dict()
+
+
+def test_an_enabled_tensorboard_writes_where_deepspeed_does(tmp_path):
+    args = parse(tmp_path, {"tensorboard": {"enabled": True, "output_path": "logs", "job_name": "bert"}})
+    assert args.tensorboard_dir == Path("logs/bert")
+    args = parse(tmp_path, {"tensorboard": {"enabled": True}})
+    assert args.tensorboard_dir == Path("DeepSpeedJobName")
+
+
+# --- defaults of DeepSpeed --------------------------------------------------------------------------------------------
+
+
+def test_missing_keys_take_deepspeeds_defaults(tmp_path):
+    lamb = parse(tmp_path, {"optimizer": {"type": "Lamb"}})
+    assert (lamb.learning_rate, lamb.epsilon, lamb.weight_decay) == (1e-3, 1e-8, 0)
+    assert (lamb.lamb_min_coeff, lamb.lamb_max_coeff, lamb.lamb_adapt_undecayed) == (0.01, 10, True)
+    adam = parse(tmp_path, {"optimizer": {"type": "Adam"}})
+    assert (adam.learning_rate, adam.epsilon, adam.weight_decay) == (1e-3, 1e-8, 0)
+
+
+def test_flags_win_over_deepspeeds_defaults(tmp_path):
+    flags = ("--epsilon", "1e-6", "--lamb-max-coeff", "3", "--lamb-adapt-undecayed=false", "--scale-loss", "64")
+    args = parse(tmp_path, {"optimizer": {"type": "Lamb"}, "fp16": {"enabled": True}}, *flags)
+    assert (args.epsilon, args.lamb_max_coeff, args.lamb_adapt_undecayed, args.scale_loss) == (1e-6, 3, False, 64)
+
+
+@pytest.mark.parametrize("fp16, scale", [({}, 2**16), ({"initial_scale_power": 0}, 1), ({"loss_scale": 1}, 1)])
+def test_the_first_loss_scale(tmp_path, fp16, scale):
+    args = parse(tmp_path, {"fp16": {"enabled": True, **fp16}}, *ADAMW)
+    assert make_run_config(args).loss_scale == scale
+
+
+def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
+    notes = make_run_config(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW)).runtime.messages
+    assert any("no gradient_clipping" in note and "--max-grad-norm 1" in note for note in notes)
+    assert any("loss_scale_window 1000 and hysteresis 2" in note for note in notes)
+    same = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}, "gradient_clipping": 1.0}, *ADAMW)
+    automatic = parse(tmp_path, {"gradient_clipping": "auto"}, *ADAMW)
+    for args in (same, automatic):
+        assert not [note for note in make_run_config(args).runtime.messages if "DeepSpeed" in note]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -165,6 +313,30 @@ REFUSED = {
         )
         for stage, name in ((1, "Lamb"), (2, "OneBitLamb"), (3, "FusedLamb"))
     },
+    "Adam without bias correction, ZeRO 1": (
+        uncorrected_adam(zero_optimization={"stage": 1}), (), ("bias_correction false", "stage 0")
+    ),
+    "Adam without bias correction, and a flag": (uncorrected_adam(), ADAMW, ("optimizer.type", "--optimizer Lamb")),
+    "two norms": (uncorrected_adam(gradient_clipping=1.0), (), ("max_grad_norm 0.5", "gradient_clipping 1.0")),
+    "Weights & Biases": ({"wandb": {"enabled": True}}, ADAMW, ("wandb.enabled", "--tensorboard-dir")),
+    "a folder that is a number": ({"tensorboard": {"enabled": True, "output_path": 5}}, ADAMW, ("output_path", "5")),
+    "prescaled gradients": ({"prescale_gradients": True}, ADAMW, ("prescale_gradients True", "float32")),
+    **{
+        f"{key} {value!r}": (
+            {"optimizer": {"type": "Lamb", "params": {key: value}}}, (), (f"optimizer.params.{key} is {value!r}", flag)
+        )
+        for key, value, flag in (
+            ("lr", "fast", "--learning-rate"), ("eps", 0, "--epsilon"), ("weight_decay", True, "--weight-decay"),
+            ("bias_correction", "no", "--lamb-bias-correction"), ("max_coeff", [10], "--lamb-max-coeff"),
+            ("min_coeff", -1, "--lamb-min-coeff"),
+        )
+    },
+    "a beta of 1": (
+        {"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}}}, (), ("optimizer.params.betas is 1", "--beta2")
+    ),
+    "another optimizer with its parameters": (
+        {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 400}}}, (), ("optimizer.type 'OneBitAdam'",)
+    ),
     "another optimizer": ({"optimizer": {"type": "OneBitAdam"}}, (), ("optimizer.type 'OneBitAdam'", "AdamW")),
     "a schedule": (
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}},
@@ -218,6 +390,23 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
     # None of the folders exists, so an error about them would say that something had started.
     assert_refused(run_here([*PRETRAINING, *engine_flags(tmp_path, config), *flags]), *words)
     assert list(tmp_path.iterdir()) == [tmp_path / "ds.json"]
+
+
+@pytest.mark.parametrize(
+    "flag, advice",
+    [
+        ("--cf", "--config-file"),
+        ("--loss_scale", "--scale-loss"),
+        ("--delay_allreduce", "leave it out"),
+        ("--print_steps", "--log-freq"),
+    ],
+)
+@pytest.mark.parametrize("program", [run_pretraining, run_squad])
+def test_flags_of_bing_bert_are_refused_with_their_counterpart(capsys, program, flag, advice):
+    with pytest.raises(SystemExit):
+        program.parse_arguments([flag, "1"])
+    error = capsys.readouterr().err
+    assert f"{flag.replace('_', '-')} is not a flag of this program" in error and advice in error
 
 
 def test_a_configuration_without_the_engine_is_refused(tmp_path):
