@@ -107,6 +107,11 @@ def prepare_attention(implementation: str, cu_seqlens: Tensor, max_seqlen: int, 
     return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens)
 
 
+def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
+    """Whether torch's flash attention computes heads of this size on a GPU of this compute capability."""
+    return capability >= (8, 0) and head_size <= 256 and head_size % 8 == 0
+
+
 def default_implementation(device: torch.device, dtype: torch.dtype) -> str:
     """The fastest implementation for states on `device` whose products are computed in `dtype`."""
     if device.type != "cuda":

@@ -4,7 +4,7 @@
 
 import torch
 
-from attention import COMPILED_ON_CPU
+from attention import COMPILED_ON_CPU, flash_supports
 from modeling import BertPreTrainedModel
 from optimizer import check_shardable
 from parallel.activation_checkpointing import checkpoint_activations
@@ -29,6 +29,7 @@ def parallelize(
     its initial weights here, from torch's random state."""
     if config.shard_degree == 1:
         materialize(model, device)
+    choose_attention(model, device)
     checkpoint_activations(model.layers, config.activation_checkpoint)
     if config.deepspeed is not None:
         return make_deepspeed_model(model, config.deepspeed, precision, device, distributed)
@@ -38,6 +39,14 @@ def parallelize(
     if distributed.world_size > 1:
         return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)
     return ParallelModel(model, precision)
+
+
+def choose_attention(model: BertPreTrainedModel, device: torch.device) -> None:
+    """Padded attention on GPUs without flash attention for this model. Otherwise the model chooses by device and
+    type."""
+    head_size = model.config.hidden_size // model.config.num_attention_heads
+    if device.type == "cuda" and not flash_supports(head_size, torch.cuda.get_device_capability(device)):
+        model.base_model.attention_implementation = "padded"
 
 
 @torch.no_grad()

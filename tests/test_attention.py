@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import IMPLEMENTATIONS, default_implementation, prepare_attention
+from attention import IMPLEMENTATIONS, default_implementation, flash_supports, prepare_attention
+from bert_config import BertConfig
 from cpu.length_bucketed import length_buckets
+from modeling import BertForPreTraining
+from parallelize import choose_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "flash"]
@@ -171,3 +174,17 @@ def test_default_is_flash_for_16_bits_on_a_gpu_and_length_bucketed_on_a_cpu():
     )
     assert default_implementation(GPU, torch.float16) == default_implementation(GPU, torch.bfloat16) == "flash"
     assert default_implementation(GPU, torch.float32) == "padded"
+
+
+def test_flash_attention_is_for_ampere_and_later_and_some_head_sizes():
+    assert flash_supports(64, (8, 0)) and flash_supports(256, (9, 0))
+    assert not flash_supports(64, (7, 5)) and not flash_supports(264, (9, 0)) and not flash_supports(12, (9, 0))
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "padded"), ((9, 0), "auto")])
+def test_a_gpu_without_flash_attention_gets_padded_attention(monkeypatch, capability, chosen):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    config = BertConfig(100, hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
+    model = BertForPreTraining(config)
+    choose_attention(model, GPU)
+    assert model.bert.attention_implementation == chosen
