@@ -1,7 +1,7 @@
-"""Makes HDF5 shards of BERT pre-training samples from text shards, one for each.
+"""Creates HDF5 shards of BERT pre-training samples, one per text shard.
 
-Input: one sentence per line, an empty line between documents. Existing shards that were made from the same text with
-the same options are kept, so a run that was killed continues with the same command.
+Input: one sentence per line, an empty line between documents. Existing shards of the same text and options are kept:
+after an interruption, rerun the same command to resume.
 """
 
 import os
@@ -53,7 +53,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
-    load_tokenizer(args.vocab_file, args.do_lower_case)  # a bad vocabulary is an error before anything is made
+    load_tokenizer(args.vocab_file, args.do_lower_case)  # fail on a bad vocabulary before any work
     texts = find_text(args.input_path)
     names = Counter(map(output_name, texts))
     if len(names) < len(texts):
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def summary(reports: list[ShardReport], options: SampleOptions, seconds: float) -> str:
-    """What a run made, its speed, and what truncation and padding cost."""
+    """Summary of the output, the speed, and the cost of truncation and padding."""
     made = [report for report in reports if report.made]
     lines = [f"{len(made)} shards made, {len(reports) - len(made)} were complete already"]
     if made:
