@@ -23,7 +23,7 @@ def read_by_question(path: str | Path, what: str, kind: type | tuple[type, ...],
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    return read_by_question(path, "predictions file", str, "text")
+    return read_by_question(path, "predictions file", str, "string")
 
 
 def parse_arguments():
