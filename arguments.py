@@ -1,9 +1,8 @@
-"""The flags that pre-training and fine-tuning share: one table, from which parsing, checks and the run's settings are
-derived.
+"""Flags shared by pre-training and fine-tuning. One table defines parsing, checks and the run's configuration.
 
-A flag is one entry. Its tags: `result` marks the hyperparameters in the record of a run (see checkpoint/identity.py),
-`deepspeed` is the key of DeepSpeed's JSON file that the flag stands for, and `alone` its value in the doctor's run.
-This module imports no torch: parsing stays fast.
+Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see checkpoint/identity.py), `deepspeed`
+is the equivalent key in DeepSpeed's JSON file, and `alone` is the value that the doctor's run uses.
+Does not import torch, so that parsing is fast.
 """
 
 import argparse
@@ -54,9 +53,9 @@ from utils.command_line import (
 from utils.errors import UserError
 from utils.launcher import read_environment
 
-MAX_BATCH = 2**24  # sequences per update; also of a micro-batch
-MAX_LENGTH = 2**20  # tokens of a sequence
-INITIAL_LOSS_SCALE = 2.0**20  # where --use-dynamic-loss-scaling starts if --scale-loss is not given
+MAX_BATCH = 2**24  # sequences per update or micro-batch
+MAX_LENGTH = 2**20  # tokens per sequence
+INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-loss
 
 batch_size, sequence_length = bounded_int(1, MAX_BATCH), bounded_int(1, MAX_LENGTH)
 
@@ -74,8 +73,8 @@ def positive_int_or_minus_one(text: str) -> int:
     return -1 if text == "-1" else positive_int(text)
 
 
-# Without training these have no effect. --optimizer and --log-freq are not among them: NVIDIA's commands also give them
-# for prediction.
+# Flags that have no effect without training. --optimizer and --log-freq are not listed: NVIDIA's prediction commands
+# pass them too.
 TRAIN = ("--do-train",)
 LAMB = (*TRAIN, "--optimizer Lamb")
 POLY, EXPONENTIAL = (*TRAIN, "--lr-decay poly"), (*TRAIN, "--lr-decay warmup_exp_decay_exp")
@@ -266,7 +265,7 @@ HINTS = {
 
 
 def add_run_flags(parser: ArgumentParser, **defaults: object) -> None:
-    """Adds the flags that all training programs share. `defaults`: those that differ between programs."""
+    """Adds the flags shared by all training programs. `defaults` are program-specific."""
     parser.add_flags("global", GLOBAL_FLAGS, **defaults)
     parser.add_flags("training", TRAINING_FLAGS, **defaults)
     parser.add_flags("memory and parallelism", PARALLEL_FLAGS)
@@ -275,14 +274,14 @@ def add_run_flags(parser: ArgumentParser, **defaults: object) -> None:
 
 
 def add_fine_tuning_flags(parser: ArgumentParser, **defaults: object) -> None:
-    """Adds the flags that all fine-tuning tasks share."""
+    """Adds the flags shared by all fine-tuning tasks."""
     parser.add_flags("fine-tuning", FINE_TUNING_FLAGS, **defaults)
     add_run_flags(parser, optimizer="AdamW", warmup_proportion=0.1, **defaults)
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    """Parses the command line of a training program, with DeepSpeed's JSON file, and refuses flags that would have no
-    effect or that contradict each other."""
+    """Parses the command line of a training program, with DeepSpeed's JSON file. Raises UserError for flags that would
+    have no effect or that contradict each other."""
     args = parse_with_deepspeed(parser, argv)
     parser.check_flags(args)
     if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
@@ -299,8 +298,8 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
 
 
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
-    """The settings that the flags of a training program ask for. `world_size`: the number of processes of the run; by
-    default that of --estimate-memory, or of the processes that are started now."""
+    """Converts the flags of a training program to a RunConfig. `world_size`: number of processes; by default that of
+    --estimate-memory, or of the current launch."""
     world_size = world_size or args.get("estimate_memory") or read_environment().world_size
     dynamic = args.use_dynamic_loss_scaling or args.fp16
     values = args.as_dict()
@@ -396,7 +395,7 @@ def startup_messages(args: Arguments) -> tuple[str, ...]:
 
 
 def global_batch_size(args: Arguments, world_size: int) -> int:
-    """Sequences per update over all ranks."""
+    """Sequences per optimizer step over all ranks."""
     global_batch = args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
     if global_batch > MAX_BATCH:
         raise UserError(
@@ -451,7 +450,7 @@ def optimizer_config(args: Arguments) -> OptimizerConfig:
 
 
 def amp_dtype(args: Arguments) -> str:
-    """The 16-bit type. Flags for loss scaling, as NVIDIA's commands have them, mean float16."""
+    """The 16-bit type. Loss-scaling flags, as in NVIDIA's commands, imply float16."""
     if args.amp_dtype is not None:
         return args.amp_dtype
     return "float16" if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling else "bfloat16"

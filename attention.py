@@ -1,11 +1,11 @@
 """Scaled dot-product attention within each sequence of a token stream: every implementation, and the registry.
 
-An implementation is a class. It is made once per forward pass with the layout of the stream, and called by each layer:
+An implementation is a class. It is constructed once per forward pass with the stream's layout and called by each layer:
 
     prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-Its `memory` tells what one call takes. To add one, write the class and add it to `IMPLEMENTATIONS`.
+`memory` returns the bytes of one call. To add an implementation, write the class and add it to `IMPLEMENTATIONS`.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
@@ -26,23 +26,23 @@ class PreparedAttention(Protocol):
 
     @staticmethod
     def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
-        """Bytes of one call. rows: the tokens whose output is used."""
+        """Bytes of one call. rows: number of tokens whose output is used."""
 
 
 # --- variable-length flash attention (CUDA, 16-bit) -------------------------------------------------------------------
 
 
 class FlashAttention:
-    """Flash attention on the stream as it is (Dao et al., 2022). CUDA, float16 or bfloat16."""
+    """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
-        # The operator leaves tokens of no sequence undefined, so filler tokens form sequences here.
+        # The operator leaves tokens outside all sequences undefined, so filler tokens form sequences here.
         ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
         filler_ends = (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)
         self.cu_seqlens, self.max_seqlen = torch.cat([cu_seqlens, filler_ends]), max_seqlen
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        # torch's public varlen_attn has no dropout; this operator has, and it has a derivative.
+        # torch's public varlen_attn has no dropout. This operator has dropout and is differentiable.
         out_THD, *_ = torch.ops.aten._flash_attention_forward(
             *qkv_T3HD.unbind(1),
             self.cu_seqlens,
@@ -57,7 +57,7 @@ class FlashAttention:
 
     @staticmethod
     def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
-        # Query, key and value; the output where it is not the next linear layer's input; the softmax's normalizers.
+        # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp of the softmax.
         states = sizes.tokens * hidden_size * (4 if rows < sizes.tokens else 3)
         return AttentionMemory(states * sizes.product + sizes.tokens * num_heads * 4)
 
@@ -66,12 +66,12 @@ class FlashAttention:
 
 
 class PaddedAttention:
-    """torch's scaled_dot_product_attention on a padded view of the stream. Works on any device and in any type."""
+    """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
-        # The rows of an empty sequence would see no key, and softmax over nothing is NaN: let them see every key.
+        # Softmax over no keys is NaN, so the rows of an empty sequence attend to all keys.
         self.mask_N11S = (real_NS | ~real_NS.any(dim=1, keepdim=True))[:, None, None, :]
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
@@ -101,9 +101,9 @@ COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 
 def prepare_attention(implementation: str, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> PreparedAttention:
-    """Attention over the sequences that start at `cu_seqlens` [N+1], int32, in a stream of `num_tokens` tokens, none
-    longer than `max_seqlen`. Tokens behind the last sequence are filler, and get any finite states. `implementation`
-    is a key of `IMPLEMENTATIONS`."""
+    """Prepares attention over sequences with offsets `cu_seqlens` [N+1], int32, of at most `max_seqlen` tokens, in a
+    stream of `num_tokens` tokens. Tokens after the last sequence are filler; their output is finite but unspecified.
+    `implementation` is a key of `IMPLEMENTATIONS`."""
     return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens)
 
 
@@ -113,7 +113,7 @@ def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
 
 
 def default_implementation(device: torch.device, dtype: torch.dtype) -> str:
-    """The fastest implementation for states on `device` whose products are computed in `dtype`."""
+    """The fastest implementation for `device` and the matmul type `dtype`."""
     if device.type != "cuda":
         return "length_bucketed"
     return "flash" if dtype in (torch.float16, torch.bfloat16) else "padded"

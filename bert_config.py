@@ -1,4 +1,4 @@
-"""The architecture of a BERT model, as its `config.json` describes it."""
+"""Architecture of a BERT model, as in `config.json`."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the erf form; the other two are the same tanh form
 
-# More than any model has, and few enough to be counted before memory is asked for.
+# Upper bounds, far above any real model, so that sizes can be computed before memory is allocated.
 MAX_SIZES = {
     "vocab_size": 2**24,
     "hidden_size": 2**17,
@@ -21,17 +21,16 @@ MAX_SIZES = {
     "type_vocab_size": 2**10,
 }
 
-# Keys that other libraries write into a BERT config and that change the model: only these values are supported.
+# Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The architecture; the same keys as Google's and Hugging Face's `config.json`.
+    """The architecture, with the keys of Google's and Hugging Face's `config.json`.
 
-    labels: the class names of a classification head, Hugging Face's `id2label`; a single one means regression.
-    multi_label: each label is a yes or no of its own, Hugging Face's `problem_type`. Both are no part of the
-    architecture, so they do not count when configs are compared."""
+    labels: class names of a classification head (Hugging Face's `id2label`); a single one means regression.
+    multi_label: labels are independent (Hugging Face's `problem_type`). Both are ignored when configs are compared."""
 
     vocab_size: int
     hidden_size: int
@@ -73,9 +72,8 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> "BertConfig":
-        """The architecture in the content of a `config.json`. Raises ValueError for a missing key, and for an unknown
-        key unless it says `"model_type": "bert"`: Hugging Face's files do, and hold many keys besides the
-        architecture."""
+        """Builds a config from the content of `config.json`. Raises ValueError for a missing key, and for an unknown
+        key unless `"model_type": "bert"` is set, as in Hugging Face's files, which contain many other keys."""
         model_type = values.get("model_type", "bert")
         if model_type not in ("bert", PRE_LN_MODEL_TYPE):
             raise ValueError(f"model_type is {model_type!r}, and only BERT is supported: use a BERT model")
@@ -108,8 +106,8 @@ class BertConfig:
             raise ValueError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict:
-        """The content of `config.json`; `id2label` and `label2id` if there are labels. transformers has no pre-LN BERT:
-        another model type keeps it from loading one as if it were post-LN."""
+        """The content of `config.json`; with `id2label` and `label2id` if there are labels. transformers has no pre-LN
+        BERT, so a pre-LN config has another model type: transformers would load it as post-LN."""
         values = {"model_type": PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert", **dataclasses.asdict(self)}
         if values.pop("multi_label"):
             values["problem_type"] = MULTI_LABEL
@@ -120,7 +118,7 @@ class BertConfig:
 
     @property
     def num_labels(self) -> int:
-        """The number of labels of a classification head: 2 if they have no names, as in transformers."""
+        """Number of labels of a classification head: 2 if they have no names, as in transformers."""
         return len(self.labels) or 2
 
     @property
@@ -129,7 +127,7 @@ class BertConfig:
 
 
 def labels_from_json(id2label) -> tuple[str, ...]:
-    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to texts."""
+    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings."""
     if not isinstance(id2label, dict) or not all(isinstance(label, str) for label in id2label.values()):
         raise ValueError("id2label must be an object of texts")
     labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))

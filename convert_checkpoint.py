@@ -1,8 +1,8 @@
-"""Converts a BERT checkpoint of another project to a Hugging Face model folder, which all programs here take.
+"""Converts a BERT checkpoint of another project to a Hugging Face model folder, which all programs here accept.
 
     python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,google-tf,huggingface} SOURCE FOLDER
 
-Every tensor is placed or reported, nothing in a pickle is executed, and the folder is complete or not there.
+Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
 
 import dataclasses

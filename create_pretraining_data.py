@@ -1,7 +1,7 @@
-"""Makes HDF5 shards of BERT pre-training samples from text shards, one for each.
+"""Creates HDF5 shards of BERT pre-training samples, one per text shard.
 
-Input: one sentence per line, an empty line between documents. Existing shards that were made from the same text with
-the same options are kept, so a run that was killed continues with the same command.
+Input: one sentence per line, an empty line between documents. Existing shards of the same text and options are kept:
+after an interruption, rerun the same command to resume.
 """
 
 import sys

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks what usually goes wrong before a run is started, in under a minute: packages, device, memory, disk, data, a
-batch to overfit, the time of the run, its losses. Takes the flags of the run:
+"""Checks a run's setup in under a minute: packages, device, memory, disk, data, overfitting of one batch, the run's
+duration and first losses. Takes the flags of the run:
 
     python3 doctor.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results --max-steps 7038 --phase1 ...
     python3 doctor.py squad --do-train --train-file ... --output-dir results --init-checkpoint ...
     python3 doctor.py glue --task-name mrpc --do-train ...
     python3 doctor.py --processes 8 ...                        # for a run of 8 processes; by default one
 
-Each line is "ok", a "warning", or "wrong" with what to do; the exit code is 2 if something is wrong. Nothing stays on
-disk: a file of 64 MB, which measures the speed of --output-dir, is removed.
+Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if a check is wrong. The 64 MB file that
+measures the write speed of --output-dir is removed afterwards.
 """
 
 import sys
@@ -59,7 +59,7 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 def examine(name: str, processes: int, args: Arguments) -> Findings:
     findings = Findings()
     config = make_run_config(args, processes)
-    # The run as this one process makes it: the same global batch, unsharded, and no logs.
+    # The run in one process: the same global batch, unsharded, without logs.
     alone = args.replace(global_batch_size=config.loader.global_batch_size, **args.tagged("alone"))
     check_packages(findings)
     for is_needed, check in [

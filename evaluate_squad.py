@@ -1,4 +1,4 @@
-"""Exact match and F1 of SQuAD predictions, as the official evaluation scripts of v1.1 and v2.0 count them."""
+"""Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1 and v2.0."""
 
 import json
 from pathlib import Path
@@ -12,18 +12,18 @@ from utils.files import read_json
 
 
 def read_by_question(path: str | Path, what: str, kind: type | tuple[type, ...], kind_name: str) -> dict[str, Any]:
-    """The JSON object {question id: value of type `kind`} in the file `path`."""
+    """Reads the JSON object {question id: value of type `kind`} in the file `path`."""
     values = read_json(path, what)
     if not isinstance(values, dict):
         raise UserError(f"{what} {path} is not an object {{question id: {kind_name}}}")
     for key, value in values.items():
-        if not isinstance(value, kind) or isinstance(value, bool) or value != value:  # NaN differs from itself
+        if not isinstance(value, kind) or isinstance(value, bool) or value != value:  # also refuses NaN
             raise UserError(f"{what} {path}: the value of question {key} is not a {kind_name}")
     return values
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    return read_by_question(path, "predictions file", str, "text")
+    return read_by_question(path, "predictions file", str, "string")
 
 
 def parse_arguments():

@@ -1,4 +1,4 @@
-"""Evaluation, a task's metrics over a data set, and prediction, the model's output for each of its samples.
+"""Evaluation (a task's metrics over a data set) and prediction (the model's output for each sample).
 
 Legend: n samples.
 """
@@ -26,8 +26,8 @@ from utils.progress import progress_bar
 def evaluate(
     parallel: ParallelModel, task: Task, dataset: StreamDataset, limits: MicroBatchLimits, runtime: Runtime
 ) -> dict[str, float]:
-    """The task's metrics over all of `dataset`, without dropout. Every rank evaluates its share, and all get the
-    result."""
+    """Computes the task's metrics over `dataset`, without dropout. The samples are split over the ranks; all ranks
+    return the result."""
     distributed = runtime.distributed
     parallel.model.eval()
     mine = np.arange(distributed.rank, len(dataset), distributed.world_size)
@@ -55,8 +55,8 @@ def evaluate(
 
 
 def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
-    """This rank's batches of samples of similar length, in random order, so that the time left can be estimated. A
-    benchmark takes an even selection of them."""
+    """This rank's batches of samples of similar length. They are shuffled so that the remaining time can be estimated.
+    A benchmark uses an evenly spaced subset."""
     by_length = np.argsort(-lengths, kind="stable")
     batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
     order = np.random.default_rng(config.seed).permutation(len(batches))
@@ -66,7 +66,7 @@ def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int,
 
 
 def prediction_limits(dataset: SequenceDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
-    """The sizes of the token streams of `batch_size` samples."""
+    """Size limits of the token streams of `batch_size` samples."""
     num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled=False)
     return MicroBatchLimits.for_batch(batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
 
@@ -79,9 +79,9 @@ def predict(
     config: PredictionConfig,
     runtime: Runtime,
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """The model's logits, float32, [rows, C] with a row per sequence or per token of the data set (`logits_axis`); and
-    the speed of inference. Every rank computes its share, and all get the result. Raises UserError if a logit is not
-    finite."""
+    """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data set (`logits_axis`),
+    and the inference speed. The samples are split over the ranks; all ranks return the result. Raises UserError if a
+    logit is not finite."""
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
@@ -89,7 +89,7 @@ def predict(
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
-    # Compiled graphs need streams of one fixed size, which would be mostly filler here.
+    # Not compiled: compiled graphs need streams of one fixed size, which would be mostly filler here.
     eager = torch.compiler.set_stance("force_eager")
     nothing = np.zeros(0, np.int64)
     with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
@@ -103,11 +103,11 @@ def predict(
                 output = parallel.model(stream).logits
             if len(indices):
                 rows = dataset.rows(indices, logits_axis)
-                logits[rows] = output[: len(rows)].float().cpu().numpy()  # what follows belongs to filler
+                logits[rows] = output[: len(rows)].float().cpu().numpy()  # the rest is filler
                 seconds.append(time.perf_counter() - started)
                 bar.update()
     if distributed.world_size > 1:
-        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero where another rank computes
+        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero in other ranks' rows
     check_finite(torch.from_numpy(logits))
     return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
 
@@ -125,7 +125,7 @@ def log_speed(speed: dict[str, float], config: PredictionConfig, runtime: Runtim
 def inference_speed(
     sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
 ) -> dict[str, float]:
-    """Sequences per second over all ranks, and the latency of this rank's batches, without the first ones."""
+    """Sequences per second over all ranks, and the latency of this rank's batches, both without warmup batches."""
     warmup = config.benchmark_warmup_steps if config.benchmark else 1
     measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
     rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)

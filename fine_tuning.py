@@ -1,5 +1,5 @@
-"""The program behind run_squad.py and run_glue.py: flags that all tasks share, training, scores and predictions, over
-one seed or several."""
+"""The generic fine-tuning program behind run_squad.py and run_glue.py: shared flags, training, scoring and prediction,
+with one or several seeds."""
 
 import contextlib
 import dataclasses
@@ -42,8 +42,8 @@ MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(con
 def parse_fine_tuning(
     parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
 ) -> Arguments:
-    """Parses `argv` with the flags that all tasks share, and a task's own ones in `groups`. `defaults` replace those of
-    the shared flags."""
+    """Parses `argv` with the shared flags and the task's own flags in `groups`. `defaults` override those of the shared
+    flags."""
     add_fine_tuning_flags(parser, **defaults)
     for title, flags in groups.items():
         parser.add_flags(title, flags)
@@ -58,7 +58,7 @@ def parse_fine_tuning(
 
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
-    """Does what the flags ask for; returns the exit code."""
+    """Trains, scores and predicts as the flags request; returns the exit code."""
     config = make_run_config(args)
     if args.estimate_memory is not None:
         print_estimate(task.model_class, config)
@@ -72,7 +72,7 @@ def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-    """The training file. `task` and `choice` have its labels."""
+    """The training file. `task` and `choice` contain its labels."""
 
     task: FineTuningTask
     choice: ModelChoice
@@ -88,7 +88,7 @@ class TrainingSet:
         return cls(task, with_labels(choice, task), tokenizer, dataset)
 
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
-        """`name`: the subfolder of one of several seeds."""
+        """`name`: subfolder of the seed, if there are several."""
         config = make_run_config(args)
         num_targets = int(self.dataset.num_targets.max(initial=0))
         config = dataclasses.replace(
@@ -128,7 +128,7 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
     task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.tokenizer)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
-        (folder / SCORES_FILE).unlink(missing_ok=True)  # the mean of other runs
+        (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
@@ -149,7 +149,7 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
 def train(
     args: Arguments, plan: TrainingPlan, task: FineTuningTask, sets: list[PredictionSet], runtime: Runtime
 ) -> tuple[ParallelModel | None, int]:
-    """Trains; returns the model, which is None if the training is not complete, and the exit code."""
+    """Trains; returns the model, or None if training is incomplete, and the exit code."""
     steps = plan.config.trainer.max_steps
     parameters = {"training_features": len(plan.dataset), "train_batch_size": args.batch_size, "steps": steps}
     runtime.reporter.log("PARAMETER", parameters)
@@ -159,9 +159,9 @@ def train(
         evaluation = trainer.evaluate = Evaluation(args, trainer, task, sets)
         trainer.is_finished = evaluation.is_exhausted
     elif args.overwrite and runtime.distributed.is_main:
-        shutil.rmtree(trainer.config.checkpoint_folder / BEST_FOLDER, ignore_errors=True)  # another run's
+        shutil.rmtree(trainer.config.checkpoint_folder / BEST_FOLDER, ignore_errors=True)  # of an earlier run
     exit_code = trainer.train(plan.make_loader(trainer))
-    trainer.evaluate = None  # it refers to the trainer, whose lock on the folder ends with its last reference
+    trainer.evaluate = None  # break the reference cycle, so that the trainer and its folder lock are freed
     if trainer.state.step < steps and not trainer.is_finished and not args.benchmark:
         return None, exit_code
     if evaluation is not None:
@@ -170,8 +170,8 @@ def train(
 
 
 class Evaluation:
-    """Scores the files with labels during training, keeps the weights with the best score in BEST_FOLDER, and ends the
-    training after --early-stopping evaluations without a better score."""
+    """Scores the labelled files during training, saves the best weights in BEST_FOLDER, and stops training after
+    --early-stopping evaluations without improvement."""
 
     def __init__(self, args: Arguments, trainer: Trainer, task: FineTuningTask, sets: list[PredictionSet]):
         self.trainer, self.task, self.patience = trainer, task, args.early_stopping
@@ -179,12 +179,12 @@ class Evaluation:
         self.config = PredictionConfig(args.predict_batch_size, args.seed)
         self.folder = trainer.config.checkpoint_folder
         path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
-        # Those of a resumed run, up to its checkpoint.
+        # When resuming: the evaluations up to the checkpoint.
         found = trainer.distributed.on_main(lambda: read_json(path, "evaluations") if step and path.exists() else [])
         self.history: list[dict[str, float]] = [entry for entry in found if entry["step"] <= step]
 
     def best(self) -> dict[str, float]:
-        return max(self.history, key=lambda entry: entry[self.task.metric])  # the first of equal ones
+        return max(self.history, key=lambda entry: entry[self.task.metric])  # the first on ties
 
     @property
     def is_exhausted(self) -> bool:
@@ -200,7 +200,7 @@ class Evaluation:
             scores |= trainer.distributed.on_main(partial(self.numbers, each, logits))
         step = trainer.state.step
         if step % trainer.config.eval_steps and step < trainer.config.max_steps:
-            return scores  # where --steps-this-run ends: the whole run has no evaluation there
+            return scores  # end of --steps-this-run: an uninterrupted run does not evaluate here
         self.history.append({"step": step, **scores})
         trainer.is_finished = self.is_exhausted
         if trainer.is_finished or self.best() is self.history[-1]:
@@ -241,7 +241,7 @@ def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
 
 @contextlib.contextmanager
 def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Runtime]:
-    """The runtime with a log of its own, named after the seed beside that of the whole command."""
+    """The runtime with a separate log per seed, named after the seed, beside the log of the whole command."""
     if not name:
         yield runtime
         return
@@ -281,10 +281,10 @@ def predict_all(
     folder: Path,
     runtime: Runtime,
 ) -> dict[str, float]:
-    """Predicts all sets. The main process writes the predictions and the scores into `folder`; returns the scores, on
-    other processes nothing."""
+    """Predicts all sets. The main process writes predictions and scores to `folder` and returns the scores; the other
+    processes return nothing."""
     writes = runtime.distributed.is_main and not args.benchmark
-    if writes:  # before the work, so that a path that cannot be made is known early
+    if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)
     config = make_run_config(args).prediction
     parallel.prepare_for_inference(runtime.precision.dtype)
@@ -303,7 +303,7 @@ def predict_all(
 
 
 def only_numbers(scores: dict[str, Any]) -> dict[str, float]:
-    """`scores` without tables."""
+    """The scores that are numbers, without tables."""
     return {name: value for name, value in scores.items() if isinstance(value, int | float)}
 
 
@@ -316,7 +316,7 @@ def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Run
 
 
 def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Over the runs of several seeds: each metric's mean, and its standard deviation with n - 1 in the denominator."""
+    """Mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
     result = {}
     for name in only_numbers(runs[0]):
         values = np.array([run[name] for run in runs])

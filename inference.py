@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Asks a model: answers a question about a passage, classifies a text, or fills masked words.
+"""Inference: question answering, text classification, and masked-word prediction.
 
     python3 inference.py --init-checkpoint FOLDER --question "Where did Anna live?" --context "Anna lived in Paris."
     python3 inference.py --init-checkpoint FOLDER --text "A gripping film." --n-best-size 2
     python3 inference.py --init-checkpoint FOLDER --fill-mask "The capital of France is [MASK]."
 
-The head in FOLDER decides which of the three a model can do. Config, vocabulary and casing are those of FOLDER. Without
-a question or text, it asks for them.
+The task must match the head of the model in FOLDER, which also provides config, vocabulary and casing. Without a
+question or text, the program prompts for them.
 
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output scored.csv --text-column review
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output vectors.npy --text-column review --embed
 
-predict all rows of a file (CSV, TSV, JSON lines, also .gz; Parquet).
+predict all rows of a file (CSV, TSV or JSON lines, optionally .gz; Parquet).
 """
 
 import sys
@@ -50,10 +50,10 @@ from utils.errors import UserError, one_line, run_main
 from utils.files import file_digest, read_json, read_json_object
 from utils.progress import print_line
 
-MAX_WINDOW = 384  # question and window of the passage, unless the model has fewer positions
+MAX_WINDOW = 384  # tokens of question and passage window; fewer if the model has fewer positions
 ASKED = ("question", "context", "context_file", "text", "text_pair", "fill_mask")
 WEIGHTS = (".safetensors", ".bin")
-EXCERPT = 500  # characters of the passage that are shown before and after the answer
+EXCERPT = 500  # characters of context shown before and after the answer
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -168,7 +168,7 @@ def squad_task(model: LoadedModel, args: Arguments) -> SquadTask:
     return SquadTask(
         model.max_seq_length,
         args.doc_stride or SquadTask.doc_stride,
-        # A model of few positions may leave no room for the usual 64 tokens of the question.
+        # A model with few positions may have no room for the default 64 question tokens.
         min(SquadTask.max_query_length, max(1, model.max_seq_length // 2 - 4)),
         args.version_2_with_negative,
         max(SquadTask.n_best_size, args.n_best_size),
@@ -202,7 +202,7 @@ def no_answer(args: Arguments) -> str:
 
 
 def marked(context: str, start: int, stop: int) -> str:
-    """The surroundings of the answer, with the answer in bold on a terminal and between ** elsewhere."""
+    """The answer with its context. The answer is bold on a terminal and enclosed in ** elsewhere."""
     on, off = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
     before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
     after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
@@ -285,7 +285,7 @@ def fill_mask(model: LoadedModel, text: str, args: Arguments) -> None:
     for part in parts:
         ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
         positions.append(len(ids) - 1)
-    ids[-1] = tokenizer.sep_token_id  # a mask stands between two parts, so there is none after the last
+    ids[-1] = tokenizer.sep_token_id  # no mask after the last part
     positions.pop()
     check_length("text", len(ids), model.max_seq_length)
     device = model.runtime.device
@@ -355,7 +355,7 @@ def text_dataset(model: LoadedModel, rows: list[tuple[int, Row]], args: Argument
 
 
 def class_columns(config: BertConfig, logits_C: torch.Tensor) -> Row:
-    """The label, or several, and the probability of each; or the score."""
+    """The predicted label(s) and the probability of each class, or the score for regression."""
     if len(logits_C) == 1:
         return {"score": float(logits_C)}
     labels = config.labels or [f"LABEL_{index}" for index in range(len(logits_C))]
@@ -386,8 +386,8 @@ def answer_rows(model: LoadedModel, rows: list[tuple[int, Row]], args: Arguments
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """How a folder of sentence-transformers makes embeddings; without its files, they are means without normalization,
-    as sentence-transformers then makes them."""
+    """Pooling and normalization of a sentence-transformers folder. Without its files: mean pooling, no normalization,
+    which is sentence-transformers' default."""
 
     max_seq_length: int = 2**30
     normalize: bool = False
@@ -419,7 +419,7 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class Head:
-    """What a model can do that has tensors named `prefix...`, and needs all of `required`; `flags` are for it only."""
+    """A model head: its tensors are named `prefix...`, `required` must all be present, `flags` apply only to it."""
 
     prefix: str
     required: tuple[str, ...]
@@ -461,7 +461,7 @@ EMBEDDING = Head("", (), BertForSentenceEmbedding, lambda _model, _args: None, (
 
 
 def choose_head(args: Arguments, folder: Path) -> Head:
-    """The head in `folder` that the flags are for. Raises UserError if it has no such head."""
+    """The head in `folder` that matches the flags. Raises UserError if there is none."""
     names = tuple(open_model_weights(folder))
     found = [head for head in HEADS if any(name.startswith(head.prefix) for name in names)]
     if not found:
@@ -490,7 +490,7 @@ def read_line(prompt: str) -> str:
 
 
 def ask(prompt: str, answer: Callable[[str], None]) -> None:
-    """Calls `answer` with each line that is typed, until an empty one."""
+    """Prompts for lines and calls `answer` with each, until an empty line."""
     while line := read_line(prompt):
         try:
             answer(line)

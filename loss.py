@@ -1,4 +1,4 @@
-"""Losses as sums over micro-batches. The trainer divides once, by the counts of the global batch.
+"""Losses, summed over a micro-batch. The trainer divides once, by the counts of the global batch.
 
 Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S longest sequence.
 """
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from data_loading.packing import IGNORED_LABEL, padded_index
 
-# Rows of logits that are in float32 at once: few enough for a CPU's cache, enough to fill a GPU.
+# Rows of logits converted to float32 at a time: few enough for a CPU's cache, enough to fill a GPU.
 FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}
 
 
 class SummedCrossEntropy(torch.autograd.Function):
-    """The sum of cross-entropies over the rows whose label is not ignored, and the number of rows where no logit is
-    above the label's. It computes in float32 on a few rows at a time, so there is no float32 copy of all logits. The
-    forward pass computes the gradient too, in the logits' type, so that softmax runs once."""
+    """Sum of cross-entropies over the rows whose label is not ignored, and the number of correct rows. Computes a chunk
+    of rows at a time in float32, which avoids a float32 copy of all logits. The forward pass also computes the
+    gradient, in the logits' dtype, so that softmax runs once."""
 
     @staticmethod
     def forward(ctx, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         # Gradients are kept x1024 until the loss scale is applied, so that float16 does not underflow.
         upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
         weight_M1 = kept_M1 * upscale
-        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # free on a CPU
+        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # no synchronization on a CPU
         grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
         largest_M1, largest_prob_M1, label_prob_M1 = (weight_M1.new_empty(len(logits_MV), 1) for _ in range(3))
         for start in range(0, len(logits_MV), num_rows):
@@ -40,7 +40,7 @@ class SummedCrossEntropy(torch.autograd.Function):
             torch.gather(probs_RV, 1, safe_M1[rows], out=label_prob_M1[rows])
             if grad_MV is not None:
                 grad_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
-        # log sum exp(logits) from the largest probability, which is at least 1/V and so does not underflow.
+        # log-sum-exp from the largest probability, which is at least 1/V and so does not underflow.
         log_normalizer_M1 = largest_M1 - largest_prob_M1.log()
         target_M1 = logits_MV.gather(1, safe_M1).float()
         total = torch.where(kept_M1, log_normalizer_M1 - target_M1, 0.0).sum()
@@ -54,19 +54,19 @@ class SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
-        # In place, because a second copy costs more than the multiplication. So backward runs once per forward.
+        # In place, because a copy costs more than the multiplication. Backward can therefore run only once per forward.
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
         return grad_MV.mul_(grad_total / ctx.upscale), None
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label has the
-    largest logit (a tie counts). Rows labelled `IGNORED_LABEL` do not count."""
+    """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label
+    has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped."""
     return SummedCrossEntropy.apply(logits_MV, labels_M)
 
 
 class PreTrainingSums(NamedTuple):
-    """Scalars on the device: sums over one micro-batch."""
+    """Sums over one micro-batch, as scalars on the device."""
 
     mlm_loss: Tensor
     nsp_loss: Tensor
@@ -77,8 +77,8 @@ class PreTrainingSums(NamedTuple):
 def pretraining_sums(
     prediction_logits_MV: Tensor, seq_relationship_logits_N2: Tensor, mlm_labels_M: Tensor, nsp_labels_N: Tensor
 ) -> PreTrainingSums:
-    """Losses and numbers of correct predictions of the masked tokens and the sequence pairs. Filler is labelled -100,
-    and data without next-sentence pairs -1; neither counts."""
+    """Losses and numbers of correct predictions for masked tokens and next-sentence pairs. Filler (label -100) and data
+    without next-sentence pairs (label -1) are ignored."""
     nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
     mlm_loss, mlm_correct = summed_cross_entropy(prediction_logits_MV, mlm_labels_M)
     nsp_loss, nsp_correct = summed_cross_entropy(seq_relationship_logits_N2, nsp_labels_N)
@@ -93,7 +93,7 @@ def span_sum(
     cu_seqlens: Tensor,
     max_seqlen: int,
 ) -> Tensor:
-    """The sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the sequence."""
+    """Sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the sequence."""
     index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, len(start_logits_T))
     total = start_logits_T.new_zeros((), dtype=torch.float32)
     for logits_T, positions_N in ((start_logits_T, start_positions_N), (end_logits_T, end_positions_N)):

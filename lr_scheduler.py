@@ -1,5 +1,4 @@
-"""Learning-rate schedules: pure functions of k, the number of updates already made, and N, the number of all
-updates."""
+"""Learning-rate schedules: pure functions of k, the number of completed updates, and N, the total number of updates."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from torch import Tensor
 from run_config import ScheduleConfig
 from utils.errors import UserError
 
-MAX_UPDATES = 10_000_000  # of one run: their rates take 40 MB, and seconds to compute
+MAX_UPDATES = 10_000_000  # per run; the table takes 40 MB and seconds to compute
 
 
 def poly(k: float, total: int, lr: float, warmup: int, start_lr: float = 0.0, power: float = 1.0) -> float:
@@ -68,8 +67,8 @@ def warmup_exp_decay_exp(
 
 
 def rate_table(schedule: Callable[[int], float], first: int, last: int, device: torch.device) -> Tensor:
-    """The learning rates of the updates `first` to `last`, float32 on `device`. The number of updates is on the device
-    too, so looking up a rate does not make the host wait. Raises UserError if there are more than MAX_UPDATES."""
+    """Learning rates of the updates `first` to `last`, float32 on `device`. The update counter is on the device too, so
+    a look-up needs no synchronization. Raises UserError if there are more than MAX_UPDATES."""
     if last - first > MAX_UPDATES:
         raise UserError(f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use --steps-this-run")
     rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
@@ -77,7 +76,7 @@ def rate_table(schedule: Callable[[int], float], first: int, last: int, device: 
 
 
 def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
-    """The learning rate as a function of the number of updates already made."""
+    """The learning rate as a function of the number of completed updates."""
     schedule = _schedule_from_zero(config, config.total_steps - config.first_step)
     return lambda k: schedule(k - config.first_step)
 

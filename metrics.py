@@ -1,7 +1,7 @@
-"""What a run reports: the measuring window, and the sinks that records go to.
+"""Metrics of a run: throughput measurement and log sinks.
 
-A record is a `step`, as DLLogger calls it, and a dict of metrics. The step is () for the whole run, (epoch, number) for
-an optimizer step, or the word PARAMETER for settings.
+A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for the whole run, (epoch, number) for an
+optimizer step, or "PARAMETER" for settings.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from utils.progress import print_line
 
 @dataclass
 class GlobalBatchStats:
-    """Counts of one global batch, or of several, over all ranks."""
+    """Counts over all ranks for one or more global batches."""
 
     sequences: float = 0
     tokens: float = 0
@@ -41,10 +41,10 @@ class GlobalBatchStats:
 
 
 class MeasuringWindow:
-    """Speed since the last `restart`: sequences, real tokens and model FLOPs per second, and the share of time that the
-    loop waited for data. Time inside `paused` (evaluation, checkpoints) does not count.
+    """Throughput since the last `restart`: sequences, real tokens and model FLOPs per second, and the fraction of time
+    spent waiting for data. Excludes time inside `paused` (evaluation, checkpoints).
 
-    peak: the device's peak FLOP/s, for the utilization; None if it is not known.
+    peak: the device's peak FLOP/s, for the utilization; None if unknown.
     """
 
     def __init__(self, device: torch.device, world_size: int, peak: float | None):
@@ -55,7 +55,7 @@ class MeasuringWindow:
         self.started, self.waited, self.steps, self.stats = time.perf_counter(), 0.0, 0, GlobalBatchStats()
 
     def count(self, stats: GlobalBatchStats, waited: float) -> None:
-        """Adds a step that waited `waited` seconds for its data."""
+        """Adds a step. waited: seconds that it waited for data."""
         self.stats += stats
         self.waited += waited
         self.steps += 1
@@ -82,7 +82,7 @@ class MeasuringWindow:
         return metrics
 
     def final_metrics(self) -> dict[str, float]:
-        """The metrics when all work on the device is done, with the process's peak memory."""
+        """The metrics after device synchronization, with the process's peak memory."""
         synchronize(self.device)
         metrics = self.metrics()
         if (peak_memory := peak_memory_bytes(self.device)) is not None:
@@ -91,7 +91,7 @@ class MeasuringWindow:
 
 
 class Benchmark:
-    """`--benchmark`: the metrics of all steps after `warmup_steps`, with the time of each kind of work."""
+    """`--benchmark`: metrics of all steps after `warmup_steps`, with the time per phase."""
 
     def __init__(self, window: MeasuringWindow, stopwatch: Stopwatch, warmup_steps: int):
         self.window, self.stopwatch = window, stopwatch
@@ -101,12 +101,12 @@ class Benchmark:
         self.window.count(stats, waited)
         self.warmup_left -= 1
         if self.warmup_left == 0:
-            self.stopwatch.seconds()  # forgets the warmup
+            self.stopwatch.seconds()  # discards the warmup
             synchronize(self.window.device)
             self.window.restart()
 
     def log(self, reporter: "Reporter", seconds: float, raw_seconds: float, final_loss: float | None) -> None:
-        """`seconds`: of the whole run; `raw_seconds`: without evaluation and checkpoints."""
+        """`seconds`: duration of the whole run; `raw_seconds`: without evaluation and checkpoints."""
         steps = self.window.steps
         metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
         nvidias = {
@@ -125,7 +125,7 @@ Step = tuple[int, ...] | str
 
 class Sink(Protocol):
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
-        """Records `metrics`; `text` is the same as one human-readable line, or None for records that are not shown."""
+        """Records `metrics`. text: a human-readable line, or None for records that are not shown."""
 
     def close(self) -> None: ...
 
@@ -140,7 +140,7 @@ class TerminalSink:
 
 
 class DLLoggerSink:
-    """Lines appended to a file that is opened with the first record, in the format of NVIDIA's DLLogger."""
+    """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first record."""
 
     def __init__(self, path: Path, flag: str):
         self.path, self.flag = path, flag
@@ -151,7 +151,7 @@ class DLLoggerSink:
         try:
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                if self.path.is_fifo() or self.path.is_socket():  # opening it would wait for a reader
+                if self.path.is_fifo() or self.path.is_socket():  # opening it would block
                     raise UserError(f"{self.path} is not a regular file: choose another {self.flag}")
                 end_last_line(self.path)
                 self.file = self.path.open("a", encoding="utf-8")
@@ -186,8 +186,8 @@ class DLLoggerJsonSink(DLLoggerSink):
 
 
 class DLLoggerTextSink(DLLoggerSink):
-    """DLLogger's text with NVIDIA's names of steps: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`, `DLL <date> -
-    Summary:  ...`."""
+    """DLLogger's text format with NVIDIA's step names: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`,
+    `DLL <date> - Summary:  ...`."""
 
     def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         if isinstance(step, tuple):
@@ -197,7 +197,7 @@ class DLLoggerTextSink(DLLoggerSink):
 
 
 def end_last_line(path: Path) -> None:
-    """Ends the last line of the file `path` where a killed run left it half written."""
+    """Appends a newline to the file `path` if a killed run left an incomplete last line."""
     if not path.is_file() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
@@ -207,7 +207,7 @@ def end_last_line(path: Path) -> None:
 
 
 def finite_or_none(value: Any) -> Any:
-    """None for NaN and infinities, such as the loss of a skipped step, which JSON does not have."""
+    """None for NaN and infinities, which JSON cannot represent, such as the loss of a skipped step."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -225,7 +225,7 @@ class RecordingSink:
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, by the `tensorboard` package; those of the whole run are under `final/`."""
+    """Writes TensorBoard scalars; those of the whole run are under `final/`."""
 
     def __init__(self, folder: Path):
         try:
@@ -254,7 +254,7 @@ class TensorBoardSink:
 
 
 class Reporter:
-    """Sends records to all sinks. Processes other than the main one have no sinks."""
+    """Sends records to all sinks. Only the main process has sinks."""
 
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = list(sinks)
@@ -269,7 +269,7 @@ class Reporter:
 
 
 def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
-    """The sinks that the flags ask for. To add one, add it here."""
+    """Creates the sinks that the flags enable. Add new sinks here."""
     if not is_main:
         return Reporter()
     sinks: list[Sink] = [TerminalSink()]
@@ -293,7 +293,7 @@ def dllogger_metrics(metrics: Mapping[str, float], step_samples: float) -> dict[
 
 # --- human-readable text ----------------------------------------------------------------------------------------------
 
-# How each figure is shown on the terminal; {n} is the value as `format_number` writes it.
+# Terminal format of each metric; {n} is the value formatted by `format_number`.
 FORMATS = {
     "loss": "loss {:.4f}",
     "mlm_loss": "mlm {:.4f}",
@@ -323,7 +323,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def format_number(value: float) -> str:
-    """Whole numbers from 100 up, three digits below."""
+    """No decimals from 100 on, three significant digits below."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

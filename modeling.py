@@ -5,14 +5,14 @@ Parameters carry Hugging Face's names and shapes. Every model takes either of tw
     padded    model(input_ids, attention_mask, token_type_ids), each [B, S]; the mask is 1 on real tokens
     stream    model(stream), a packing.TokenStream: whole sequences end to end without padding
 
-Padded input is turned into a stream first. All token-wise layers run on real tokens only; only attention sees
-sequences (attention.py). A model also tells the floating-point operations and the memory of a step
-(`training_flops`, `activation_memory`).
+Padded input is converted to a stream first. All token-wise layers run on real tokens only; only attention uses the
+sequence boundaries (attention.py). Models also report the FLOPs and memory of a step (`training_flops`,
+`activation_memory`).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
 H heads, D head size, E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
 
-One file for the encoder and all heads, as in Hugging Face's and Google's code, which makes it longer than the others.
+The encoder and all heads are in one file, as in Hugging Face's and Google's code.
 """
 
 import math
@@ -31,7 +31,7 @@ from cpu.dropout import Dropout
 from cpu.packed_linear import PackedLinear
 from data_loading.packing import PassSizes, TokenStream, to_padded
 
-# What `hidden_act` in a config means.
+# Values of `hidden_act` in a config.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -40,9 +40,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see packing.PassSizes): what its backward pass needs (`kept`, with its
-    input; `input` alone; `linear_outputs`), the gradients of its activations at their most (`backward`), and 16-bit or
-    fused copies of weights in its own pass (`weight_copies`) and for the whole forward pass (`cached_copies`)."""
+    """Bytes of one layer in a training step (see packing.PassSizes): activations saved for backward (`kept`, including
+    its input; `input` alone; `linear_outputs`), peak activation gradients (`backward`), and 16-bit or fused copies of
+    weights, during the layer's own pass (`weight_copies`) or the whole forward pass (`cached_copies`)."""
 
     kept: int
     input: int
@@ -53,7 +53,7 @@ class LayerMemory(NamedTuple):
 
 
 class ActivationMemory(NamedTuple):
-    """Bytes of the activations of a training step; `head` without the logits of masked tokens."""
+    """Bytes of the activations of a training step; `head` excludes the logits of masked tokens."""
 
     embeddings: int
     embeddings_backward: int
@@ -79,8 +79,8 @@ class Embedding(nn.Embedding):
 
 
 class VocabularyEmbedding(Embedding):
-    """Word embeddings, padded to a multiple of 64 rows in memory. The padding rows are zero, are never looked up, get
-    no gradient, and are not part of the state dict."""
+    """Word embeddings, padded to a multiple of 64 rows in memory. The padding rows are zero, get no gradient, and are
+    not part of the state dict."""
 
     def __init__(self, config: BertConfig):
         super().__init__(config.padded_vocab_size, config.hidden_size)
@@ -123,11 +123,11 @@ class BertSelfAttention(nn.Module):
         self.query = Linear(config.hidden_size, config.hidden_size)
         self.key = Linear(config.hidden_size, config.hidden_size)
         self.value = Linear(config.hidden_size, config.hidden_size)
-        self.qkv: nn.Module | None = None  # the three in one, see `prepare_for_inference`
+        self.qkv: nn.Module | None = None  # fused, see `prepare_for_inference`
 
     def fuse_qkv(self) -> tuple[Tensor, Tensor]:
-        """Weight [3E, E] and bias [3E] of query, key and value in one, so that one product reads, casts and
-        differentiates the hidden states once."""
+        """Fused weight [3E, E] and bias [3E] of query, key and value, so that one product reads and casts the hidden
+        states once."""
         projections = (self.query, self.key, self.value)
         return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 
@@ -138,8 +138,8 @@ class BertSelfAttention(nn.Module):
 
 
 class BertResidualOutput(nn.Module):
-    """The end of both halves of a layer: dense, dropout, residual, LayerNorm. With pre-LN, LayerNorm is applied to the
-    input of the half instead (Xiong et al., 2020), by `normalize_input`."""
+    """Output of the attention and feed-forward blocks: dense, dropout, residual, LayerNorm. With pre-LN, LayerNorm is
+    applied to the block's input instead (Xiong et al., 2020), by `normalize_input`."""
 
     def __init__(self, in_features: int, config: BertConfig):
         super().__init__()
@@ -192,12 +192,12 @@ class BertLayer(nn.Module):
         return self.output(self.intermediate(self.output.normalize_input(attended_TE)), attended_TE)
 
     def forward_flops(self, lengths_N: np.ndarray) -> float:
-        """Of the matrix products, over sequences of real lengths."""
+        """FLOPs of the matrix products for sequences of these real lengths."""
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         return float(lengths_N.sum() * (8 * hidden**2 + 4 * hidden * inner) + 4 * np.square(lengths_N).sum() * hidden)
 
     def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
-        """rows: the tokens that are computed after the attention."""
+        """rows: number of tokens that are computed after attention."""
         config, product, residual = self.config, sizes.product, sizes.residual
         hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
         attention = IMPLEMENTATIONS[sizes.attention].memory(
@@ -206,7 +206,7 @@ class BertLayer(nn.Module):
         # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the activation function.
         mask = sizes.mask if config.hidden_dropout_prob else 0
         after_attention = rows * (2 * hidden * (residual + mask) + (2 * hidden + 2 * inner) * product)
-        # When the backward pass reaches the attention, what the rest of the layer kept is freed.
+        # When the backward pass reaches attention, the activations of the rest of the layer are freed.
         feed_forward_backward = rows * (2 * hidden * residual + 2 * inner * product)
         attention_backward = tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
         cached = (hidden**2 + 2 * hidden * inner) * product if sizes.autocast else 0  # query, key and value are fused
@@ -230,8 +230,8 @@ class BertEncoder(nn.Module):
     def forward(
         self, hidden_TE: Tensor, attentions: Sequence[PreparedAttention], output_R: Tensor | None = None
     ) -> Tensor:
-        """The last hidden states [T, E], or [R, E] of the tokens `output_R` only: then the last layer computes nothing
-        for the other tokens after its attention. `attentions`: one for each layer."""
+        """Returns the last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer then skips
+        the other tokens after its attention. `attentions`: one per layer."""
         for layer, attention in zip(self.layer[:-1], attentions[:-1], strict=True):
             hidden_TE = layer(hidden_TE, attention)
         hidden = self.layer[-1](hidden_TE, attentions[-1], output_R)
@@ -268,7 +268,7 @@ class SpanOutput(NamedTuple):
 
     @property
     def logits(self) -> Tensor:
-        """Both in one, [T, 2] or [B, S, 2]."""
+        """Start and end logits, [T, 2] or [B, S, 2]."""
         return torch.stack(self, dim=-1)
 
 
@@ -308,18 +308,18 @@ class BertPreTrainedModel(nn.Module):
 
     @property
     def num_outputs(self) -> int:
-        """The columns of the output's `logits`."""
+        """Number of columns of the output's `logits`."""
         return self.config.num_labels
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
-        """Of the matrix products of the forward pass behind the layers."""
+        """Forward FLOPs of the matrix products after the last layer."""
         raise NotImplementedError
 
     def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
-        # With masked tokens, the last layer computes only these and the pooled ones after its attention.
+        # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
         rows = sizes.targets + sizes.sequences if sizes.targets else tokens
-        # On a CPU, a dropout mask has the width of the states.
+        # On a CPU, a dropout mask has as many bytes per element as the states.
         mask = (residual if sizes.mask > 1 else 1) if self.config.hidden_dropout_prob else 0
         *first, last = self.layers
         return ActivationMemory(
@@ -330,8 +330,8 @@ class BertPreTrainedModel(nn.Module):
         )
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
-        """The names and initial values, from torch's random state, of all parameters whose names start with one of
-        `parts`. Values are drawn on the CPU for every device, and as whole tensors if the parameters are sharded."""
+        """Yields names and initial values, from torch's random state, of all parameters whose names start with one of
+        `parts`. Values are always drawn on the CPU, as whole tensors even if the parameters are sharded."""
         for name, module in self.named_modules():
             if not f"{name}.".startswith(parts):
                 continue
@@ -374,9 +374,9 @@ class BertPreTrainedModel(nn.Module):
     def from_pretrained(cls, folder, **kwargs):
         """Loads the model in `folder`: a checkpoint of this project or a Hugging Face model folder.
 
-        Heads that the folder lacks keep their initial weights, and a note names them. Raises UserError, naming the
-        tensor, for any other missing, unexpected or misshapen tensor."""
-        from checkpoint.weights import load_pretrained  # imported here: the model itself needs no file format
+        Heads missing from the folder keep their initial weights; a message names them. Raises UserError for any other
+        missing, unexpected or misshapen tensor."""
+        from checkpoint.weights import load_pretrained  # imported here: nothing else in the model needs files
 
         return load_pretrained(cls, folder, **kwargs)
 
@@ -385,8 +385,8 @@ class BertModel(BertPreTrainedModel):
     """The encoder with its pooler. `attention_implementation` is a key of attention.IMPLEMENTATIONS, or `auto`: the
     fastest one for the device.
 
-    With `output_positions` [M], places in the stream (or in the flattened padded input), the last hidden states are
-    those of these tokens only, [M, E], and the last layer's feed-forward half runs on them and the pooled tokens."""
+    With `output_positions` [M], indices into the stream (or the flattened padded input), the last hidden states are
+    [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the pooled tokens."""
 
     optional_heads = ("pooler.",)
 
@@ -411,7 +411,7 @@ class BertModel(BertPreTrainedModel):
         stream = input_ids
         hidden_TE = self.embeddings(stream.input_ids, stream.token_type_ids, stream.position_ids)
         attentions = self.prepare_attentions(stream, hidden_TE)
-        # An empty filler sequence may start at T; its pooled state is not used.
+        # An empty filler sequence may start at T. Its pooled state is not used.
         first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
         if output_positions is None:
             last_TE = self.encoder(hidden_TE, attentions)
@@ -428,7 +428,7 @@ class BertModel(BertPreTrainedModel):
         return EncoderOutput(to_padded(encoded.last_hidden_state, flat_T, *input_ids.shape), encoded.pooler_output)
 
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
-        """The attention of each layer; BERT's layers share one."""
+        """Prepares the attention of each layer. BERT's layers share one."""
         implementation = self._attention_implementation(hidden_TE)
         shared = prepare_attention(implementation, stream.cu_seqlens, stream.max_seqlen, stream.num_tokens)
         return [shared] * len(self.encoder.layer)
@@ -456,7 +456,7 @@ class BertPredictionHeadTransform(nn.Module):
 
 
 class BertLMPredictionHead(nn.Module):
-    """The masked-token head. Its output matrix is the word embedding, so it holds only the transform and a bias."""
+    """The masked-token head. The output matrix is tied to the word embeddings."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -464,7 +464,7 @@ class BertLMPredictionHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
-        # The vocabulary's padding rows get no probability: their logits are -inf, so their gradient is exactly zero.
+        # Logits of the vocabulary's padding rows are -inf, so their probability and gradient are exactly zero.
         bias_V = F.pad(self.bias, (0, len(embedding_VE) - len(self.bias)), value=-math.inf)
         return F.linear(self.transform(hidden_ME), embedding_VE, bias_V)
 
@@ -477,8 +477,8 @@ class BertPreTrainingHeads(nn.Module):
 
 
 class BertForPreTraining(BertPreTrainedModel):
-    """BERT with the masked-language-model and next-sentence heads. With `mlm_positions` [M], places in the stream (or
-    in the flattened padded input), the vocabulary is predicted for those tokens only."""
+    """BERT with the masked-language-model and next-sentence heads. With `mlm_positions` [M], indices into the stream
+    (or the flattened padded input), the vocabulary is predicted for those tokens only."""
 
     optional_heads = ("cls.", "bert.pooler.")
 
@@ -498,7 +498,7 @@ class BertForPreTraining(BertPreTrainedModel):
     ) -> PreTrainingOutput:
         hidden, pooled_NE = self.bert(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
         logits = self.cls.predictions(hidden, self.bert.embeddings.word_embeddings.weight)
-        if mlm_positions is None:  # without the padding: callers expect the real vocabulary
+        if mlm_positions is None:  # drop the vocabulary padding
             logits = logits[..., : self.config.vocab_size]
         return PreTrainingOutput(logits, self.cls.seq_relationship(pooled_NE))
 
@@ -533,8 +533,8 @@ class BertForQuestionAnswering(BertPreTrainedModel):
 
 
 class BertForSequenceClassification(BertPreTrainedModel):
-    """BERT with a classifier on the pooled first token: a logit per label of the config, or the predicted number itself
-    where there is one label (regression)."""
+    """BERT with a classifier on the pooled first token: a logit per label, or the predicted value if there is one label
+    (regression)."""
 
     optional_heads = ("classifier.", "bert.pooler.")
 
@@ -552,7 +552,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
         token_type_ids: Tensor | None = None,
     ) -> ClassificationOutput:
         token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
-        nothing = token_ids.new_empty(0)  # the last layer then computes the pooled tokens only
+        nothing = token_ids.new_empty(0)  # so the last layer computes only the pooled tokens
         encoded = self.bert(input_ids, attention_mask, token_type_ids, output_positions=nothing)
         return ClassificationOutput(self.classifier(self.dropout(encoded.pooler_output)))
 

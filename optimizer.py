@@ -1,8 +1,8 @@
 """Optimizers: LAMB, PyTorch's AdamW, apex's FusedLAMB.
 
-They follow the protocol of PyTorch's fused optimizers. Before `step()`, two attributes are set to tensors of one
-element (see `apply_step`): gradients are divided by `grad_scale` (loss scale times clipping), and if `found_inf` is not
-zero the step changes nothing. The `lr` of a group may be a tensor, so that a schedule can live on the device.
+All optimizers follow the protocol of PyTorch's fused optimizers. `apply_step` sets two one-element tensors before
+`step()`: gradients are divided by `grad_scale` (loss scale times clipping), and the step is skipped if `found_inf` is
+not zero. The `lr` of a group may be a tensor, so that the schedule can be on the device.
 """
 
 import math
@@ -34,18 +34,18 @@ class Lamb(torch.optim.Optimizer):
         params: parameters or groups of them; float32 and contiguous.
         lr: learning rate, a number or a tensor of one element.
         betas, eps, weight_decay: as above.
-        max_grad_norm: None to leave gradients as they are.
-        bias_correction: False to leave m and v uncorrected.
+        max_grad_norm: None for no clipping.
+        bias_correction: False for no bias correction of m and v.
         trust_bounds: (minimum, maximum) of r; DeepSpeed's variant of LAMB uses (0.01, 0.3).
-        adapt_undecayed: True to use a trust ratio for groups with weight decay 0 too, as DeepSpeed does.
+        adapt_undecayed: True to also use a trust ratio for groups with weight decay 0, as DeepSpeed does.
         foreach: True to update all tensors together in few kernels, False to update one tensor after another in
-            cache-sized chunks; None for the first on GPUs and the second on CPUs. The results are equal to rounding.
-        shard_group: the process group over whose ranks the rows of each parameter are sharded. `params` are then this
-            rank's rows, and all norms are taken over the whole tensors, in one all-reduce per step besides the one
-            for `max_grad_norm`.
+            cache-sized chunks; None for True on GPUs and False on CPUs. The results differ only by rounding.
+        shard_group: process group over which the rows of each parameter are sharded. `params` are then this rank's
+            rows. Norms are computed over whole tensors, with one all-reduce per step in addition to the one for
+            `max_grad_norm`.
     """
 
-    _update_buffer: Tensor | None = None  # reused by the CPU's chunks: new memory pages cost more than the arithmetic
+    _update_buffer: Tensor | None = None  # reused for CPU chunks: allocating pages costs more than the arithmetic
 
     def __init__(
         self,
@@ -158,9 +158,8 @@ class Lamb(torch.optim.Optimizer):
     def _multi_tensor_step(
         self, adapted: list[tuple[dict, list[Tensor]]], grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
-        """A step of length lr * r for all tensors in few kernels, without waiting for the device. The fused kernel
-        turns -weight_decay * w into -u. It reads and writes 15 numbers per parameter; AdamW takes 8 (with
-        `grad_scale`)."""
+        """Updates all tensors in few kernels, without synchronization. The fused kernel turns -weight_decay * w into
+        -u. Memory traffic is 15 numbers per parameter; AdamW's is 8 (with `grad_scale`)."""
         all_params, all_updates = [], []
         for group, params in adapted:
             updates = torch._foreach_mul(params, -group["weight_decay"])
@@ -178,7 +177,7 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_addcmul_(params, all_updates[part], list(steps.unbind()))
 
     def _single_tensor_step(self, p: Tensor, group: dict, grad_scale: Tensor | None) -> None:
-        """The same for one tensor in chunks, which stay in the cache after they are first read."""
+        """Updates one tensor in chunks, which stay in the cache after the first read."""
         state = self.state[p]
         step, options = self._bias_step(state, group), self._kernel_options(group)
         step += 1
@@ -215,15 +214,15 @@ class Lamb(torch.optim.Optimizer):
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The gradients of all parameters of `optimizer`, group after group."""
+    """The gradients of all parameters of `optimizer`, in group order."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def squared_norms(tensors: list[Tensor]) -> Tensor:
     """||tensor||^2 of each tensor, [len(tensors)] float64 on their device.
 
-    On a CPU torch's own norm sums squares in float32, with an error of 0.1% for 24 million random numbers; chunks that
-    are summed in float64 have an error of 0.0001%, and are faster.
+    On a CPU, torch's norm accumulates in float32: its error is 0.1% for 24 million random numbers. Chunks accumulated
+    in float64 have an error of 0.0001% and are faster.
     """
     if tensors[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(tensors)).double().square()
@@ -233,7 +232,7 @@ def squared_norms(tensors: list[Tensor]) -> Tensor:
 
 def tensor_norms(tensors: list[Tensor], shard_group: "dist.ProcessGroup | None" = None) -> Tensor:
     """||tensor|| of each tensor, [len(tensors)] float32 on their device. With `shard_group`, `tensors` are this rank's
-    rows and the norms are those of the whole tensors, from one all-reduce."""
+    rows and the norms of the whole tensors are computed with one all-reduce."""
     squares = squared_norms(tensors)
     if shard_group is not None:
         dist.all_reduce(squares, group=shard_group)
@@ -241,7 +240,7 @@ def tensor_norms(tensors: list[Tensor], shard_group: "dist.ProcessGroup | None" 
 
 
 def total_norm(tensors: list[Tensor], shard_group: "dist.ProcessGroup | None" = None) -> Tensor:
-    """||all tensors as one vector||, a float32 scalar on their device; over the whole tensors if they are shards."""
+    """Norm of all tensors concatenated, a float32 scalar on their device; over the whole tensors if they are shards."""
     if shard_group is not None:
         square = squared_norms(tensors).sum()
         dist.all_reduce(square, group=shard_group)
@@ -255,8 +254,8 @@ NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._
 
 
 def undecayed_parameters(model: nn.Module) -> set[str]:
-    """The names of the parameters that take no weight decay, and in LAMB no trust ratio: biases, the parameters of
-    normalization modules, and all parameters with fewer than two dimensions."""
+    """Names of parameters without weight decay (and without trust ratio in LAMB): biases, parameters of normalization
+    modules, and all parameters with fewer than two dimensions."""
     return {
         name
         for prefix, module in model.named_modules()
@@ -270,7 +269,7 @@ def parameter_groups(
 ) -> list[dict]:
     """One group with `weight_decay`, and one without for biases and normalization (see `undecayed_parameters`).
 
-    parameters: the tensors to update, by name, where they are not the model's own, such as shards or float32 copies.
+    parameters: tensors to update instead of the model's own, by name, such as shards or float32 copies.
     """
     undecayed = undecayed_parameters(model)
     named = dict(model.named_parameters()) if parameters is None else parameters
@@ -286,8 +285,8 @@ def parameter_groups(
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A float32 tensor that an optimizer keeps for a parameter. is_count: it is the number of the parameter's updates,
-    otherwise it has the parameter's shape."""
+    """A float32 state tensor of a parameter. is_count: a scalar update count; otherwise it has the parameter's
+    shape."""
 
     is_count: bool = False
 
@@ -298,16 +297,16 @@ COUNTED_MOMENTS = {"step": StateTensor(is_count=True), **MOMENTS}
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What the rest of the program knows about an optimizer. To add one, write a function that makes it, an entry in
-    SPECS under the name of its class, and its name in run_config.py.
+    """Properties of an optimizer. To add an optimizer, write a factory function, an entry in SPECS under its class
+    name, and its name in run_config.py.
 
-    make: the optimizer of a model, its parameters (see `parameter_groups`), a learning rate, and a `shard_group` (see
-        Lamb). Its `step` reads `grad_scale` and `found_inf` (see the top of this file).
-    state: what it keeps for the parameter of a name and shape, by key; checkpoints hold and check these tensors.
-    counts_in_groups: the number of updates is in its parameter groups, as `step`.
-    updates_shards: it can update shards.
-    update_elements: the float32 numbers that a step needs besides gradients and state, for parameters of these numbers
-        of elements; `multi_tensor`: on GPUs and on shards.
+    make: factory that takes a model, its parameters (see `parameter_groups`), a learning rate and a `shard_group` (see
+        Lamb). The optimizer's `step` reads `grad_scale` and `found_inf` (see the top of this file).
+    state: state tensors of a parameter with this name and shape, by key; saved in and checked against checkpoints.
+    counts_in_groups: whether the update count is in the parameter groups, as `step`.
+    updates_shards: whether it can update shards.
+    update_elements: temporary float32 elements of a step, given the number of elements of each parameter;
+        `multi_tensor`: on GPUs and on shards.
     """
 
     make: Callable[..., torch.optim.Optimizer]
@@ -317,7 +316,7 @@ class OptimizerSpec:
     update_elements: Callable[[list[int], bool], int] = lambda _sizes, _multi_tensor: 0
 
     def state_elements(self, model: nn.Module) -> int:
-        """The float32 numbers that the optimizer keeps for `model`, without counts."""
+        """Number of float32 elements of the optimizer state for `model`, without counts."""
         return sum(
             p.numel() * sum(not tensor.is_count for tensor in self.state(name, tuple(p.shape)).values())
             for name, p in model.named_parameters()
@@ -343,7 +342,7 @@ def make_adamw(config: OptimizerConfig, model, parameters, lr, _shard_group) -> 
 
 def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.Optimizer:
     class FusedLAMB(import_fused_lamb()):
-        """apex's optimizer takes a number as learning rate and reads neither `grad_scale` nor `found_inf`."""
+        """Adapter: apex's optimizer needs a float learning rate and ignores `grad_scale` and `found_inf`."""
 
         def step(self) -> None:
             if not bool(self.found_inf):
@@ -393,7 +392,7 @@ def make_optimizer(
     parameters: Mapping[str, nn.Parameter] | None = None,
     shard_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer that `config` names. parameters: see `parameter_groups`; shard_group: see Lamb."""
+    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; shard_group: see Lamb."""
     if shard_group is not None:
         check_shardable(config.name)
     return SPECS[config.name].make(config, model, parameters, lr, shard_group)
@@ -412,7 +411,7 @@ def import_fused_lamb() -> type[torch.optim.Optimizer]:
 
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
-    """One step with gradients divided by `grad_scale`; no step if `found_inf` is not zero. Both are float32 tensors of
-    one element."""
+    """Steps with gradients divided by `grad_scale`, unless `found_inf` is not zero. Both are one-element float32
+    tensors."""
     optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
     optimizer.step()

@@ -25,8 +25,8 @@ def parallelize(
     device: torch.device,
     distributed: DistributedContext,
 ) -> ParallelModel:
-    """Brings `model` to `device` and precision, and applies the strategies of `config`. A model on the meta device gets
-    its initial weights here, from torch's random state."""
+    """Moves `model` to `device` and precision, and applies the strategies of `config`. Initializes a model on the meta
+    device from torch's random state."""
     if config.shard_degree == 1:
         materialize(model, device)
     choose_attention(model, device)
@@ -69,7 +69,7 @@ def compile_model(model: BertPreTrainedModel, what: str, device: torch.device) -
 
 
 def check_parallel(config: RunConfig, device: torch.device) -> None:
-    """Raises UserError for what the device or the optimizer cannot do in parallel."""
+    """Raises UserError for a parallel strategy that the device or the optimizer does not support."""
     if config.parallel.shard_degree != 1:
         check_shardable(config.optimizer.name)
     if config.parallel.cpu_offload and device.type == "cpu":

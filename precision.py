@@ -15,8 +15,8 @@ DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
 
 @dataclass(frozen=True)
 class Precision:
-    """dtype: the type of matrix products. By default weights are float32 and autocast casts them; with `pure` the model
-    itself is held in `dtype`, with float32 master weights for the optimizer."""
+    """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With `pure`, the model's
+    weights are in `dtype` and the optimizer updates float32 master weights."""
 
     dtype: torch.dtype = torch.float32
     pure: bool = False
@@ -41,8 +41,8 @@ def has_float16(device: torch.device) -> bool:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether `device` multiplies bfloat16 matrices faster than float32 ones. oneDNN converts the numbers to float32 on
-    processors without such instructions, and on x86 without AVX-512 torch multiplies them one by one."""
+    """Whether bfloat16 matrix products are faster than float32 on `device`. On processors without bfloat16
+    instructions, oneDNN converts to float32; on x86 without AVX-512, torch uses slow scalar code."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -52,8 +52,8 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device) -> Precision:
-    """The precision that the flags ask for. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the
-    device does not compute in the type."""
+    """The precision for these flags. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the device
+    does not support the type."""
     if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError("--tf32: this device has no TF32: leave it out")
     if device.type == "cuda":
@@ -70,7 +70,7 @@ def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: 
 
 
 def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
-    """A line for the user where `precision` is slower than float32 on `device`."""
+    """A warning if `precision` is slower than float32 on `device`, else None."""
     if precision.dtype != torch.bfloat16 or has_bfloat16(device):
         return None
     return (
@@ -79,9 +79,9 @@ def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
 
 
 class LossScale:
-    """The factor that keeps float16 gradients above the smallest float16 number. If `dynamic`, it doubles after 2,000
-    steps without overflow and halves on an overflow, down to 1 (Micikevicius et al., 2018, section 3.2). It lives on
-    the device, so that no step waits for it."""
+    """Loss scale, which prevents underflow of float16 gradients. If `dynamic`, it doubles after 2,000 steps without
+    overflow and halves on overflow, down to 1 (Micikevicius et al., 2018, section 3.2). It is kept on the device to
+    avoid synchronization."""
 
     GROWTH_INTERVAL = 2000
 
@@ -91,7 +91,7 @@ class LossScale:
         self.clean_steps = torch.zeros((), device=device)
 
     def update(self, found_inf: Tensor) -> None:
-        """`found_inf`: a tensor of one element, above 0 if the step overflowed."""
+        """`found_inf`: a one-element tensor, positive if the step overflowed."""
         if not self.dynamic:
             return
         overflow = found_inf > 0
@@ -110,10 +110,10 @@ class LossScale:
 
 
 class MasterWeights:
-    """Float32 copies of the parameters of a model that is held in 16 bits. The optimizer works on the copies.
+    """Float32 master weights of a 16-bit model, updated by the optimizer.
 
-    `add_gradients` moves the model's gradients to the copies after each micro-batch; they are summed in float32, since
-    a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the new weights back to the model.
+    `add_gradients` adds the model's gradients to the master gradients after each micro-batch. The sum is in float32,
+    because a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the masters to the model.
     """
 
     def __init__(self, model: nn.Module):

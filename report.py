@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes one HTML page about training runs from the log files that training writes.
+"""Writes an HTML report of training runs from their log files.
 
 python3 report.py results/bert-large-uncased                 one run: both phases and fine-tuning
-python3 report.py results/a results/b --output compare.html  two runs, with what differs between their settings
-python3 report.py results/bert-large-uncased --watch 60      written again while training goes on, until Ctrl-C
+python3 report.py results/a results/b --output compare.html  two runs, with a comparison of their settings
+python3 report.py results/bert-large-uncased --watch 60      updates the page during training, until Ctrl-C
 """
 
 import argparse
@@ -35,7 +35,7 @@ def parse_arguments(argv: list[str] | None = None) -> command_line.Arguments:
 
 
 def write_page(paths: list[Path], output: Path, refresh_seconds: float | None = None) -> list[str]:
-    """Writes the page and returns the notes on its logs."""
+    """Writes the page and returns notes about the logs."""
     runs = read_runs(paths)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, render(runs, refresh_seconds))
@@ -43,8 +43,8 @@ def write_page(paths: list[Path], output: Path, refresh_seconds: float | None = 
 
 
 def watch(paths: list[Path], output: Path, seconds: float) -> list[str]:
-    """Writes the page whenever the logs have grown, and at the end without the instruction to reload. Waits for the
-    first record of each run."""
+    """Writes the page whenever the logs have grown; the final version does not reload itself. Waits for the first
+    record of each run."""
     written, waits = None, False
     try:
         while True:

@@ -1,6 +1,6 @@
-"""The settings of a run, as frozen dataclasses with one part per module, and the names that flags choose from.
+"""Configuration of a run: one frozen dataclass per module, and the choices of flags.
 
-`arguments.py` makes them from flags. This module imports nothing of the project and no torch: parsing stays fast.
+`arguments.py` builds them from flags. Imports neither other modules of the project nor torch, so that parsing is fast.
 """
 
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ DEFAULT_BERT_MODEL = "bert-large-uncased"
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Device, precision, and where records go. `device`: auto, cuda or cpu. `amp`: compute in 16 bits with float32
-    weights; `pure_fp16`: the model itself is in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes` and
-    `collective_timeout_minutes`: the longest wait for the other processes at the start, and later. `messages`: lines to
-    print at the start."""
+    """Device, precision and log files. `device`: auto, cuda or cpu. `amp`: compute in 16 bits with float32 weights;
+    `pure_fp16`: the model's weights are in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes` and
+    `collective_timeout_minutes`: timeouts for other processes at startup and in collectives. `messages`: lines to print
+    at startup."""
 
     device: str = "auto"
     amp: bool = False
@@ -41,8 +41,8 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """The flags that choose architecture, vocabulary and casing (see checkpoint/model_choice.py). `is_named`: `name`
-    was given, and is not just the default. None: as the model folder, the config or the vocabulary says."""
+    """Flags that select architecture, vocabulary and casing (see checkpoint/model_choice.py). `is_named`: `name` was
+    given explicitly. None: taken from the model folder, the config or the vocabulary."""
 
     name: str = DEFAULT_BERT_MODEL
     is_named: bool = False
@@ -55,8 +55,8 @@ class ModelSelection:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What identifies a run (see checkpoint/identity.py). `identity` and `hyperparameters` are JSON values by name; an
-    identity of None is unknown."""
+    """Identity of a run (see checkpoint/identity.py). `identity` and `hyperparameters` are JSON values by name; None
+    means unknown."""
 
     identity: dict[str, Any]
     hyperparameters: dict[str, Any]
@@ -64,7 +64,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The length of a run, and when it logs, evaluates and saves. `eval_steps` 0: at the end only. `record`: None on
+    """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the end. `record`: None on
     ranks other than the main one, and for benchmarks."""
 
     max_steps: int
@@ -96,8 +96,8 @@ class LoaderConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """`name` is one of OPTIMIZERS; the last three apply to Lamb. The optimizers do not clip: the trainer divides by
-    `grad_scale` (see optimizer.apply_step)."""
+    """`name` is one of OPTIMIZERS; the last three apply to Lamb. Clipping is part of `grad_scale` (see
+    optimizer.apply_step)."""
 
     name: str = "Lamb"
     betas: tuple[float, float] = (0.9, 0.999)
@@ -127,10 +127,10 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """`compile`: one of COMPILE_MODES; layers makes a graph of each layer, model one of the whole model.
+    """`compile`: one of COMPILE_MODES; `layers` compiles each layer, `model` the whole model.
     `activation_checkpoint`: one of ACTIVATION_CHECKPOINTS (see parallel/activation_checkpointing.py). `shard_degree`:
-    ranks that share one copy of the model; 1 for DDP. `reshard_after_forward` and `cpu_offload`: see
-    parallel/fsdp.shard_model. `deepspeed`: the configuration of DeepSpeed's engine, where that is used."""
+    number of ranks that share one copy of the model; 1 for DDP. `reshard_after_forward` and `cpu_offload`: see
+    parallel/fsdp.shard_model. `deepspeed`: configuration of DeepSpeed's engine, or None."""
 
     compile: str = "none"
     activation_checkpoint: str = "none"
@@ -142,8 +142,8 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Where a run starts from, as the flags of the same names say. `resume`: from the newest checkpoint in the run's
-    own folder. `result_files`: what `overwrite` removes besides checkpoints."""
+    """Initial state of a run; fields are named after the flags. `resume`: start from the newest checkpoint in the run's
+    own folder. `result_files`: files that `overwrite` removes besides checkpoints."""
 
     from_checkpoint: Path | None = None
     last_step_of_checkpoint: str | None = None
@@ -157,7 +157,7 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What a checkpoint folder records besides the run's state."""
+    """Metadata of a checkpoint besides the run's state."""
 
     arguments: dict[str, Any]
     seed: int
@@ -170,7 +170,7 @@ class CheckpointMetadata:
 
 @dataclass(frozen=True)
 class PredictionConfig:
-    """`batch_size`: sequences per GPU and forward pass. A benchmark measures `benchmark_steps` batches after the
+    """`batch_size`: sequences per device and forward pass. A benchmark measures `benchmark_steps` batches after the
     warmup."""
 
     batch_size: int
@@ -182,11 +182,11 @@ class PredictionConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The settings of a run. `arguments.make_run_config` makes them from flags, and `run_setup.plan_run` completes them
-    with what depends on the data, the model and the device: folder, length, record and metadata.
+    """Configuration of a run. `arguments.make_run_config` builds it from flags. `run_setup.plan_run` fills in what
+    depends on data, model and device: folder, length, record and metadata.
 
-    epochs: passes over the data, which limit the length of fine-tuning. hyperparameters: the flags that change results,
-    by name, for the record.
+    epochs: passes over the data; limits the length of fine-tuning. hyperparameters: flags that change results, by name,
+    for the record.
     """
 
     trainer: TrainerConfig

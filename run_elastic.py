@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs a launch script on nodes that come and go (docs/elastic.md).
+"""Elastic launcher: runs a launch script on a changing set of nodes (docs/elastic.md).
 
-dask scheduler                                             # on a host that stays
+dask scheduler                                             # on a permanent host
 python3 run_elastic.py node --scheduler tls://HOST:8786    # on each node
 python3 run_elastic.py --scheduler tls://HOST:8786 --min-nodes 1 --max-nodes 4 -- bash scripts/run_pretraining.sh
 """

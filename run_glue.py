@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tunes BERT on a task of GLUE or SuperGLUE, or on your own file; scores it, and predicts.
+"""Fine-tunes and evaluates BERT on GLUE, SuperGLUE or your own files, and predicts.
 
     python3 run_glue.py --task-name mrpc --data-dir data/download/glue/MRPC --do-train --do-eval \\
         --init-checkpoint results/bert-base-uncased/phase2 --output-dir results

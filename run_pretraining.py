@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Pre-trains BERT on HDF5 shards: masked language modelling and next-sentence prediction, with LAMB, in two phases.
+"""Pre-trains BERT on HDF5 shards with masked language modelling and next-sentence prediction, in two phases.
 
     python3 run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results \\
         --bert-model bert-base-uncased --max-steps 7038 --phase1 --max-seq-length 128 --max-predictions-per-seq 20 \\
         --from-checkpoint results/bert-base-uncased/phase1 --last-step-of-checkpoint auto
 
-The same command, run again after any stop, trains a phase to its end. Under torchrun it runs on several GPUs.
+After an interruption, rerun the same command to resume. Use torchrun for several GPUs.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> None:
-    """Raises UserError if shards, vocabulary, config and flags do not fit together."""
+    """Raises UserError if shards, vocabulary, config and flags do not match."""
     for what, flag, wanted, found in [
         ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
         ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
@@ -99,8 +99,8 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader
 
 
 def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContext) -> None:
-    """Compares the shards with their checksums; each rank reads its share of them. Raises UserError on all ranks if a
-    shard differs; a note says how many have no checksums."""
+    """Verifies the checksums of the shards, which are split over the ranks. Raises UserError on all ranks if a shard
+    differs. Prints how many shards have no checksums."""
     error: UserError | None = None
     with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
         for shard in dataset.shards[distributed.rank :: distributed.world_size]:
@@ -157,7 +157,7 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
 
 
 def print_run_estimate(plan: TrainingPlan, metrics: dict[str, float], runtime: Runtime) -> None:
-    """metrics: those of --benchmark."""
+    """metrics: the result of --benchmark."""
     config, world_size = plan.config, runtime.distributed.world_size
     size = RunSize(
         config.trainer.max_steps,

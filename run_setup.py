@@ -1,4 +1,4 @@
-"""From settings to a running trainer, for all programs: the runtime, the completed settings, and the parts."""
+"""Setup shared by all programs: starts the runtime, completes the configuration, builds model, trainer and loader."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ from utils.terminal import may_lose_terminal
 
 @contextmanager
 def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
-    """Selects device and precision, joins the other processes, and opens the logs; cleans up on exit."""
+    """Selects device and precision, initializes the process group, and opens the logs. Cleans up on exit."""
     settings, parallel = config.runtime, config.parallel
     stop_with_launcher()
     device = select_device(settings.device)
@@ -75,18 +75,18 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
 def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
 
-    tensors_per_parameter: 1 for weights, 3 for weights with the two moments of the optimizer. All are float32, except
-    in prediction with --use-pure-fp16.
+    tensors_per_parameter: 1 for weights only, 3 for weights and two optimizer moments. All are float32, except in
+    prediction with --use-pure-fp16.
     """
     parallel, precision = runtime.parallel, runtime.precision
     if parallel.deepspeed is not None and parallel.deepspeed["zero_optimization"]["stage"]:
-        tensors_per_parameter = 1  # each process starts with all weights, and then has its part of the moments
+        tensors_per_parameter = 1  # every process first holds all weights; moments are sharded
     itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
     num_parameters = sum(p.numel() for p in model.parameters())
     device, needed = runtime.device, num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree
     if parallel.cpu_offload:
         device = torch.device("cpu")
-    if device.type == "cpu":  # the processes of a machine share it
+    if device.type == "cpu":  # shared by the processes of a machine
         needed *= runtime.distributed.local_world_size
     if needed > (total := total_memory(device)):
         state = " with their optimizer state" if tensors_per_parameter > 1 else ""
@@ -101,7 +101,7 @@ def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_param
 
 
 def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
-    """The model folder to predict with, which the flags name."""
+    """The model folder for prediction, from the flags."""
     start = config.start
     start = replace(start, from_pretrained_params=start.from_pretrained_params or start.from_checkpoint)
     folder = start.from_checkpoint or config.trainer.checkpoint_folder
@@ -117,7 +117,7 @@ def load_fine_tuned(
     runtime: Runtime,
     log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
-    """The model in `folder`, to predict with. `required`: prefixes of the heads that it must have."""
+    """Loads the model in `folder` for prediction. required: prefixes of heads that must be present."""
     with torch.device("meta"):
         model = model_class(config)
     check_memory(model, runtime)
@@ -131,8 +131,8 @@ def load_fine_tuned(
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a command line trains, before anything is allocated. initial_loss: the expected loss of random weights, if
-    it is known."""
+    """Everything needed to build a run; nothing is allocated yet. initial_loss: expected loss of random weights, or
+    None."""
 
     choice: ModelChoice
     model_class: type[BertPreTrainedModel]
@@ -143,7 +143,7 @@ class TrainingPlan:
     eval_dataset: StreamDataset | None = None
 
     def make_model(self) -> BertPreTrainedModel:
-        """On the meta device, without memory."""
+        """Builds the model on the meta device."""
         with torch.device("meta"):
             return self.model_class(self.choice.config)
 
@@ -168,9 +168,9 @@ def plan_run(
     initial_loss: float | None = None,
     eval_dataset: StreamDataset | None = None,
 ) -> TrainingPlan:
-    """Completes `config` with what depends on the model, the data and the device.
+    """Completes `config` with the values that depend on model, data and device.
 
-    phase: the subfolder of the model's folder for results; result_files: see StartConfig.
+    phase: subfolder for results in the model's folder; result_files: see StartConfig.
     """
     max_steps, start, trainer = count_steps(config, len(dataset)), config.start, config.trainer
     folder = trainer.checkpoint_folder / choice.name / phase
@@ -213,7 +213,7 @@ def plan_run(
 
 
 def count_steps(config: RunConfig, num_samples: int) -> int:
-    """Updates of a run: `max_steps`, or as many as `epochs` need if these are fewer."""
+    """Number of updates of a run: the smaller of `max_steps` and the length of `epochs`."""
     steps, epochs = config.trainer.max_steps, config.epochs
     if epochs is not None:
         needed = math.ceil(epochs * num_samples / config.loader.global_batch_size)
@@ -230,7 +230,7 @@ def build_trainer(
     runtime: Runtime,
     eval_dataset: StreamDataset | None = None,
 ) -> Trainer:
-    """The trainer of `model`, which may be on the meta device, in the state that `config.start` names."""
+    """Builds the trainer for `model`, which may be on the meta device, and loads the state of `config.start`."""
     precision, distributed = runtime.precision, runtime.distributed
     check_memory(model, runtime, tensors_per_parameter=3)
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
@@ -270,7 +270,7 @@ def evaluate_with(
 
 
 def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> StepLoader:
-    """The batches that `trainer` takes from here on."""
+    """The loader of the remaining batches of `trainer`."""
     return StepLoader(
         dataset,
         config.loader,

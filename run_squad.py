@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tunes BERT on SQuAD v1.1 or v2.0, predicts answers, and scores them.
+"""Fine-tunes BERT on SQuAD v1.1 or v2.0, predicts answers, and evaluates them.
 
     python3 run_squad.py --do-train --do-eval --train-file data/download/squad/v1.1/train-v1.1.json \\
         --predict-file data/download/squad/v1.1/dev-v1.1.json --bert-model bert-base-uncased \\

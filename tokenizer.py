@@ -1,11 +1,11 @@
 """BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019).
 
-`basic_tokenize` and `wordpiece` are the specification, written to be read. `encode_lines` and
-`encode_batch_with_offsets` give the same ids and offsets many times faster, because nothing in BERT's tokenization
-crosses white space: each distinct white-space word is tokenized once and looked up afterwards.
+`basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_batch_with_offsets` return the
+same ids and offsets many times faster: BERT's tokens never cross white space, so each distinct word between white space
+is tokenized once and cached.
 
-Text is ordinary text: "[SEP]" in it becomes "[", "sep", "]" as in Google's original, so that no corpus or question
-can forge a separator. Special tokens are added by id by whoever builds a sequence.
+Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that input cannot
+forge a separator. The caller adds special tokens by id.
 """
 
 import hashlib
@@ -21,12 +21,13 @@ from utils.errors import UserError
 from utils.files import read_json_object
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-MAX_CHARACTERS_PER_WORD = 100  # longer words are [UNK]: Google's limit
-MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches start afresh above it
-WORD_SLOTS = 1 << 20  # of 32 bytes each: enough that few of MAX_CACHED_WORDS lose theirs to another
+MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
+MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches are cleared above it
+WORD_SLOTS = 1 << 20  # of 32 bytes each; few of MAX_CACHED_WORDS collide
 PART_SLOTS = 1 << 17
 
-# str.split() takes these controls for white space; BERT removes them, as it does NUL, which str.split() leaves alone.
+# str.split() splits at these control characters, but BERT removes them. It also removes NUL, where str.split() does not
+# split.
 CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
 
 CJK_BLOCKS = (
@@ -46,17 +47,17 @@ def is_whitespace(character: str) -> bool:
 
 
 def is_removed(character: str) -> bool:
-    """Controls (NUL too), formats such as the zero-width joiner, private use, and the replacement character."""
+    """Whether BERT removes it: control (including NUL), format, private-use and replacement characters."""
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
 
 
 def is_punctuation(character: str) -> bool:
-    """Unicode's punctuation, and every ASCII symbol ("$", "+", "^", "`" too)."""
+    """Unicode punctuation and all ASCII symbols (including "$", "+", "^", "`")."""
     return ("!" <= character <= "~" and not character.isalnum()) or unicodedata.category(character).startswith("P")
 
 
 def is_cjk(character: str) -> bool:
-    """Chinese characters, which are words of their own; not kana or hangul, which are written with spaces or runs."""
+    """Chinese characters, each of which is a separate word; not kana or hangul."""
     return any(first <= ord(character) <= last for first, last in CJK_BLOCKS)
 
 
@@ -65,8 +66,8 @@ def is_accent(character: str) -> bool:
 
 
 def normalize_character(character: str, do_lower_case: bool) -> str:
-    """What BERT makes of one character: nothing, itself, its lower-case letter without accents, a space, or a
-    punctuation mark or Chinese character with a space on each side."""
+    """Normalizes one character: removes it, keeps it, lower-cases it and strips accents, replaces it by a space, or
+    surrounds it by spaces (punctuation and Chinese characters)."""
     if is_whitespace(character):
         return " "
     if is_removed(character):
@@ -79,7 +80,7 @@ def normalize_character(character: str, do_lower_case: bool) -> str:
 
 
 class CharacterMap(dict):
-    """code point -> `normalize_character` of it, filled as characters are met; a table for `str.translate`."""
+    """Table for `str.translate`: code point -> `normalize_character`, filled on demand."""
 
     def __init__(self, do_lower_case: bool):
         super().__init__()
@@ -91,8 +92,8 @@ class CharacterMap(dict):
 
 
 class WordTable(dict):
-    """word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word), filled by
-    `encode_words` as words are met; that returns tokens a word, ids and spans of a list of distinct words."""
+    """word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word), filled on
+    demand by `encode_words`, which returns token counts, ids and spans for a list of distinct words."""
 
     def __init__(self, encode_words: Callable[[list], tuple[Iterable[int], Iterable[int], Iterable[int]]]):
         super().__init__()
@@ -106,7 +107,7 @@ class WordTable(dict):
         self.row_starts = array("q", [0])
 
     def look_up(self, words: Sequence) -> tuple[np.ndarray, np.ndarray]:
-        """Where the tokens of `words` begin in `ids` and `spans`, and how many each word has [W]."""
+        """Start of each word's tokens in `ids` and `spans`, and the number of tokens per word, both [W]."""
         if len(self) > MAX_CACHED_WORDS:
             self.start_afresh()
         rows_W = np.fromiter(map(self.get, words, repeat(-1)), np.int64, len(words))
@@ -115,7 +116,7 @@ class WordTable(dict):
             unknown_words = [words[place] for place in unknown.tolist()]
             self.add(list(dict.fromkeys(unknown_words)))
             rows_W[unknown] = list(map(self.get, unknown_words))
-        row_starts = np.asarray(self.row_starts)  # a view: gone before the table grows again
+        row_starts = np.asarray(self.row_starts)  # a view; must be released before the table grows
         return row_starts[rows_W], row_starts[rows_W + 1] - row_starts[rows_W]
 
     def add(self, words: list) -> None:
@@ -127,25 +128,25 @@ class WordTable(dict):
 
 
 class ShortWords:
-    """A cache in front of the WordTable `table` of words as bytes, which looks up all words of a text at once, without
-    making a Python object of each.
+    """Vectorized cache in front of the WordTable `table`, keyed by the words' bytes. It looks up all words of a text at
+    once, without a Python object per word.
 
-    The up to 16 bytes of a short word are two numbers, and these choose the one slot where it can be. Longer words,
-    and those whose slot another word took first, are looked up in `table`: few, as frequent words come first. Bytes of
-    value 0 fill up the numbers, so a word may end in NULs: BERT removes them. An empty slot is that of the empty word.
+    A direct-mapped hash table: a word of up to 16 bytes is stored as two 64-bit integers, which select its only slot.
+    Longer words and collisions are looked up in `table`; they are few, because frequent words come first. Short words
+    are padded with NUL, which BERT removes anyway. An empty slot represents the empty word.
     """
 
     SLOT = np.dtype([("low_bytes", "u8"), ("high_bytes", "u8"), ("first_token", "i8"), ("tokens", "i8")])
     LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-    MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, without a pattern in their bits
+    MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, with irregular bits
 
     def __init__(self, table: WordTable, slots: int):
         self.table = table
         self.slots = np.zeros(slots, self.SLOT)
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of each line of `text`, ragged: those of line i are ids[offsets[i]:offsets[i + 1]]; what follows the last
-        newline is a line too. Words are what spaces and newlines separate.
+        """Encodes each line of `text`, whose words are separated by spaces and newlines. Line i has the ids
+        ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
 
         Returns ids [T] int32 and offsets [L + 1] int64."""
         padded = text + b"\n" + bytes(16)
@@ -158,16 +159,16 @@ class ShortWords:
         return ids, np.concatenate([[0], token_ends_W[characters[ends_W] == ord("\n")]])
 
     def look_up(self, text: bytes, starts_W: np.ndarray, ends_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`WordTable.look_up` of the words text[start:end]; the last start has 16 bytes or more behind it."""
+        """`WordTable.look_up` of the words text[start:end]. At least 16 bytes must follow the last start."""
         if len(self.table) > MAX_CACHED_WORDS:
             self.table.start_afresh()
             self.slots[:] = np.zeros((), self.SLOT)
         lengths_W = ends_W - starts_W
-        eight_bytes = np.ndarray(len(text) - 7, "<u8", text, strides=1)  # those from each byte on
+        eight_bytes = np.ndarray(len(text) - 7, "<u8", text, strides=1)  # the eight bytes at each offset
         low_W = eight_bytes[starts_W] & self.LOW_BYTES.take(lengths_W, mode="clip")
         high_W = eight_bytes[starts_W + 8] & self.LOW_BYTES.take(lengths_W - 8, mode="clip")
         hash_W = low_W * self.MULTIPLIERS[0] + high_W * self.MULTIPLIERS[1]
-        slot_W = (hash_W >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)  # its highest bits
+        slot_W = (hash_W >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)  # the highest bits
         found_W = self.slots.take(slot_W)
         is_other = (found_W["low_bytes"] != low_W) | (found_W["high_bytes"] != high_W)
         missed = np.flatnonzero(is_other | (lengths_W > 16))
@@ -183,11 +184,11 @@ class ShortWords:
 
 
 class BertTokenizer:
-    """Text to BERT's WordPiece ids.
+    """BERT's WordPiece tokenizer.
 
-    `vocab_file` has one token a line, its line number being its id. `do_lower_case` lower-cases and strips accents,
-    as the uncased vocabularies need. Offsets are [start, end) in characters of the text as given; they take in the
-    accents that were stripped off a token's last letter.
+    `vocab_file` has one token per line; the line number is the id. `do_lower_case` lower-cases and strips accents, for
+    uncased vocabularies. Offsets are [start, end) in characters of the original text. They include accents that were
+    stripped from a token's last letter.
     """
 
     def __init__(self, vocab_file: str | Path, do_lower_case: bool = True):
@@ -204,7 +205,7 @@ class BertTokenizer:
         self._characters_of_lines = CharacterMap(do_lower_case)
         self._characters_of_lines[ord("\n")] = "\n"
         self._words = ShortWords(WordTable(self._encode_words), WORD_SLOTS)
-        # What words are made of: "house", "house," and "(house" are three words with one part in common.
+        # Parts of words: "house", "house," and "(house" are three words that share one part.
         self._parts = ShortWords(WordTable(self._encode_parts), PART_SLOTS)
         self._words_with_spans = WordTable(self._encode_words_with_spans)
 
@@ -212,10 +213,10 @@ class BertTokenizer:
     def vocab_size(self) -> int:
         return len(self.vocab)
 
-    # The specification.
+    # Reference implementation.
 
     def basic_tokenize(self, text: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Yields words and punctuation marks, each with the [start, end) in `text` of every character it is made of."""
+        """Yields words and punctuation marks, each with the [start, end) in `text` of each of its characters."""
         word, spans = "", []
         for position, character in enumerate(text):
             normalized = self._characters[ord(character)]
@@ -232,8 +233,8 @@ class BertTokenizer:
             yield word, spans
 
     def wordpiece(self, word: str) -> list[tuple[int, int, int]]:
-        """(id, start, end) of the pieces of `word`: the longest token that begins it, and so on greedily, with "##"
-        before all but the first; one [UNK] where a piece is not in the vocabulary or the word is overlong."""
+        """Returns (id, start, end) of the pieces of `word` by greedy longest-match-first; pieces after the first start
+        with "##". Returns one [UNK] if no piece matches or the word is too long."""
         unknown = [(self.unk_token_id, 0, len(word))]
         if len(word) > MAX_CHARACTERS_PER_WORD:
             return unknown
@@ -250,7 +251,7 @@ class BertTokenizer:
         return pieces
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids without special tokens, and each token's [start, end) in `text`."""
+        """Ids without special tokens, and the [start, end) of each token in `text`."""
         ids, offsets = [], []
         for word, spans in self.basic_tokenize(text):
             for token_id, start, end in self.wordpiece(word):
@@ -266,32 +267,32 @@ class BertTokenizer:
         return self.convert_ids_to_tokens(self.encode(text))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
-        """Ids of `tokens`, [UNK]'s for those that the vocabulary lacks; one id for one string."""
+        """Ids of `tokens`; [UNK] for tokens not in the vocabulary. A string returns a single id."""
         if isinstance(tokens, str):
             return self.vocab.get(tokens, self.unk_token_id)
         return [self.vocab.get(token, self.unk_token_id) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str]:
-        """Tokens of `ids`; one string for one id. Raises IndexError for an id outside the vocabulary."""
+        """Tokens of `ids`. A single id returns a string. Raises IndexError for an id outside the vocabulary."""
         if isinstance(ids, int | np.integer):
             return self.tokens[ids]
         return [self.tokens[token_id] for token_id in ids]
 
-    # The fast path.
+    # Fast path.
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of each line of a UTF-8 `text` without special tokens, ragged: those of line i are
-        ids[offsets[i]:offsets[i + 1]]; what follows the last newline is a line too.
+        """Encodes each line of UTF-8 `text` without special tokens. Line i has the ids ids[offsets[i]:offsets[i + 1]];
+        the last line needs no newline.
 
         Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError."""
         try:
             return self._words.encode_lines(text)
         except UnicodeDecodeError:
-            text.decode("utf-8")  # raises it again, with the position in `text`
+            text.decode("utf-8")  # raises with the position in `text`
             raise
 
     def encode_batch_with_offsets(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids of each text without special tokens, as in `encode_lines`, with each token's [start, end) in its text.
+        """Encodes each text without special tokens, as in `encode_lines`, with the [start, end) of each token.
 
         Returns ids [T] int32, spans [T, 2] int32 and offsets [len(texts) + 1] int64."""
         words, words_per_text, positions = [], [], array("i")
@@ -313,25 +314,26 @@ class BertTokenizer:
         return ids, spans, token_ends[np.concatenate([[0], np.cumsum(words_per_text, dtype=np.int64)])]
 
     def _encode_words(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray, tuple]:
-        """Tokens of each word between spaces and newlines, ids, and no spans: all words in one pass."""
+        """Token counts and ids of words between spaces and newlines, in one pass; no spans."""
         normalized = b"\n".join(words).decode("utf-8").translate(self._characters_of_lines)
         ids, offsets = self._parts.encode_lines(normalized.encode("utf-8"))
         return np.diff(offsets), ids.tolist(), ()
 
     def _encode_parts(self, parts: list[bytes]) -> tuple[list[int], list[int], tuple]:
-        """The same of words and punctuation marks as `basic_tokenize` gives them."""
+        """Token counts and ids of words and punctuation marks, as from `basic_tokenize`; no spans."""
         pieces = [self.wordpiece(part.decode("utf-8")) for part in parts]
         return list(map(len, pieces)), [token_id for piece in pieces for token_id, _, _ in piece], ()
 
     def _encode_words_with_spans(self, words: list[str]) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of each white-space word, ids and spans, by the specification."""
+        """Token counts, ids and spans of white-space words, by the reference implementation."""
         encoded = [self.encode_with_offsets(word) for word in words]
         tokens_W = [len(ids) for ids, _ in encoded]
         return tokens_W, [i for ids, _ in encoded for i in ids], [e for _, spans in encoded for s in spans for e in s]
 
 
 def ready_to_split(text: str) -> str:
-    """`text`, of the same length and the same tokens, such that str.split() splits it where BERT does."""
+    """Replaces characters of `text`, without changing its length or tokens, so that str.split() splits it as BERT
+    does."""
     return text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
 
 
@@ -342,8 +344,8 @@ def ragged_indexes(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def read_tokenizer_file(path: Path) -> tuple[list[str], bool]:
-    """The tokens, by id, of a `tokenizer.json` of Hugging Face, and whether it lower-cases. Raises UserError unless it
-    is BERT's tokenizer with its usual steps."""
+    """Reads Hugging Face's `tokenizer.json`: the tokens in order of id, and whether it lower-cases. Raises UserError
+    unless it is a standard BERT tokenizer."""
     content = read_json_object(path, "a tokenizer")
     try:
         model, normalizer = content["model"], content["normalizer"]
@@ -368,7 +370,7 @@ TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerF
 
 
 def check_tokenizer_folder(folder: Path, do_lower_case: bool) -> None:
-    """Raises UserError if the tokenizer of a Hugging Face model folder makes other tokens than BertTokenizer."""
+    """Raises UserError if the tokenizer of a Hugging Face model folder produces other tokens than BertTokenizer."""
     files = {}
     for name in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         files[name] = read_json_object(folder / name, "the tokenizer's file") if (folder / name).is_file() else {}

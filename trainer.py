@@ -1,7 +1,7 @@
 """The optimizer-step loop that all tasks share: accumulate, clip, step, log, evaluate, save.
 
-On a GPU no step makes the host wait: the learning rate, the loss scale and the number of updates live on the device,
-and are read where something is logged or saved.
+Steps do not synchronize with the GPU: the learning rate, the loss scale and the number of updates are on the device and
+are read only for logs and checkpoints.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ from utils.stop_signal import StopSignal
 
 
 class Trainer:
-    """Trains a model from `state` on. `learning_rate` is the tensor that the optimizer reads; `schedule` gives its
-    value for a number of updates."""
+    """Trains a model, starting from `state`. `learning_rate` is the tensor that the optimizer reads; `schedule` maps
+    the number of updates to its value."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Trainer:
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
         self.freed_memory = FreedMemory()
-        self.is_finished = False  # set by an evaluation after which there is nothing to gain
+        self.is_finished = False  # set by early stopping
         self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
@@ -74,7 +74,7 @@ class Trainer:
     # --- the loop ---
 
     def train(self, loader: Iterable[StepBatch]) -> int:
-        """Trains to `max_steps`, or as far as this run goes, and returns the exit code of the process."""
+        """Trains until `max_steps`, or until this run must stop, and returns the exit code of the process."""
         state, config, last_step = self.state, self.config, self.last_step
         self._begin()
         batches, window = iter(loader), self._new_window()
@@ -92,7 +92,7 @@ class Trainer:
                 batch = next(batches)
                 waited = time.perf_counter() - started
                 stats, max_micro_batches, stops = self._exchange(batch, stop.received or self.writer.error)
-                step = state.step + 1  # the update to make, unless it is skipped
+                step = state.step + 1  # this update, unless it is skipped
                 logs = is_due(step, config.log_freq, last_step)
                 evaluates = config.eval_steps > 0 and is_due(step, config.eval_steps, last_step)
                 saves = stops or is_due(step, config.steps_per_checkpoint, last_step)
@@ -131,8 +131,8 @@ class Trainer:
     def training_step(
         self, batch: StepBatch, stats: GlobalBatchStats, max_micro_batches: int | None = None
     ) -> dict[str, Tensor]:
-        """Computes the gradients of the global batch's loss, summed over micro-batches and ranks, and returns this
-        rank's sums. `max_micro_batches`: the most of any rank; None if there is one rank."""
+        """Computes the gradients of the global batch's loss, summed over micro-batches and ranks. Returns this rank's
+        sums. max_micro_batches: maximum over ranks; None with one rank."""
         parallel, task = self.parallel, self.task
         parallel.model.train()
         torch.manual_seed(seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank))
@@ -149,9 +149,9 @@ class Trainer:
         return step_sums
 
     def optimizer_step(self) -> None:
-        """Makes an update. If the gradients are not finite, only the loss scale changes."""
+        """Updates the weights. If the gradients are not finite, only the loss scale changes."""
         update = (self.state.device_step - self.first_step).clamp(max=len(self.rates) - 1)
-        self.learning_rate.copy_(self.rates.take(update))  # rates[update] would read the index on the host
+        self.learning_rate.copy_(self.rates.take(update))  # rates[update] would synchronize
         self.grad_norm, not_finite = self.parallel.step(
             self.optimizer, self.loss_scale.value, self.config.max_grad_norm
         )
@@ -207,7 +207,8 @@ class Trainer:
     # --- exchange with the other ranks and the device ---
 
     def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
-        """The counts of the global batch, the most micro-batches of any rank, and whether any rank wants to stop."""
+        """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches, and whether any rank
+        wants to stop."""
         flops = self.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
         counts = [len(batch.lengths), batch.lengths.sum(), batch.num_targets.sum(), flops]
         micro_batches = [0] * self.distributed.world_size
@@ -217,7 +218,7 @@ class Trainer:
         return GlobalBatchStats(*values[: len(counts)]), int(max(micro_batches)), stop > 0
 
     def _read_step(self, global_batch_size: int) -> None:
-        """Reads from the device how many updates were made. Raises UserError after too many skipped ones in a row."""
+        """Reads the number of updates from the device. Raises UserError after too many skipped steps in a row."""
         state = self.state
         state.step, skipped = torch.stack([state.device_step, self.skipped_in_a_row]).tolist()
         if skipped < self.config.max_skipped_steps:
@@ -236,7 +237,7 @@ class Trainer:
         )
 
     def _weights_are_finite(self) -> bool:
-        """Whether this rank's weights are."""
+        """Whether this rank's weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.parallel.named_parameters().values())
 
     # --- log, evaluate, save ---
@@ -273,7 +274,7 @@ class Trainer:
         return f"{self.state.metadata.phase}  step {self.state.step}/{self.config.max_steps}"
 
     def save(self) -> None:
-        """Hands the state to the background writer, unless this step is saved already. Called on all ranks."""
+        """Passes the state to the background writer, unless this step is already saved. Called on all ranks."""
         if self.state.step == self.saved_step:
             return
         self.saved_step = self.state.step

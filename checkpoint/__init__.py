@@ -1,1 +1,1 @@
-"""Checkpoint folders: found, verified, read and written, and the identity of the run that they belong to."""
+"""Finds, verifies, reads and writes checkpoint folders, and checks which run they belong to."""

@@ -1,8 +1,8 @@
-"""Checkpoint folders: `<output-dir>/<bert-model>/<phase>/<step>/`. Each is a Hugging Face model folder, with the
-optimizer's state, the run's progress, and a manifest of sizes and checksums.
+"""Checkpoint folders: `<output-dir>/<bert-model>/<phase>/<step>/`. Each is a Hugging Face model folder with the
+optimizer state, the run's progress, and a manifest of sizes and checksums.
 
-A checkpoint is atomic: it is written under a temporary name, synced and renamed, so a folder with a step for a name is
-complete. Tensors are in safetensors files and everything else is JSON; nothing is ever unpickled.
+Checkpoints are atomic: written under a temporary name, synced and renamed. A folder named after a step is complete.
+Tensors are in safetensors files and everything else is JSON; nothing is unpickled.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ CONFIG_FILE = "config.json"
 VOCAB_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer_config.json"
 MANIFEST_FILE = "manifest.json"
-RECORD_FILE = "run.json"  # of the run, in the folder of steps: see identity.py
+RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 INDEX_SUFFIX = ".index.json"
-WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # of a model folder; either may be split into shards with an index
-HASH_BLOCK = 16 << 20  # bytes: every block of a file has a checksum of its own, so that ranks can share the work
+WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
+HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
 FORMAT_VERSION = 2  # 1 has one checksum per file
 
 
@@ -57,7 +57,7 @@ def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:
 
 
 def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]:
-    """The manifest of files with `sizes`, whose blocks, file after file, have `digests`."""
+    """The manifest of files with `sizes`. digests: of all blocks, in the order of the files."""
     files, start = {}, 0
     for name, size in sizes.items():
         stop = start + num_blocks(size)
@@ -66,11 +66,11 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]
     return {"format_version": FORMAT_VERSION, "block_size": HASH_BLOCK, "files": files}
 
 
-_verified: set[tuple] = set()  # checkpoints that this process has verified, with the state of their files
+_verified: set[tuple] = set()  # checkpoints verified by this process, with the stat of their files
 
 
 def verify_checkpoint(folder: str | Path) -> None:
-    """Raises BadCheckpoint, naming the file, unless `folder` holds what its manifest says."""
+    """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest."""
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     advice = "use the checkpoint before it"
@@ -115,11 +115,11 @@ def verify_checkpoint(folder: str | Path) -> None:
 
 
 def _unlisted_files(folder: Path, files: dict[str, Any]) -> list[str]:
-    """The files of a checkpoint that the manifest's `files` must list and does not."""
+    """Required files that are missing from the manifest's `files`."""
     prefixes = {name.removesuffix(OPTIMIZER_SUFFIX) for name in files if name.endswith(OPTIMIZER_SUFFIX)} or {"model"}
     required = {MODEL_FILE, CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE}
     required |= {prefix + suffix for prefix in prefixes for suffix in (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)}
-    # A file of another prefix that was added later would be read without a checksum.
+    # A file that was added later under another prefix would be read without a checksum.
     required |= {path.name for path in folder.iterdir() if path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))}
     return sorted(required - files.keys())
 
@@ -156,7 +156,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def is_step(name: str) -> bool:
-    """Whether `name` is a step's folder name: a number in its usual form."""
+    """Whether `name` is a step's folder name: a number without leading zeros."""
     return name == "0" or (name.isascii() and name.isdigit() and name[0] != "0" and len(name) < 20)
 
 
@@ -169,7 +169,7 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
 
 
 def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line) -> Path | None:
-    """The newest valid checkpoint in the folder of steps `parent`, or None; warns of newer ones that are damaged."""
+    """The newest valid checkpoint in the folder of steps `parent`, or None. Warns about damaged newer ones."""
     for step in reversed(checkpoint_steps(parent)):
         folder = Path(parent) / str(step)
         try:
@@ -182,7 +182,7 @@ def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_lin
 
 
 def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str], None] = print_line) -> Path | None:
-    """The checkpoint that `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP` names, verified.
+    """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
 
     last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest valid checkpoint in
     the folder of steps `path`, or None if there is no checkpoint yet. With a number or "auto", `path` may also be that
@@ -207,7 +207,7 @@ def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str]
 
 
 def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line) -> Path:
-    """The model folder that `path` names: `path` itself, or the newest valid checkpoint in a folder of steps."""
+    """The model folder for `path`: `path` itself, or the newest valid checkpoint if it is a folder of steps."""
     path = Path(path)
     if not path.is_dir():
         refuse_foreign(path)
@@ -227,7 +227,7 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes the temporary files and folders of killed runs in the folder of steps `parent`, which must be locked."""
+    """Removes temporary files and folders of killed runs in the folder of steps `parent`, which must be locked."""
     for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
         name = path.name.partition(TEMPORARY_SUFFIX)[0]
         if is_step(name) or name == RECORD_FILE:
@@ -235,6 +235,6 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def remove_old_checkpoints(parent: Path, newest: int, keep: int) -> None:
-    """Removes the oldest checkpoints up to step `newest`, so that `keep` are left."""
+    """Removes all but the last `keep` checkpoints up to step `newest`."""
     for step in [step for step in checkpoint_steps(parent) if step <= newest][:-keep]:
         remove(parent / str(step))

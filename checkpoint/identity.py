@@ -1,7 +1,7 @@
-"""What makes two runs the same: a folder of steps belongs to one run, and holds its record in run.json.
+"""Run identity. A folder of steps belongs to one run, whose record is in run.json.
 
-The identity (starting weights, data, vocabulary, architecture, seed) never changes within a folder. Hyperparameters may
-change while a run is unfinished; each change is named. What changes no result is not part of the record.
+The identity (initial weights, data, vocabulary, architecture, seed) is fixed for a folder. Hyperparameters may change
+while a run is unfinished; changes are logged. Settings that do not affect results are not recorded.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from utils.errors import UserError
 from utils.files import file_digest, read_json_object, remove, write_json
 
 WEIGHTS = "starting weights"
-RANDOM = "random"  # WEIGHTS without a model folder, also of a run that resumes its own checkpoint
+RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
 
 
 def make_record(
@@ -37,8 +37,8 @@ def make_record(
     global_batch_size: int,
     max_steps: int,
 ) -> RunRecord:
-    """The record of a run. hyperparameters: the flags that change results, by name. weights: the model folder that the
-    flags name, or None for a random initialization; data: a digest of the training data."""
+    """Makes the record of a run. hyperparameters: flags that change results, by name. weights: the model folder from
+    the flags, or None for random initialization. data: digest of the training data."""
     identity = {
         WEIGHTS: RANDOM if weights is None else weights_digest(weights),
         "data": data,
@@ -50,8 +50,8 @@ def make_record(
 
 
 def weights_digest(path: Path) -> str | None:
-    """A digest of the weights that a run takes from the model folder, or the folder of steps, `path`; None if there
-    are none, as when the checkpoints of phase 1 were removed after phase 2 had begun."""
+    """Digest of the weights in the model folder or folder of steps `path`. None if there are none, for example if
+    phase 1's checkpoints were removed after phase 2 had started."""
     try:
         folder = find_model_folder(path, log=lambda _: None)
     except UserError:  # raised again by find_start if the run needs them
@@ -69,8 +69,8 @@ def digest_of(value: Any) -> str:
 
 
 def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) -> None:
-    """Raises UserError if `folder` belongs to another run, or holds the result of other settings; names the settings
-    that change in an unfinished run. Does nothing if there is no record yet."""
+    """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Logs settings that
+    change in an unfinished run. Does nothing if there is no record yet."""
     path = folder / RECORD_FILE
     if not (path.is_file() and checkpoint_steps(folder)):
         return
@@ -91,7 +91,7 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
         raise UserError(f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or {ways_out}")
     is_finished = step == max_steps
     for name, now in record.hyperparameters.items():
-        then = hyperparameters.get(name, now)  # an earlier version may not have had the flag
+        then = hyperparameters.get(name, now)  # the flag may be newer than the record
         if then == now:
             continue
         if is_finished and name != "--max-steps":
@@ -100,8 +100,8 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
 
 
 def _is_unknown(name: str, then: Any, now: Any) -> bool:
-    """Whether two values cannot be compared. Digests of data are of a kind, `rows:` where rows were read; runs of
-    earlier versions have none."""
+    """Whether two values cannot be compared: records of earlier versions lack values, or have another kind of data
+    digest than `rows:`."""
     is_of_another_kind = name == "data" and then is not None and ":" in str(now) and ":" not in then
     return then is None or not _is_known(name, now) or is_of_another_kind
 
@@ -120,7 +120,7 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
-    """Makes `folder` that of the run. What a resumed run does not know of its identity stays as it was recorded."""
+    """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
     identity, path = record.identity, folder / RECORD_FILE
     if path.is_file() and checkpoint_steps(folder):
         stored = read_json_object(path, "the record of a run")["identity"]
@@ -129,7 +129,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def overwrite(folder: Path, result_files: Iterable[str]) -> None:
-    """Removes the checkpoints, the record and the result files of a run in a folder of steps, and nothing else."""
+    """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
     for step in checkpoint_steps(folder):
         remove(folder / str(step))
     for name in (RECORD_FILE, *result_files):

@@ -1,7 +1,6 @@
-"""Which model a run uses: its architecture, vocabulary and casing.
+"""Selects the architecture, vocabulary and casing of a run.
 
-Flags come first. Without them, a model folder that the run starts from brings its own; else --bert-model names files of
-this project.
+Flags take precedence, then the model folder that the run starts from, then the files of --bert-model in this project.
 """
 
 import atexit
@@ -27,7 +26,7 @@ CONFIGS = ROOT / "bert_configs"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """`name` is the folder for results: a file in bert_configs/, or `custom`."""
+    """`name`: the folder for results; the name of a file in bert_configs/, or `custom`."""
 
     name: str
     config: BertConfig
@@ -38,9 +37,9 @@ class ModelChoice:
 def choose_model(
     selection: ModelSelection, start: StartConfig, on_main: Callable[[Callable], Any] = lambda function: function()
 ) -> ModelChoice:
-    """The model that the flags name. Raises UserError for files that are missing or do not fit together.
+    """Resolves the model flags. Raises UserError for files that are missing or do not match.
 
-    on_main: calls a function on the main process only, which verifies the model folder that the flags name."""
+    on_main: calls a function on the main process only; used to verify the model folder."""
     folder = None if selection.config_file or selection.is_named else on_main(partial(initial_folder, start))
     folder = folder and Path(folder)
     path, name, do_lower_case = selection.config_file, selection.name, selection.do_lower_case
@@ -63,12 +62,12 @@ def choose_model(
         vocab_file = folder / VOCAB_FILE
         if (folder / TOKENIZER_FILE).is_file():
             casing = read_json_object(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
-    elif vocab_file is None and folder is not None and (folder / "tokenizer.json").is_file():  # from transformers 5
+    elif vocab_file is None and folder is not None and (folder / "tokenizer.json").is_file():  # transformers >= 5
         vocab_file, casing = extract_vocabulary(folder / "tokenizer.json")
     elif vocab_file is None:
         if name == CUSTOM:
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
-        # All of Google's models of a casing have the same vocabulary.
+        # Google's models of the same casing share one vocabulary.
         vocab_file = ROOT / "vocab" / f"bert-base-{'uncased' if 'uncased' in name else 'cased'}-vocab.txt"
     num_words = len(read_vocabulary(vocab_file)[0])
     if not num_words <= config.vocab_size <= -(-num_words // 64) * 64:
@@ -84,7 +83,8 @@ def choose_model(
 
 
 def extract_vocabulary(path: Path) -> tuple[Path, bool]:
-    """The vocabulary of a `tokenizer.json` as a temporary `vocab.txt`, and whether it lower-cases."""
+    """Writes the vocabulary of a `tokenizer.json` to a temporary `vocab.txt`. Returns its path and whether the
+    tokenizer lower-cases."""
     tokens, do_lower_case = read_tokenizer_file(path)
     folder = Path(tempfile.mkdtemp(prefix="vocabulary_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -94,7 +94,7 @@ def extract_vocabulary(path: Path) -> tuple[Path, bool]:
 
 
 def initial_folder(start: StartConfig) -> str | None:
-    """The model folder that the run starts from, verified, if it has a config; see checkpoint.state.find_start."""
+    """The verified model folder that the run starts from, or None without a config; see checkpoint.state.find_start."""
     folder, weights = None, start.from_phase1_final_params or start.from_pretrained_params
     if start.from_checkpoint is not None:
         folder = find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint, log=lambda _: None)
@@ -111,11 +111,11 @@ def read_config(path: Path) -> BertConfig:
 
 
 def name_of(config: BertConfig) -> str:
-    """The name of the same architecture in bert_configs/, or `custom`."""
+    """The name of this architecture in bert_configs/, or `custom`."""
     return next((path.stem for path in sorted(CONFIGS.glob("*.json")) if read_config(path) == config), CUSTOM)
 
 
 def is_uncased(vocab_file: Path) -> bool:
-    """Whether a vocabulary has no capital letters, so that its text was lower-cased."""
+    """Whether a vocabulary has no capital letters."""
     words = vocab_file.read_text(encoding="utf-8").split()
     return not any(word != word.lower() for word in words if not word.startswith("["))

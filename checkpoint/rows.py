@@ -1,7 +1,7 @@
-"""safetensors files that several ranks write together, each its own rows, and that any rank reads by rows.
+"""Parallel reading and writing of safetensors files by rows.
 
-A tensor is stored in row-major order, so rows are a contiguous byte range. One process writes the header and sets the
-size; then every rank writes its rows at their offsets. The format: https://github.com/huggingface/safetensors#format
+Tensors are stored in row-major order, so rows are a contiguous byte range. One process writes the header and sets the
+file size; then each rank writes its rows at their offsets. Format: https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -29,7 +29,7 @@ DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows [start, start + len(rows)) of the tensor `name`, whose whole shape is `shape`."""
+    """Rows [start, start + len(rows)) of the tensor `name` with the full shape `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class TensorRows:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Where each tensor starts in a safetensors file, in bytes."""
+    """Byte offset of each tensor in a safetensors file."""
 
     header: bytes
     offsets: dict[str, int]
@@ -47,7 +47,7 @@ class FileLayout:
 
 
 def file_layout(tensors: Iterable[TensorRows], metadata: dict[str, str] | None = None) -> FileLayout:
-    """The layout of a file with `tensors`, sorted by name; the same on every rank."""
+    """The layout of a file with `tensors`, sorted by name; identical on every rank."""
     entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     ends: dict[str, int] = {}
     end = 0
@@ -73,7 +73,7 @@ def create_file(path: Path, layout: FileLayout) -> None:
 
 
 def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) -> None:
-    """Writes contiguous CPU tensors to their places in a file that `create_file` made, and syncs it."""
+    """Writes contiguous CPU tensors to their offsets in a file made by `create_file`, and syncs it."""
     with path.open("r+b") as file:
         for tensor in tensors:
             rows = tensor.rows.detach()
@@ -92,7 +92,7 @@ def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) ->
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is read by rows: `read(start, stop)` gives rows, `read()` the whole tensor."""
+    """A tensor that is read on demand: `read(start, stop)` reads rows, `read()` the whole tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -104,7 +104,7 @@ class LazyTensor:
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of a safetensors file, by name; nothing is read yet. Raises UserError if the file is damaged."""
+    """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is damaged."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: expected a model folder with it")
     try:
@@ -117,7 +117,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 def _lazy_tensor(file: "safetensors.safe_open", name: str) -> LazyTensor:
     view = file.get_slice(name)
     dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-    dtype = dtypes.get(view.get_dtype(), torch.bool)  # a type that no tensor of a model has is refused by its user
+    dtype = dtypes.get(view.get_dtype(), torch.bool)  # callers refuse types that models do not use
 
     def read(*bounds: int) -> Tensor:
         return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)

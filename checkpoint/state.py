@@ -1,8 +1,7 @@
-"""The state of a run: what a checkpoint holds, captured and restored on all ranks.
+"""The state of a run: captured to and restored from checkpoints, on all ranks.
 
-A run is exact to resume because its steps depend on nothing but the weights, the optimizer's state, the loss scale and
-one integer, the number of samples consumed: the order of the data and the random state of each step are functions of
-it.
+Resuming is exact because steps depend only on the weights, the optimizer state, the loss scale and the number of
+samples consumed: the data order and the random state of each step are functions of that number.
 """
 
 import math
@@ -35,13 +34,13 @@ from utils.errors import UserError
 from utils.files import FolderLock, lock_folder, read_json_object, temporary_path
 from utils.progress import print_line
 
-if TYPE_CHECKING:  # the model reads weights with this package
+if TYPE_CHECKING:  # modeling imports this package
     from optimizer import OptimizerSpec
     from parallel.base import ParallelModel
     from precision import LossScale
 
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
-# Keys of the progress file and of its loss scale. Checkpoints of earlier versions lack those with a default.
+# Keys of the progress file and of its loss scale. Those with a default are missing in older checkpoints.
 PROGRESS_KEYS: dict[type, tuple[str, ...]] = {
     str: ("phase", "optimizer"),
     int: ("step", "samples_consumed", "schedule_start", "seed", "num_samples"),
@@ -51,8 +50,8 @@ PROGRESS_DEFAULTS = {"train_seconds": 0.0, "raw_train_seconds": 0.0, "schedule_s
 
 
 class TrainState:
-    """The state of a run on this rank. `step` and `samples_consumed` count updates and samples; `device_step` is the
-    number of updates on the device, which `step` follows where the host reads it. The learning-rate schedule begins at
+    """The state of a run on this rank. `step` and `samples_consumed` count updates and samples. `device_step` is the
+    update counter on the device; `step` is set to it when the host reads it. The learning-rate schedule starts at
     update `schedule_start`."""
 
     def __init__(
@@ -70,20 +69,20 @@ class TrainState:
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
-        # Over all resumes; raw: without evaluation and checkpoints.
+        # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
         self.lock: FolderLock | None = None  # of the folder of steps
 
     def read_clock(self) -> None:
-        """Adds the time since the last reading, or since the state was made, to `train_seconds`."""
+        """Adds the time since the last call, or since construction, to `train_seconds`."""
         now = time.perf_counter()
         self.train_seconds, self.clock = self.train_seconds + now - self.clock, now
 
     # --- capture ---
 
     def capture(self) -> Checkpoint:
-        """The state as a checkpoint, on all ranks; its tensors are those of the run, not copies."""
+        """The state as a checkpoint, called on all ranks. Tensors are not copied."""
         model, optimizer = [], []
         for name, p in self.parallel.named_parameters().items():
             model.append(self._rows(name, name, p))
@@ -94,7 +93,7 @@ class TrainState:
         return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
 
     def num_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint on this rank: weights and optimizer state, in float32."""
+        """Bytes of this rank's tensors in a checkpoint: weights and optimizer state, in float32."""
         spec = self.optimizer_spec
         return 4 * sum(
             p.numel() * (1 + sum(not state.is_count for state in spec.state(name, self.shapes[name]).values()))
@@ -102,8 +101,8 @@ class TrainState:
         )
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
-        """This rank's rows of a tensor that has one row per row of `parameter`, or is a scalar; without the
-        vocabulary's padding. Rows are single elements where `tensor` is a part of a matrix as a vector."""
+        """This rank's rows of a tensor with one row per row of `parameter`, or of a scalar, without vocabulary padding.
+        Rows are single elements if `tensor` is a flattened part of a matrix."""
         if not tensor.dim():
             return TensorRows(name, (), tensor)
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
@@ -131,11 +130,11 @@ class TrainState:
     # --- restore ---
 
     def start_from(self, config: StartConfig, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Restores a checkpoint, or else loads weights, or else changes nothing, as `config` says. Only the main
-        process looks for folders and verifies checksums; the others read what it found.
+        """Restores a checkpoint, loads weights, or does nothing, as `config` specifies. Only the main process searches
+        folders and verifies checksums.
 
-        record: that of the run, on the main process, if it will write checkpoints to `checkpoint_folder`. A folder that
-        is there already is locked, and must not belong to another run.
+        record: the run's record, on the main process, if it will write checkpoints to `checkpoint_folder`. An existing
+        folder is locked and must not belong to another run.
         """
 
         def prepare() -> dict[str, str | None]:
@@ -156,7 +155,7 @@ class TrainState:
             self.load_weights(Path(found["weights"]))
 
     def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Makes `checkpoint_folder` that of this run, before its first step; see `start_from`."""
+        """Creates, locks and records `checkpoint_folder` for this run, before its first step; see `start_from`."""
 
         def claim() -> dict[str, str | None]:
             try:
@@ -177,7 +176,7 @@ class TrainState:
         self._check_shared(self.distributed.on_main(claim))
 
     def _check_shared(self, found: dict[str, str | None]) -> None:
-        """Raises UserError, on the main process, unless all ranks see the paths in `found`; removes the probe."""
+        """Raises UserError on the main process unless all ranks see the paths in `found`. Removes the probe file."""
         paths = [path for path in found.values() if path is not None]
         unseen_by = self.distributed.all_reduce_sum([not Path(path).exists() for path in paths])
 
@@ -198,12 +197,12 @@ class TrainState:
             print_line(text)
 
     def load_weights(self, folder: Path) -> None:
-        """Loads the weights in a model folder, and nothing else."""
+        """Loads only the weights of a model folder."""
         check_same_kind(folder, self.model.config.to_dict(), self.metadata.vocab_file)
         load_weights(self.parallel, folder, self._log)
 
     def restore(self, folder: Path) -> None:
-        """Continues from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
+        """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
         progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
         if progress["phase"] != metadata.phase:
             raise UserError(
@@ -225,8 +224,8 @@ class TrainState:
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
 
     def continue_phase1(self, folder: Path) -> None:
-        """Continues from the last checkpoint of phase 1 on other data: weights, optimizer, loss scale and number of
-        updates, with a new schedule."""
+        """Continues from the last checkpoint of phase 1 with new data and a new schedule. Restores weights, optimizer,
+        loss scale and number of updates."""
         self._restore_updates(folder, read_progress(folder, self.metadata.prefix))
         self.schedule_start = self.step
         self._log(f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate")
@@ -244,7 +243,7 @@ class TrainState:
         self.device_step.fill_(self.step)
 
     def _restore_optimizer(self, folder: Path, step: int) -> None:
-        """Raises UserError, naming the tensor, unless names, shapes and types are those of this optimizer."""
+        """Restores the optimizer state. Raises UserError, naming the tensor, unless names, shapes and types match."""
         path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
         tensors, spec, parameters = open_safetensors(path), self.optimizer_spec, self.parallel.named_parameters()
         expected = {
@@ -259,7 +258,7 @@ class TrainState:
             value = torch.empty(() if tensor.is_count else p.shape, dtype=torch.float32, device=p.device)
             copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
             state = self.parallel.optimizer_state(self.optimizer, name)
-            if key in state:  # in memory that is not the optimizer's own
+            if key in state:  # keep the tensor: another object may own its memory
                 state[key].copy_(value)
             else:
                 state[key] = value
@@ -269,8 +268,8 @@ class TrainState:
 
 
 def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
-    """The progress file of a checkpoint. Raises UserError if a key is missing or has another type, as in a checkpoint
-    of another version."""
+    """Reads the progress file of a checkpoint. Raises UserError if a key is missing or has the wrong type, as in
+    checkpoints of another version."""
     path = folder / (prefix + PROGRESS_SUFFIX)
     if not path.is_file():
         raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
@@ -291,7 +290,7 @@ def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
 def load_weights(
     parallel: "ParallelModel", folder: Path, log: Callable[[str], None], required: tuple[str, ...] = ()
 ) -> None:
-    """Loads this rank's rows of the weights in a model folder; see weights.select_weights."""
+    """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
     parameters = parallel.named_parameters()
     weights = select_weights(parallel.model, open_model_weights(folder), folder, log, required)
     for name, tensor in weights.items():
@@ -300,7 +299,7 @@ def load_weights(
 
 
 def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Raises UserError, naming a tensor, unless `tensors` are exactly `expected`, in float32."""
+    """Raises UserError, naming a tensor, unless `tensors` have the `expected` names and shapes, in float32."""
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
@@ -315,9 +314,9 @@ def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str
 
 
 def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
-    """The checkpoint, or else the model folder, that `config` names, verified; see `TrainState.start_from`.
+    """Finds and verifies the checkpoint or model folder of `config`; see `TrainState.start_from`.
 
-    saves: whether the run will save to `checkpoint_folder`, which then must hold no checkpoint that is newer."""
+    saves: whether the run will save to `checkpoint_folder`, which then must not contain a newer checkpoint."""
     checkpoint = folder = None
     if config.from_checkpoint is not None:
         checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
@@ -347,7 +346,7 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raises UserError if the checkpoint `folder` is not the last one of its run. Folders of other programs pass."""
+    """Raises UserError if the checkpoint `folder` is not the last one of its run. Ignores folders of other programs."""
     for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
         progress = read_json_object(path, "the progress of a run")
         step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")

@@ -1,5 +1,5 @@
-"""Weights of Hugging Face model folders: the four layouts of their files, the names of their tensors, heads that a
-model adds or lacks, and strict checks of the rest."""
+"""Reads weights of Hugging Face model folders: four file layouts, tensor names, missing or extra heads, and strict
+checks of all other tensors."""
 
 import math
 import pickle
@@ -21,19 +21,19 @@ from utils.progress import print_line
 
 HEADS = ("cls.", "qa_outputs.", "classifier.")
 UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
-SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # two names of one function
+SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
-    """The weights in a Hugging Face model folder by name.
+    """The weights in a Hugging Face model folder, by name.
 
-    Takes the first of these that is there: `model.safetensors`, its shards with `model.safetensors.index.json`,
-    `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. Tensors in safetensors files are read when they
-    are used, by rows. No pickle is executed. Raises UserError if there is none, a shard is missing, or the shards do
-    not hold what the index says.
+    Uses the first of these that exists: `model.safetensors`, its shards with `model.safetensors.index.json`,
+    `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. Tensors in safetensors files are read by rows,
+    on demand. Pickled code is never executed. Raises UserError if there are no weights, a shard is missing, or the
+    shards do not match the index.
     """
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
@@ -45,7 +45,7 @@ def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
 
 
 def _open_tensor_file(path: Path) -> dict[str, LazyTensor]:
-    """The tensors in one file: `.safetensors`, or else what `torch.save` wrote of a state dict."""
+    """The tensors in one file: `.safetensors`, or a state dict written by `torch.save`."""
     if path.suffix == ".safetensors":
         return open_safetensors(path)
     return {name: LazyTensor.of(tensor) for name, tensor in state_dict_of(read_torch_file(path), path).items()}
@@ -72,7 +72,7 @@ def _open_shards(index_path: Path) -> dict[str, LazyTensor]:
 
 
 def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
-    """`value` as a dictionary of tensors. Raises UserError, naming the first entry that is none."""
+    """`value` as a dictionary of tensors. Raises UserError, naming the first entry that is not a tensor."""
     if not isinstance(value, dict) or not value:
         raise UserError(f"{path} holds no state dict (a {type(value).__name__}): give a file with a model's weights")
     for name, tensor in value.items():
@@ -84,16 +84,16 @@ def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
 
 
 def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -> Any:
-    """The value that `torch.save` wrote to `path`, with tensors on the CPU. Executes nothing (`weights_only`).
+    """Loads a file written by `torch.save`, on the CPU, with `weights_only`.
 
-    replacements: classes to use for the classes and functions of these full names. Any other class than those of
-    tensors and plain containers raises UserError, which names it.
+    replacements: (class, full name) pairs: the class to use for the class or function of that name. Raises UserError
+    for all other classes except tensors and plain containers.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
     try:
         with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on unusual pickles, which are read or refused
+            warnings.simplefilter("ignore")  # about unusual pickles, which are read or refused anyway
             value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise anything
         if isinstance(error, pickle.UnpicklingError) and (forbidden := re.search(r"GLOBAL (\S+)", str(error))):
@@ -113,8 +113,8 @@ def forbidden_class(path: Path, name: str) -> UserError:
 
 
 def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict[str, LazyTensor]:
-    """`tensors` under the names of `model`: old LayerNorm names (gamma, beta) are renamed, buffers and copies of tied
-    weights are dropped, and the prefix `bert.` is added or removed."""
+    """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops buffers and copies of
+    tied weights, and adds or removes the prefix `bert.`."""
     renamed = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -130,8 +130,8 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict
 
 
 def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -> None:
-    """Raises UserError where weights of the right shapes would mean something else in this run: another number of
-    heads, or another vocabulary of the same size."""
+    """Raises UserError for weights that have the right shapes but another meaning: another number of heads, or another
+    vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
         theirs = {"pre_layer_norm": False, **read_json_object(folder / CONFIG_FILE, "the config")}
         for key in ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm"):
@@ -149,8 +149,8 @@ def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -
 
 
 def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter in a checkpoint: that in memory, without the vocabulary's padding rows."""
-    # DeepSpeed's ZeRO 3 keeps the shape of a parameter under another name.
+    """The shape of each parameter in a checkpoint, which has no vocabulary padding."""
+    # DeepSpeed's ZeRO stage 3 has the shape of a parameter in another attribute.
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
     name = next(name for name in shapes if name.endswith("word_embeddings.weight"))
     shapes[name] = (model.config.vocab_size, *shapes[name][1:])
@@ -159,8 +159,8 @@ def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @torch.no_grad()
 def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
-    """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of `source`, which are the
-    vocabulary's padding, become zero. Rows are single elements where `target` is a part of a matrix as a vector."""
+    """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of `source` (vocabulary
+    padding) become zero. Rows are single elements if `target` is a flattened part of a matrix."""
     if not target.dim():
         target.copy_(source.read())
         return
@@ -180,14 +180,13 @@ def select_weights(
     log: Callable[[str], None] = print_line,
     required: tuple[str, ...] = (),
 ) -> dict[str, LazyTensor]:
-    """The tensors for the parameters of `model`, by name. Heads of other tasks in `tensors` are skipped, and heads that
-    `tensors` lacks are left out; notes name both. Raises UserError for any other missing, unexpected or misshapen
-    tensor.
+    """Selects the tensors for the parameters of `model`, by name. Skips heads of other tasks and heads missing from
+    `tensors`; messages name both. Raises UserError for any other missing, unexpected or misshapen tensor.
 
-    required: prefixes of heads that must be there, to predict with."""
+    required: prefixes of heads that must be present, for prediction."""
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
     head = "classifier.weight"
-    if not required and head in given and head in wanted and given[head].shape != wanted[head]:  # of another task
+    if not required and head in given and head in wanted and given[head].shape != wanted[head]:  # another task's head
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
     misshapen = [
         f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
@@ -225,7 +224,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
     config = read_config(folder / CONFIG_FILE)
-    with torch.device("meta"):  # initializes nothing that would be overwritten
+    with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
     weights = select_weights(model, open_model_weights(folder), folder)
     model.to_empty(device="cpu")

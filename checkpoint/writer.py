@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, by all ranks that have a part of the state."""
+"""Writes checkpoints in the background, from all ranks that hold a part of the state."""
 
 import contextlib
 import itertools
@@ -36,7 +36,7 @@ from utils.files import publish_folder, temporary_path
 from utils.measure import available_memory
 
 KEPT_CHECKPOINTS = 3
-ALIGNMENT = 64  # bytes, of tensors in the writer's memory
+ALIGNMENT = 64  # bytes
 PAGE = 4096
 
 
@@ -73,23 +73,23 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints one at a time while training goes on. An error is kept in `error`, and raised by the next call
+    """Writes one checkpoint at a time in a background thread. An error is stored in `error` and raised by the next call
     of `write` or `wait`.
 
-    Training waits only while the tensors are copied, to memory that is kept from one checkpoint to the next: new memory
-    pages cost ten times the copy. Without enough memory for a copy, training waits for the whole write.
+    Training waits only for a copy of the tensors. The buffer is reused, because allocating pages takes ten times as
+    long as the copy. If there is not enough memory for a copy, training waits for the whole write.
 
-    parent: the folder of steps, on storage that all ranks share. sharded: whether all ranks write; otherwise only the
-    main process does, and `write` is a no-op on the others.
+    parent: the folder of steps, on storage shared by all ranks. sharded: whether all ranks write; otherwise `write` is
+    a no-op on all but the main process.
     """
 
     def __init__(self, parent: str | Path, distributed: DistributedContext, sharded: bool = False):
         self.parent, self.distributed = Path(parent), distributed
         self.is_writer = sharded or distributed.is_main
         self.writers = distributed.world_size if sharded else 1
-        # Writers on this machine, which allocate their memory at the same time.
+        # Writers on this machine. They allocate their buffers at the same time.
         self.local_writers = distributed.local_world_size if sharded else 1
-        # The thread's collectives must not mix with those of training.
+        # A separate group, so that the thread's collectives do not mix with those of training.
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
@@ -100,10 +100,10 @@ class CheckpointWriter:
     # --- in the training loop ---
 
     def reserve(self, num_bytes: int, pinned: bool = False) -> None:
-        """Allocates memory for checkpoints of about `num_bytes` in the background, so that the first one is as quick as
-        the others; `pinned` for tensors on a GPU."""
+        """Allocates the buffer for checkpoints of about `num_bytes` in the background, so that the first checkpoint is
+        as fast as the others. pinned: for tensors on a GPU."""
         num_bytes += num_bytes // 64 + 2**20  # alignment, and the optimizer's small tensors
-        # Training itself has yet to allocate gradients and optimizer state, which take twice as much.
+        # Training will still allocate gradients and optimizer state, which take twice as much.
         if self.is_writer and 3 * num_bytes * self.local_writers <= available_memory():
             self._start_allocating(num_bytes, torch.cuda.current_device() if pinned else None)
 
@@ -112,19 +112,19 @@ class CheckpointWriter:
         self.reserving.start()
 
     def _allocate(self, num_bytes: int, gpu: int | None) -> None:
-        """Replaces the writer's memory, unless there is not enough; pinned for copies from `gpu`.
+        """Replaces the buffer, if there is enough memory; pinned for copies from `gpu`.
 
-        In a thread of its own: CUDA would report a failure to pin again, at the next kernel of the same thread."""
+        Runs in a separate thread: CUDA repeats a pinning error at the next kernel of the same thread."""
         self._unpin()
-        with contextlib.suppress(RuntimeError):  # the system's limits are lower than what is free
+        with contextlib.suppress(RuntimeError):  # a limit below the free memory
             self.memory = torch.empty(num_bytes, dtype=torch.uint8)
         pages = self.memory.numpy()[::PAGE]
-        for start in range(0, len(pages), 1024):  # in short turns: training needs the interpreter too
+        for start in range(0, len(pages), 1024):  # in short steps, to release the GIL for training
             if self.closing:
                 return
             pages[start : start + 1024] = 0
         if gpu is not None:
-            # Not `pin_memory=True`: torch rounds such memory up to a power of two. Where this fails, copies are slower.
+            # Not `pin_memory=True`, which rounds up to a power of two. If this fails, copies are slower.
             with torch.cuda.device(gpu):
                 status = torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), len(self.memory), 0)
             self.is_pinned = int(status) == 0
@@ -135,7 +135,7 @@ class CheckpointWriter:
             self.is_pinned = False
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Writes `checkpoint` after the one before it; the tensors, on any device, may change after the call."""
+        """Writes `checkpoint` after the previous one. The tensors, on any device, may change after the call."""
         if not self.is_writer:
             return
         self.wait()
@@ -143,14 +143,14 @@ class CheckpointWriter:
         if self.writers > 1:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
-        # Not a daemon: after an error in training, a write that has begun is completed.
+        # Not a daemon: a started write is completed even after an error in training.
         self.thread = threading.Thread(target=self._write, args=(copied or checkpoint, attempt), name="checkpoint")
         self.thread.start()
         if copied is None:
             self.wait()
 
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """`checkpoint` with its tensors copied to this writer's memory; None if there is not enough memory."""
+        """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
         if self.reserving is not None:
             self.reserving.join()
         tensors = [*checkpoint.model, *checkpoint.optimizer]
@@ -173,7 +173,7 @@ class CheckpointWriter:
         return replace(checkpoint, model=copies[:count], optimizer=copies[count:])
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is durable; raises its error if it failed."""
+        """Waits until the last checkpoint is durable. Raises its error if it failed."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -182,8 +182,8 @@ class CheckpointWriter:
             raise error
 
     def close(self) -> None:
-        """Ends the reservation of memory: a thread that still runs while the interpreter exits can abort the program.
-        A write that has begun goes on."""
+        """Waits for the allocation thread, which could abort the program if it ran during interpreter exit. A started
+        write continues."""
         self.closing = True
         if self.reserving is not None:
             self.reserving.join()
@@ -206,10 +206,10 @@ def write_checkpoint(
     writers: int = 1,
     group: "dist.ProcessGroup | None" = None,
 ) -> Path:
-    """Writes `parent`/step, called on all `writers`, and then removes checkpoints but the newest KEPT_CHECKPOINTS.
+    """Writes `parent`/step, called on all `writers`, and removes all but the newest KEPT_CHECKPOINTS checkpoints.
 
-    A valid folder of that name stays: the same step of the same run has the same content. `attempt` names the temporary
-    folder. Raises UserError if it cannot be written, and PeerError if another rank could not write its part.
+    An existing valid checkpoint is kept: the same step of the same run has the same content. `attempt` names the
+    temporary folder. Raises UserError if it cannot be written, and PeerError if another rank failed.
     """
     folder, temporary = parent / str(checkpoint.step), parent / attempt
     exists = rank == 0 and folder.is_dir() and is_valid(folder)
@@ -218,7 +218,7 @@ def write_checkpoint(
     error: BaseException | None = None
     layouts = {name: file_layout(*content) for name, content in checkpoint.tensor_files().items()}
     digests: list[Tensor] = []
-    # If a rank fails in a stage, no rank starts the next one. So a stage may only fail before its collectives.
+    # If a rank fails in a stage, no rank starts the next one. A stage must therefore only fail before its collectives.
     stages = (
         lambda: rank == 0 and _create_files(temporary, checkpoint, layouts),
         lambda: _write_parts(temporary, checkpoint, layouts),
@@ -230,7 +230,7 @@ def write_checkpoint(
     for stage in stages:
         try:
             stage()
-        except Exception as raised:  # of any kind: the other ranks wait for this one
+        except Exception as raised:  # any error, because the other ranks wait for this one
             error = raised
         if agree(error is not None, group):
             break
@@ -259,7 +259,7 @@ def agree(flag: bool, group: "dist.ProcessGroup | None") -> bool:
 
 
 def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
-    """Everything but the tensors' rows."""
+    """Writes all files except the tensors' rows."""
     folder.mkdir(parents=True)
     for name, layout in layouts.items():
         create_file(folder / name, layout)
@@ -278,7 +278,7 @@ def _file_sizes(folder: Path) -> dict[str, int]:
 
 
 def _hash_blocks(folder: Path, rank: int, writers: int) -> Tensor:
-    """The digests of all blocks of all files, [number of blocks, 32] bytes: this rank's share of them, and zeros."""
+    """The digests of all blocks of all files, [number of blocks, 32] bytes; zeros for the blocks of other ranks."""
     blocks = [(folder / name, block) for name, size in _file_sizes(folder).items() for block in range(num_blocks(size))]
     digests_32 = torch.zeros(len(blocks), 32, dtype=torch.uint8)
     mine = range(rank, len(blocks), writers)

@@ -1,4 +1,4 @@
-"""Checks a source's weights against a config: each tensor is placed or reported, none is missing or misshapen."""
+"""Checks a source's weights against a config: every tensor is converted or reported, none is missing or misshapen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ def expected_shapes(
 
 
 def strip_vocab_padding(source: SourceWeights, config: BertConfig) -> list[str]:
-    """Cuts the rows that pad the vocabulary to a multiple of 8 off the embedding and the masked-token head's bias."""
+    """Removes the vocabulary padding (to a multiple of 8) from the embedding and the masked-token head's bias."""
     rows = len(source.tensors[EMBEDDING]) if EMBEDDING in source.tensors else config.vocab_size
     padding = rows - config.vocab_size
     if padding == 0:

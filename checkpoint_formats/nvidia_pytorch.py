@@ -34,7 +34,7 @@ HIDDEN_ACTS = {"grad_scaler": "gelu_pytorch_tanh", "master params": "gelu", "fil
 
 
 class InertObject:
-    """Stands in for an object in a pickle that is not needed. It takes any state and does nothing with it."""
+    """Placeholder for an unneeded object in a pickle. Ignores its state."""
 
     def __new__(cls, *_args: Any) -> "InertObject":
         return super().__new__(cls)
@@ -47,7 +47,7 @@ class InertObject:
 
 
 def read(source: Path, _config: BertConfig) -> SourceWeights:
-    """Reads the entry `model` of a checkpoint, or a bare state dict; what stands beside `model` is not used."""
+    """Reads the entry `model` of a checkpoint, or a bare state dict. Ignores other entries."""
     path = find_file(source, ".pt")
     value = read_torch_file(path, [(InertObject, name) for name in DATA_LOADER_CLASSES])
     is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)

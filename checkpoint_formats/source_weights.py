@@ -1,4 +1,4 @@
-"""What every reader returns, and the naming rules that several formats share."""
+"""The return type of all readers, and naming rules shared by several formats."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,1 +1,1 @@
-"""Kernels that only CPUs need: length-bucketed attention, dropout masks, packed linear layers."""
+"""CPU-specific kernels: length-bucketed attention, dropout masks, packed linear layers."""

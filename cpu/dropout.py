@@ -1,10 +1,10 @@
 """Dropout (Srivastava et al., 2014), with a fast mask on the CPU.
 
-torch's CPU dropout draws one random number per state, in one thread. Here 64 random bits decide four states, so the
-probability is a multiple of 2^-16. The bits come from NumPy's SFC64 generator, on all threads. A mask has the width of
-the states and all bits set where a state is kept, so a bitwise `and` applies it at memory speed.
+torch's CPU dropout draws one random number per element, in one thread. Here, NumPy's SFC64 generator runs on all
+threads and uses 16 random bits per element, so the probability is a multiple of 2^-16. A mask element has the size of a
+state, with all bits set if the state is kept, so a bitwise `and` applies it at memory speed.
 
-The masks depend on torch's random state only, not on the number of threads.
+Masks depend only on torch's random state, not on the number of threads.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +33,8 @@ def fill_mask(seed: int, dropped: int, part: int, mask_K: np.ndarray) -> None:
 
 
 def dropout_mask(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
-    """A mask that keeps each of `states` with probability 1 - `prob`, and the factor that restores the mean; (None,
-    1.0) if `prob` is 0."""
+    """Returns a mask that keeps each element of `states` with probability 1 - `prob`, and the scale factor; (None, 1.0)
+    if `prob` is 0."""
     dropped = round(prob * 2**16)
     if dropped == 0:
         return None, 1.0
@@ -55,7 +55,7 @@ def apply_mask(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class CpuDropout(torch.autograd.Function):
-    """Dropout of `states`, then added to `residual` in the residual's type, if there is one."""
+    """Applies dropout to `states`, then adds `residual`, if given, in the residual's dtype."""
 
     @staticmethod
     def forward(ctx, states: Tensor, residual: Tensor | None, prob: float) -> Tensor:
@@ -74,7 +74,7 @@ class CpuDropout(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """In training, zeroes states with probability `prob` and scales the rest to keep the mean; then adds `residual`."""
+    """Dropout with probability `prob`, followed by the addition of `residual`."""
 
     def __init__(self, prob: float):
         super().__init__()
@@ -87,6 +87,6 @@ class Dropout(nn.Module):
             states = F.dropout(states, self.prob)
         if residual is None:
             return states
-        if states.device.type == "cpu":  # faster than torch's addition of two types
+        if states.device.type == "cpu":  # faster than torch's mixed-dtype addition
             states = states.to(residual.dtype)
         return residual + states

@@ -14,17 +14,17 @@ from torch import Tensor
 from cpu.dropout import apply_mask, dropout_mask
 from data_loading.packing import AttentionMemory, PassSizes
 
-# Sequences share a bucket where the shorter one has at least this share of the longer one's length: then padding makes
-# attention's work at most a fifth larger, which costs less than a batched product of its own.
+# Minimum ratio of the shortest to the longest sequence of a bucket. Padding then increases the work of attention by at
+# most a fifth, which costs less than a separate batched product.
 MIN_LENGTH_RATIO = 0.9
-MIN_EQUAL_LENGTHS = 4  # this many sequences of one length are a bucket of their own, without padding
+MIN_EQUAL_LENGTHS = 4  # this many sequences of equal length form their own bucket, without padding
 # 16-bit states are padded to a multiple of this, so that the shapes of the products recur (see packing.stream_sizes).
 # torch's softmax takes two thirds as long for 160 columns as for 150, because it computes the last 22 one by one.
 LENGTH_MULTIPLE = 32
 
 
 class LengthBucket(NamedTuple):
-    """Neighbouring sequences that attention computes as one batch, all padded to one length."""
+    """Neighbouring sequences that attention computes as one batch, padded to the same length."""
 
     start: int  # the first token of the first sequence
     lengths: list[int]
@@ -48,7 +48,7 @@ class LengthBucket(NamedTuple):
         return padded_CNHLD
 
     def to_stream(self, states_CNHLD: Tensor, out_TCHD: Tensor) -> None:
-        """Writes the bucket's states to their places in a stream; the inverse of `to_padded`."""
+        """Writes the bucket's states to the stream; the inverse of `to_padded`."""
         count, length = len(self.lengths), self.padded_length
         if not self.is_padded:
             out_NLCHD = out_TCHD[self.start : self.start + count * length].unflatten(0, (count, length))
@@ -63,8 +63,8 @@ class LengthBucket(NamedTuple):
 
 
 def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucket]:
-    """Cuts the sequences of a stream into buckets of neighbours, whose lengths are compared when rounded up to a
-    multiple of `multiple`. Empty sequences are left out."""
+    """Groups neighbouring sequences of a stream into buckets. Lengths are rounded up to a multiple of `multiple` before
+    they are compared. Skips empty sequences."""
 
     def rounded(length: int) -> int:
         return -(-length // multiple) * multiple
@@ -86,12 +86,12 @@ def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucke
 
 
 class LengthBucketedFunction(torch.autograd.Function):
-    """softmax(QK' / sqrt(D)) V bucket by bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. Zero
-    behind the first `num_tokens` tokens.
+    """softmax(QK' / sqrt(D)) V per bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. The output is
+    zero after the first `num_tokens` tokens.
 
-    On a CPU, scaled_dot_product_attention is 4 times slower in bfloat16 (its backward pass is), falls back to an even
-    slower path with dropout, and needs a mask. This keeps the probabilities for the backward pass: 2 bytes per pair of
-    tokens and head in bfloat16, and as many for the dropout mask.
+    On a CPU, scaled_dot_product_attention has a 4 times slower backward pass in bfloat16, is even slower with dropout,
+    and needs a mask. This function saves the probabilities for the backward pass: 2 bytes per token pair and head in
+    bfloat16, and the same for the dropout mask.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ class LengthBucketedFunction(torch.autograd.Function):
         grad_T3HD[ctx.num_tokens :] = 0
         saved = iter(ctx.saved_tensors)
         for bucket, qkv_3NHLD, probs_BLL, mask in zip(ctx.buckets, saved, saved, saved, strict=True):
-            query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is scaled already
+            query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is already scaled
             grad_BLD = bucket.to_padded(grad_THD[:, None]).flatten(0, 2).mul_(ctx.keep_scale)
             grad_3NHLD = torch.empty_like(qkv_3NHLD)
             grad_query, grad_key, grad_value = grad_3NHLD.flatten(1, 2)
@@ -137,15 +137,15 @@ class LengthBucketedFunction(torch.autograd.Function):
 
 
 class LengthBucketedAttention:
-    """Attention without a mask on batches of sequences of similar length. It reads the lengths on the host, so it is
-    meant for the CPU, and cannot be part of a compiled graph."""
+    """Attention without a mask on batches of sequences of similar length. Reads the lengths on the host, so it is for
+    CPUs only and cannot be compiled."""
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
         self.cu_seqlens = cu_seqlens.tolist()
         self.buckets: list[LengthBucket] | None = None
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        if self.buckets is None:  # the same for all layers
+        if self.buckets is None:  # shared by all layers
             self.buckets = length_buckets(self.cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1)
         return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
 

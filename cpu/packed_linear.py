@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class PackedLinear(nn.Module):
-    """`linear` for inference on a CPU in bfloat16: oneDNN reorders the weight once, instead of in every call."""
+    """`linear` for bfloat16 inference on a CPU: oneDNN packs the weight once instead of in every call."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -19,7 +19,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Whether this machine can compute it. The operators are those that torch.compile uses."""
+        """Whether this machine supports the operators, which are those used by torch.compile."""
         return (
             (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
             and torch.backends.mkldnn.is_available()

@@ -1,1 +1,1 @@
-"""From HDF5 shards to token streams: reader, order of samples, packing and loader."""
+"""Data loading: HDF5 reader, sample order, packing into token streams, and loader."""

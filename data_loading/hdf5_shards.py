@@ -1,11 +1,12 @@
-"""The reader of HDF5 shards of pre-training samples.
+"""Reads HDF5 shards of pre-training samples.
 
-A shard holds NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
-`masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped:
-only the rows that a step needs are read, and memory does not grow with the data. Compressed or chunked shards, as
-NVIDIA's are, are held in memory in the smallest integer types that fit.
+A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
+`masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped, so
+memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's, are loaded into memory in the
+smallest integer types that fit.
 
-Each data set of a shard made by this project has the attribute `crc32`: zlib's CRC-32 of its little-endian bytes.
+Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's CRC-32 of its
+little-endian bytes.
 
 Legend: n samples, S sequence length, P predictions per sequence.
 """
@@ -38,14 +39,15 @@ INDEX_FILE = "index.json"  # see docs/data.md
 INDEX_VERSION = 1
 OTHER_OPEN_FILES = 256  # that a process needs besides the shards
 CHECKSUM_ATTRIBUTE = "crc32"
-CHECKSUM_ROWS = 1 << 14  # read at a time
+CHECKSUM_ROWS = 1 << 14  # rows per read
 SAMPLED_ROWS = 16
-HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises, depending on where the damage is
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # raised by h5py for damaged files
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a data set is in its file: `offset` in bytes, or None if it cannot be mapped; and its checksum, or None."""
+    """Location of a data set in its file: `offset` in bytes, or None if it cannot be mapped; and its checksum, or
+    None."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -54,7 +56,7 @@ class Layout:
 
 
 class Shard:
-    """One file. Opening it reads and checks its layout and attributes; the data is opened on first use."""
+    """One file. The constructor reads and checks layout and attributes; the data is opened on first use."""
 
     def __init__(self, path: Path, entry: dict | None = None):
         """entry: what `index.json` says of the shard, so that the file need not be opened."""
@@ -84,7 +86,7 @@ class Shard:
         self._check()
 
     def _refuse_links(self, file: h5py.File) -> None:
-        """HDF5 can refer to data in other files. What these are is not known, and opening a FIFO waits for a writer."""
+        """Raises UserError for data in other files, which HDF5 allows: such a file may be a FIFO, which blocks."""
         for key in filter(lambda key: file.id.links.exists(key.encode()), KEYS):
             is_link = file.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD
             if is_link or (isinstance(file[key], h5py.Dataset) and (file[key].external or file[key].is_virtual)):
@@ -149,8 +151,8 @@ class Shard:
         return max(layout.offset + layout.dtype.itemsize * math.prod(layout.shape) for layout in layouts)
 
     def check_size(self) -> None:
-        """Raises UserError if a mapped file has become too short: reading behind the end of a file would end the
-        process with SIGBUS. (Copying rows with pread takes a system call for each, which halves the loader's speed.)"""
+        """Raises UserError if a mapped file was truncated, because reading beyond its end raises SIGBUS. (Reading rows
+        with pread instead halves the loader's speed.)"""
         if self.is_mapped and self.mapped.size() < self.mapped_bytes:
             raise UserError(f"shard {self.path} was cut off while it was read: make or fetch it again")
 
@@ -171,7 +173,7 @@ class Shard:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
     def sample(self) -> dict[str, np.ndarray]:
-        """Some rows, evenly spread, of each data set. Of a compressed shard, only the chunks with these are read."""
+        """Evenly spaced rows of each data set. From a compressed shard, reads only the chunks that contain them."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
         if self.is_mapped:
             self.check_size()
@@ -184,8 +186,8 @@ class Shard:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the number of samples and of `sample`. The same for each way to store the same shard. Raises
-        UserError if the sample has no masked token."""
+        """SHA-256 of the number of samples and of `sample`; independent of how the shard is stored. Raises UserError if
+        the sample has no masked token."""
         found, sample = hashlib.sha256(str(len(self)).encode()), self.sample()
         if not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
@@ -198,7 +200,7 @@ class Shard:
         return all(layout.checksum is not None for layout in self.layouts.values())
 
     def verify_checksums(self) -> None:
-        """Raises UserError if a data set does not match its checksum. One without a checksum passes."""
+        """Raises UserError if a data set does not match its checksum. Skips data sets without a checksum."""
         for key, layout in self.layouts.items():
             if layout.checksum is None:
                 continue
@@ -211,7 +213,7 @@ class Shard:
 
 
 def checksum(values: np.ndarray, previous: int = 0) -> int:
-    """CRC-32 of the little-endian bytes of `values`, continued from the CRC-32 of the bytes before them."""
+    """CRC-32 of the little-endian bytes of `values`, continued from `previous`."""
     return zlib.crc32(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data, previous)
 
 
@@ -224,7 +226,7 @@ def read_layout(dataset: h5py.Dataset) -> Layout:
 
 
 def to_python(value):
-    """An HDF5 attribute as a Python value."""
+    """Converts an HDF5 attribute to a Python value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, np.ndarray):
@@ -233,7 +235,7 @@ def to_python(value):
 
 
 def smallest_integers(values: np.ndarray) -> np.ndarray:
-    """`values` in the narrowest integer type that holds them all."""
+    """Converts `values` to the smallest integer type that fits."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:

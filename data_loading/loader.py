@@ -1,4 +1,4 @@
-"""The loader: from samples to micro-batches, and the global batches of a run in their order.
+"""The loader: packs samples into micro-batches and yields the global batches of a run in order.
 
 Legend: n samples.
 """
@@ -23,7 +23,7 @@ MicroBatch = dict[str, torch.Tensor]
 
 
 class Samples(Protocol):
-    """Samples that were read: `lengths` [n] and `num_targets` [n] are the tokens and masked tokens of each."""
+    """Loaded samples. `lengths` [n] and `num_targets` [n]: number of tokens and masked tokens of each sample."""
 
     lengths: np.ndarray
     num_targets: np.ndarray
@@ -33,7 +33,7 @@ class Samples(Protocol):
 
 
 class StreamDataset(Protocol):
-    """A data set that is read as token streams; `stream_labels` are the labels of its streams."""
+    """A data set read as token streams, which have the labels `stream_labels`."""
 
     stream_labels: tuple[Label, ...]
 
@@ -44,7 +44,7 @@ class StreamDataset(Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one global batch; `lengths` and `num_targets` [n] are those of its sequences."""
+    """One rank's part of a global batch. `lengths` and `num_targets` [n]: see Samples."""
 
     first_position: int
     micro_batches: list[MicroBatch]
@@ -53,7 +53,7 @@ class StepBatch:
     make_filler: Callable[[], MicroBatch]
 
     def filled_to(self, count: int) -> list[MicroBatch]:
-        """The micro-batches, followed by micro-batches without loss until there are `count`."""
+        """The micro-batches, padded to `count` with micro-batches without loss."""
         return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
 
 
@@ -92,10 +92,11 @@ def make_step_batch(
 
 
 class StepLoader:
-    """Iterates over one rank's shares of the global batches from `first_position` on, without end.
+    """Infinite iterator over one rank's parts of the global batches, starting at `first_position`.
 
-    Optimizer step k takes the positions [first + k*G, first + (k+1)*G) of the sample order, G being the global batch,
-    across epoch ends without a short batch. Worker threads read ahead; the batches do not depend on their number.
+    Optimizer step k uses the positions [first + k*G, first + (k+1)*G) of the sample order, where G is the global batch
+    size. Batches continue across epochs, so no batch is short. Worker threads prefetch; their number does not affect
+    the batches.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class StepLoader:
         self.first_position, self.rank, self.world_size = first_position, rank, world_size
 
     def load(self, step: int) -> StepBatch:
-        """This rank's share of the `step`-th global batch from `first_position` on."""
+        """This rank's part of global batch number `step`, counted from `first_position`."""
         global_batch_size = self.config.global_batch_size
         first = self.first_position + step * global_batch_size
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
@@ -137,7 +138,7 @@ class StepLoader:
 
 
 def batches_in_order(dataset: StreamDataset, indices: np.ndarray, limits: MicroBatchLimits) -> Iterator[StepBatch]:
-    """The samples `indices`, each once, in batches of bounded memory; for evaluation."""
+    """Yields the samples `indices` once, in batches of bounded memory; for evaluation."""
     for start in range(0, len(indices), limits.sequences):
         yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, first_position=start)
 

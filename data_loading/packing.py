@@ -1,9 +1,9 @@
-"""Packing: which sequences share a micro-batch, filler up to recurring sizes, token streams and their padded view.
+"""Packing of sequences into micro-batches, filler up to fixed sizes, token streams and their padded view.
 
-A token stream is a micro-batch of whole sequences laid end to end without padding, as a dict of arrays:
+A token stream is a micro-batch of concatenated sequences without padding, as a dict of arrays:
 
     input_ids, token_type_ids, position_ids  [T]    all tokens
-    cu_seqlens                               [N+1]  where each sequence starts, and where the last one ends
+    cu_seqlens                               [N+1]  cumulative sequence lengths, starting with 0
     and the labels that the data set declares, each with its axis (see `Label`)
 
 Legend: T tokens in the stream, N sequences, M targets (masked tokens), S padded length, n samples to pack, K costs of a
@@ -39,8 +39,8 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """The most that a micro-batch may hold, and the sizes that streams are filled up to: `num_sizes` equal steps up to
-    each limit, so 1 makes all streams equally large. None leaves streams as they are."""
+    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes up to each limit:
+    with 1, all streams have the same size; with None, streams are not filled."""
 
     tokens: int
     sequences: int
@@ -56,22 +56,22 @@ class MicroBatchLimits:
     def for_batch(
         cls, batch_size: int, max_seqlen: int, targets_per_sequence: int, num_sizes: int | None = None
     ) -> "MicroBatchLimits":
-        """Room for any `batch_size` sequences, and for up to four times as many short ones."""
+        """Limits for any `batch_size` sequences, and up to four times as many short ones."""
         return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * targets_per_sequence, max_seqlen, num_sizes)
 
     def padded_size(self, size: int, limit: int) -> int:
-        """The smallest of the `num_sizes` sizes up to `limit` that is not below `size`."""
+        """The smallest of the `num_sizes` sizes up to `limit` that is >= `size`."""
         step = max(limit // self.num_sizes, 1)
         return min(-(-max(size, 1) // step) * step, limit)
 
 
 @dataclass(frozen=True)
 class PassSizes:
-    """What the memory of a micro-batch's forward and backward pass depends on, besides the model.
+    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward pass.
 
-    tokens, sequences, targets: the largest numbers T, N and M; 0 targets without masked tokens. product, residual,
-    mask: bytes of an element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention:
-    a key of attention.IMPLEMENTATIONS."""
+    tokens, sequences, targets: maximum T, N and M; 0 targets without masked tokens. product, residual, mask: bytes per
+    element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
+    attention.IMPLEMENTATIONS."""
 
     tokens: int
     sequences: int
@@ -85,12 +85,13 @@ class PassSizes:
     device_type: str
 
     def pairs(self, num_heads: int) -> int:
-        """Pairs of tokens, in all heads and sequences."""
+        """Number of token pairs over all heads and sequences."""
         return self.sequences * num_heads * self.max_seqlen**2
 
 
 class AttentionMemory(NamedTuple):
-    """Bytes that attention keeps for its backward pass, and that this takes besides its input's gradient."""
+    """Bytes that attention saves for the backward pass, and temporary bytes of the backward pass besides the input's
+    gradient."""
 
     kept: int
     backward: int = 0
@@ -99,8 +100,8 @@ class AttentionMemory(NamedTuple):
 def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
     """MicroBatchLimits.num_sizes for a run.
 
-    Compiled graphs need fixed sizes. On a CPU, oneDNN makes a kernel for each shape of a 16-bit product that it has not
-    seen, which takes longer than many of the products. Other products take any size at no cost.
+    Compiled graphs need fixed sizes. On a CPU, oneDNN builds a kernel for each new shape of a 16-bit product, which
+    takes longer than many products. Other products have no cost for new sizes.
     """
     if compiled:
         return 1
@@ -108,13 +109,12 @@ def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> in
 
 
 def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
-    """Groups samples into micro-batches. Each group holds rows of `costs_nK`, and each row is in one group.
+    """Groups samples into micro-batches. Returns row indices of `costs_nK`; each row is in one group.
 
-    costs_nK: K costs per sample, the first of them its length; limits: the most of each cost per group.
+    costs_nK: K costs per sample, of which the first is its length. limits: maximum of each cost per group.
 
-    Samples are taken longest first, so neighbours have similar lengths. A group is closed when the next sample does not
-    fit. So where any B samples fit the limits, n samples make at most ceil(n / B) groups. Raises ValueError if a
-    sample exceeds the limits by itself.
+    Samples are sorted by length, longest first. A group is closed when the next sample does not fit. If any B samples
+    fit the limits, there are at most ceil(n / B) groups. Raises ValueError if a single sample exceeds the limits.
     """
     order = np.argsort(-costs_nK[:, 0], kind="stable")
     totals = np.cumsum(costs_nK[order], axis=0)
@@ -132,10 +132,10 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
 def pad_stream(
     stream: dict[str, np.ndarray], labels: Sequence[Label], limits: MicroBatchLimits
 ) -> dict[str, np.ndarray]:
-    """Fills `stream`, which has `labels`, up to sizes T, N and M that recur (see MicroBatchLimits).
+    """Adds filler to `stream`, which has `labels`, up to fixed sizes T, N and M (see MicroBatchLimits).
 
     Filler tokens are at the end and belong to no sequence. Filler sequences are empty. Raises ValueError if the stream
-    holds too many sequences.
+    has too many sequences.
     """
     tokens = limits.padded_size(len(stream["input_ids"]), limits.tokens)
     sequences = limits.padded_size(len(stream["cu_seqlens"]) - 1, limits.sequences)
@@ -152,8 +152,8 @@ def pad_stream(
 
 
 def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
-    """A stream of one sequence of one token whose labels are filler: a micro-batch without loss, for a rank that has
-    none left while others still have. `labels` are those of a real stream."""
+    """A micro-batch without loss: one sequence of one token with filler labels. Used by ranks that have fewer
+    micro-batches than others. `labels`: those of a real stream."""
     filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
     return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}
 
@@ -162,13 +162,13 @@ def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
 
 
 class TokenStream(NamedTuple):
-    """A token stream as the model reads it. Tokens behind `cu_seqlens[-1]` are filler."""
+    """A token stream as model input. Tokens after `cu_seqlens[-1]` are filler."""
 
     input_ids: Tensor  # [T]
     token_type_ids: Tensor  # [T]
     position_ids: Tensor  # [T]
     cu_seqlens: Tensor  # [N+1], int32
-    max_seqlen: int  # no sequence is longer
+    max_seqlen: int  # upper bound of the sequence lengths
 
     @property
     def num_tokens(self) -> int:
@@ -176,16 +176,16 @@ class TokenStream(NamedTuple):
 
     @classmethod
     def from_batch(cls, micro_batch: Mapping[str, Tensor], max_seqlen: int) -> "TokenStream":
-        """The stream of a micro-batch, without its labels. The longest possible length serves as `max_seqlen`: the real
-        one would have to be read from the device."""
+        """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible length: reading the
+        actual one from the device would synchronize."""
         return cls(*(micro_batch[name] for name in STREAM_INPUTS), max_seqlen)
 
     @classmethod
     def from_padded(
         cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> "tuple[TokenStream, Tensor]":
-        """The real tokens of padded input [B, S], whose mask is 1 on real tokens, and the places [T] of these in the
-        flattened input. Raises ValueError if the input has other dimensions or is padded on the left."""
+        """Converts padded input [B, S], whose mask is 1 on real tokens. Returns the stream and the indices [T] of its
+        tokens in the flattened input. Raises ValueError for other dimensions or left padding."""
         if input_ids.dim() != 2:
             raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
         real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
@@ -205,15 +205,14 @@ class TokenStream(NamedTuple):
 
 
 def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """For each place of a padded view [N, S]: the token of the stream, and whether it is a real token; both [N, S]."""
+    """For each position of a padded view: the index of its token in the stream, and whether it is real; both [N, S]."""
     offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
     starts_N1, lengths_N1 = cu_seqlens[:-1, None], cu_seqlens.diff()[:, None]
     return (starts_N1 + offsets_S).clamp(max=num_tokens - 1), offsets_S < lengths_N1
 
 
 def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor:
-    """For each token of the stream: its place in a padded view that is flattened to [N * S]; [T]. For filler it is the
-    last place."""
+    """For each token of the stream [T]: its index in the flattened padded view [N * S]; the last index for filler."""
     tokens_T = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
     place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
@@ -221,7 +220,7 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
 
 
 def to_padded(states: Tensor, flat_T: Tensor, batch: int, length: int) -> Tensor:
-    """Puts the stream's `states` [T, ...] at the places `flat_T` of a padded tensor [batch, length, ...], zero
+    """Scatters the stream's `states` [T, ...] to the indices `flat_T` of a padded tensor [batch, length, ...], zero
     elsewhere."""
     padded = states.new_zeros(batch * length, *states.shape[1:])
     return padded.index_copy(0, flat_T, states).unflatten(0, (batch, length))

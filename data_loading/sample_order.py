@@ -1,4 +1,4 @@
-"""The order in which samples are visited: a pure function of seed, epoch and position."""
+"""Sample order (shuffling): a pure function of seed, epoch and position."""
 
 import numpy as np
 
@@ -15,11 +15,11 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 
 def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarray:
-    """The sample at each of the `positions` [n] of an endless pass through the data; [n] int64.
+    """Sample indices [n], int64, at `positions` [n] of an infinite sequence of epochs.
 
-    Epoch e is the positions [e * num_samples, (e + 1) * num_samples). It visits every sample once, in an order of its
-    own. The order is a keyed permutation, a Feistel network that is repeated until it lands inside [0, num_samples), so
-    a look-up takes O(1) memory and time (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains").
+    Epoch e consists of the positions [e * num_samples, (e + 1) * num_samples) and visits every sample once, in its own
+    order. The order is a keyed permutation: a Feistel network with cycle walking, which takes O(1) memory and time per
+    look-up (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains").
     """
     positions = np.asarray(positions, dtype=np.uint64)
     epoch = positions // np.uint64(num_samples)
@@ -40,7 +40,7 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
 
 
 def rank_positions(first: int, global_batch_size: int, rank: int, world_size: int) -> np.ndarray:
-    """The positions of one rank's share of the global batch [first, first + global_batch_size). The shares differ by
-    one sequence at most."""
+    """Positions of one rank's part of the global batch [first, first + global_batch_size). Part sizes differ by at most
+    one."""
     start, stop = (global_batch_size * r // world_size for r in (rank, rank + 1))
     return np.arange(first + start, first + stop)

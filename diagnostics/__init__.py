@@ -1,1 +1,1 @@
-"""Checks of a run before it starts, and estimates of its memory and time."""
+"""Pre-run checks, and estimates of memory and time."""

@@ -1,10 +1,8 @@
-"""Estimates of a training run before it starts: its memory, from the model and the flags, and its time, from the
-measured time of an update.
+"""Estimates a training run's memory, from the model and the flags, and its time, from the measured time of an update.
 
-`phases` walks through one update and yields what is alive at the end of the forward pass, in the backward pass of each
-layer and of the embeddings, and in the optimizer's step. The largest sum is the peak. Every sequence has the full
-length, which is the most that a micro-batch holds (see data_loading/packing.py). The model tells the memory of its
-activations.
+`phases` yields the live memory at each point of an update: the end of the forward pass, the backward pass of each layer
+and of the embeddings, and the optimizer step. The maximum is the peak. All sequences are assumed to have full length,
+the maximum of a micro-batch (see data_loading/packing.py). The model reports the memory of its activations.
 
 Not included: the libraries (about 0.3 GiB per process on a CPU; on a GPU 0.5 to 1 GiB for CUDA and NCCL), and memory
 that the allocator cannot reuse. docs/memory.md compares estimates with measurements.
@@ -45,10 +43,10 @@ DEVICE_COUNTS = (1, 8, 64)
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """What the memory of one process depends on, besides the model.
+    """Settings that determine, with the model, the memory of one process.
 
-    limits: the sizes of a micro-batch; 0 targets without masked tokens. micro_batches: per update. world_size:
-    processes. saves: whether checkpoints are written.
+    limits: sizes of a micro-batch; 0 targets without masked tokens. micro_batches: number per update. world_size:
+    number of processes. saves: whether checkpoints are written.
     """
 
     limits: MicroBatchLimits
@@ -85,7 +83,7 @@ class MemorySettings:
             limits.max_seqlen,
             product,
             residual=product if self.precision.pure else FLOAT32,
-            # The CPU's own dropout has masks of the width of the states (see cpu/dropout.py); torch's has booleans.
+            # cpu/dropout.py has masks with the element size of the states; torch's masks are booleans.
             mask=product if on_cpu and not compiled else 1,
             attention=COMPILED_ON_CPU if compiled and on_cpu else attention,
             autocast=self.precision.autocast,
@@ -95,8 +93,8 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes per process. peak: on the device, by component, in the phase `moment`; largest: the most of each component
-    in any phase; host: on the CPU besides, if the device is a GPU."""
+    """Bytes per process. peak: on the device, by component, in the phase `moment`; largest: maximum of each component
+    over phases; host: additional CPU memory, if the device is a GPU."""
 
     moment: str
     peak: dict[str, int]
@@ -122,12 +120,12 @@ def estimate_memory(model: BertPreTrainedModel, settings: MemorySettings) -> Mem
 
 
 def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
-    """Bytes that stay from one update to the next, on the device and on the host besides."""
+    """Bytes that stay allocated between updates, on the device and on the host."""
     on_cpu, precision = settings.device.type == "cpu", settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
     optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model) / settings.parallel.shard_degree
     state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
-    if precision.pure and not settings.is_sharded:  # the optimizer's float32 weights, and the model's
+    if precision.pure and not settings.is_sharded:  # float32 master weights, and the model's weights
         state["weights"] += precision.dtype.itemsize * parameters
     if not settings.updates_all_tensors_at_once:  # the optimizer keeps its buffer
         state += update_buffers(model, settings)
@@ -143,14 +141,14 @@ def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tup
 
 
 def update_buffers(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
-    """What a step of the optimizer needs besides gradients and state."""
+    """Temporary memory of an optimizer step, besides gradients and state."""
     sizes = [p.numel() for p in model.parameters()]
     elements = SPECS[settings.optimizer].update_elements(sizes, settings.updates_all_tensors_at_once)
     return Counter({"optimizer state": FLOAT32 * elements / settings.parallel.shard_degree})
 
 
 def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
-    """The name of each phase of an update, and the bytes that are alive then besides `resident_memory`."""
+    """Yields the name of each phase of an update, and its live bytes besides `resident_memory`."""
     sizes, parallel, precision = settings.pass_sizes, settings.parallel, settings.precision
     memory, mode, shards = model.activation_memory(sizes), parallel.activation_checkpoint, parallel.shard_degree
     gradient, masters = sizes.residual, FLOAT32 * num_parameters(model) / shards
@@ -159,21 +157,20 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
     vocabulary = num_parameters(model.word_embeddings)
     num_layers = len(memory.layers)
     embeddings = Counter({"activations": memory.embeddings})
-    kept = []  # of each layer until its backward pass
+    kept = []  # per layer, until its backward pass
     for layer in memory.layers:
         if mode == "none":
             kept.append(Counter({"activations": layer.kept, "weight copies": layer.weight_copies}))
         else:
             kept.append(Counter({"activations": layer.input + (layer.linear_outputs if mode == "selective" else 0)}))
 
-    # Gradients of the micro-batches before this one, but for DDP's, which are resident.
+    # Gradients of earlier micro-batches, except DDP's, which are resident.
     keeps_sums = settings.micro_batches > 1 and not parallel.cpu_offload and not settings.is_replicated
     earlier = masters if keeps_sums else 0
 
     def gathered(layers: int) -> Counter:
-        """Parameters that FSDP2 has gathered when `layers` layers are still to come in the backward pass: what is not
-        in layers, the current layer and the next one (or all). Besides, the buffer that they are gathered in, and the
-        float32 buffer that gradients are reduced in."""
+        """Parameters gathered by FSDP2 when the backward pass has `layers` layers left: those outside the layers, and
+        the current and the next layer (or all); with the all-gather buffer and the float32 reduce-scatter buffer."""
         if not settings.is_sharded:
             return Counter()
         first = 0 if parallel.reshard_after_forward == "never" else max(layers - 2, 0)
@@ -186,24 +183,24 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
         )
 
     def gradients(layer: int) -> Counter:
-        """The gradients of parameters when `layer` has computed its own. That of the word embedding is held apart until
-        the embeddings add their part."""
+        """Gradients of parameters after the backward pass of `layer`. The head's gradient of the word embedding is
+        separate until the embeddings add theirs."""
         later = sum(layer_parameters[layer:])
         if settings.is_sharded:
             new = gradient * (layer_parameters[layer] + other_parameters) + FLOAT32 * later / shards
         elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure):
-            new = gradient * (later + other_parameters)  # they become those of the parameters, instead of being added
+            new = gradient * (later + other_parameters)  # assigned to the parameters, not accumulated
         else:
             new = gradient * vocabulary if sizes.targets else 0
         return Counter({"gradients": new + earlier})
 
     forward_end = Counter({"logits and loss": memory.head, "gradients": earlier})
-    if sizes.targets:  # logits, their gradient, and what the loss computes in float32 on a few rows at a time
+    if sizes.targets:  # logits, their gradient, and the loss's float32 chunks
         words = model.config.padded_vocab_size
         chunk = min(sizes.targets, FLOAT32_ROWS[sizes.device_type]) * FLOAT32 * (1 if sizes.product == FLOAT32 else 2)
         forward_end["logits and loss"] += words * (2 * sizes.targets * sizes.product + chunk)
         forward_end["weight copies"] += vocabulary * sizes.product if sizes.autocast else 0
-    if mode != "none":  # autocast keeps its copies for the whole forward pass
+    if mode != "none":  # autocast caches its copies for the whole forward pass
         forward_end["weight copies"] += sum(layer.cached_copies for layer in memory.layers)
     yield "end of the forward pass", sum(kept, embeddings + forward_end) + gathered(num_layers)
 
@@ -228,7 +225,7 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
 
 
 def memory_settings(config: RunConfig) -> MemorySettings:
-    """What a run's settings say about memory. --device cuda needs no GPU."""
+    """MemorySettings of a run. --device cuda works without a GPU."""
     loader, runtime, parallel = config.loader, config.runtime, config.parallel
     on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -248,7 +245,7 @@ def memory_settings(config: RunConfig) -> MemorySettings:
 
 
 def print_estimate(model_class: type[BertPreTrainedModel], config: RunConfig) -> None:
-    """Carries out --estimate-memory: prints the table on the first process, and allocates nothing."""
+    """Implements --estimate-memory: prints the table on the first process. Allocates no model."""
     with torch.device("meta"):
         model = model_class(choose_model(config.model, config.start).config)
     text = format_estimate(model, memory_settings(config))
@@ -276,7 +273,7 @@ def format_estimate(model: BertPreTrainedModel, settings: MemorySettings) -> str
 
 
 def memory_line(model: BertPreTrainedModel, settings: MemorySettings) -> str:
-    """Which GPUs the run fits, on whatever device it was measured."""
+    """A line that says which GPUs have enough memory for the run."""
     needed = estimate_memory(model, replace(settings, device=torch.device("cuda"))).total + LIBRARY_BYTES
     text = f"memory on a GPU: {needed / 1e9:.1f} GB per process"
     for verdict, fits in (("fits", True), ("does not fit", False)):
@@ -290,7 +287,7 @@ def memory_line(model: BertPreTrainedModel, settings: MemorySettings) -> str:
 
 @dataclass(frozen=True)
 class RunSize:
-    """update_seconds and update_flops: of one update over all processes, on `device_type`."""
+    """update_seconds and update_flops: for one update over all processes, on `device_type`."""
 
     max_steps: int
     global_batch_size: int
@@ -312,7 +309,7 @@ def time_line(size: RunSize) -> str:
 
 
 def devices_line(size: RunSize) -> str:
-    """The time on more GPUs: in proportion if GPUs were measured, else at a published speed."""
+    """Estimated time on more GPUs: scaled linearly if measured on GPUs, otherwise from a published speed."""
     one, counts = size.max_steps * size.update_flops / (A100_TFLOPS * 1e12), DEVICE_COUNTS
     source = f"if GPUs reach the {A100_TFLOPS} TFLOPS that NVIDIA published for BERT-large on an A100"
     if size.device_type == "cuda":

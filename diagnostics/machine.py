@@ -68,7 +68,7 @@ def check_tensorboard() -> None:
 
 
 def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
-    """The device was found, and computes in the run's precision, when `runtime` was made."""
+    """Reports the device. Its availability and precision were checked when `runtime` was made."""
     dtype, name = runtime.precision.dtype, str(runtime.precision.dtype).removeprefix("torch.")
     if runtime.device.type == "cpu":
         findings.report("ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads")
@@ -101,16 +101,16 @@ def check_memory(findings: Findings, model: BertPreTrainedModel, settings: Memor
 
 
 def needed_and_free_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tuple[float, float]:
-    """Estimated bytes, and those that are free: of one process on a GPU, or of all processes on the CPU."""
+    """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
     needed = estimate_memory(model, settings).total + LIBRARY_BYTES
     if settings.device.type == "cuda":
-        torch.cuda.empty_cache()  # of the checks before
+        torch.cuda.empty_cache()  # from earlier checks
         return needed, torch.cuda.mem_get_info()[0]
     return needed * settings.world_size, available_memory()
 
 
 def check_disk(findings: Findings, folder: Path, model: BertPreTrainedModel) -> float:
-    """Checks that checkpoints can be written to `folder` and fit there. Returns the seconds that one takes."""
+    """Checks that `folder` is writable and has space for checkpoints. Returns the seconds to write one."""
     size = CHECKPOINT_BYTES * num_parameters(model)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
@@ -120,7 +120,7 @@ def check_disk(findings: Findings, folder: Path, model: BertPreTrainedModel) -> 
             f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another folder, or change "
             f"its permissions"
         ) from error
-    # While a checkpoint is written, the older ones are still there.
+    # Older checkpoints are removed only after a new one is written.
     missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
     free = shutil.disk_usage(existing).free
     text = (

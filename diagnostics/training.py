@@ -1,6 +1,6 @@
-"""The doctor's checks of a run: its data, its folder, a batch to overfit, the time of an update, and its losses.
+"""The doctor's checks of a run: data, folder, overfitting of one batch, time per update, and losses.
 
-Updates are those of the production trainer. Legend: n samples.
+Updates use the production trainer. Legend: n samples.
 """
 
 import itertools
@@ -30,17 +30,17 @@ from utils.errors import UserError
 from utils.progress import print_line
 
 CHECKED_SAMPLES = 2000
-UNKNOWN_WORDS = 0.05  # share of all tokens
-# A batch to overfit: a small model of the same class, without dropout.
+UNKNOWN_WORDS = 0.05  # fraction of all tokens
+# Overfitting: a small model of the same class, without dropout.
 OVERFIT_SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
-# What an update is measured on: as many sequences as take about this time at a cautious speed.
+# Time measurement: as many sequences as take about this time at a conservative speed.
 MEASURED_SECONDS = 3.0
 CPU_FLOPS_PER_THREAD, GPU_FLOPS = 40e9, 50e12
 # Tolerances of the loss checks.
 INITIAL_LOSS_BELOW, INITIAL_LOSS_ABOVE = 0.5, 1.0
 FREQUENCY_LOSS_ABOVE, DIVERGED_ABOVE = 0.5, 1.0
-SETTLED_STEP = 200  # from here on, a run has learned word frequencies
+SETTLED_STEP = 200  # by then, a run has learned word frequencies
 LONG_RUN_SECONDS = 10 * 86400
 
 
@@ -48,7 +48,7 @@ LONG_RUN_SECONDS = 10 * 86400
 
 
 def check_data(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> None:
-    """Length, vocabulary and config were checked when `plan` was made; this reads samples."""
+    """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
     dataset, vocab_file, indices = plan.dataset, plan.choice.vocab_file, sample_indices(plan)
     samples = dataset.read(indices)
     token_ids = samples.stream(np.arange(len(indices)))["input_ids"]
@@ -68,12 +68,12 @@ def check_data(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> Non
 
 
 def sample_indices(plan: TrainingPlan, count: int = CHECKED_SAMPLES) -> np.ndarray:
-    """Up to `count`, evenly spread over the data set."""
+    """Up to `count` indices, evenly spaced over the data set."""
     return np.unique(np.linspace(0, len(plan.dataset) - 1, count).astype(np.int64))
 
 
 def check_folder(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> None:
-    """Whether the run may write to its folder, and where it starts."""
+    """Checks that the run may write to its folder, and reports where it starts."""
     folder, record, start = plan.config.trainer.checkpoint_folder, plan.config.trainer.record, plan.config.start
     saves = record is not None and not start.overwrite
     if saves:
@@ -90,7 +90,7 @@ def check_folder(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> N
 def train(
     plan: TrainingPlan, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
 ) -> tuple[list[float], dict[str, Any]]:
-    """Trains as --benchmark does, on a constant learning rate, and saves nothing. Returns the losses of `steps`
+    """Trains as with --benchmark, with a constant learning rate and without checkpoints. Returns the losses of `steps`
     updates, and the metrics of all but the first."""
     recorder, config = RecordingSink(), plan.config
     settings = replace(
@@ -112,7 +112,7 @@ def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
 
 
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
-    """A small model of the run's class must learn one batch of the run's data by heart."""
+    """Checks that a small model of the run's class can overfit one batch of the run's data."""
     count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // plan.config.loader.max_seq_length))
     small = replace(plan.choice.config, **OVERFIT_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config = replace(
@@ -136,8 +136,8 @@ def check_updates(
     settings: MemorySettings,
     checkpoint_seconds: float | None,
 ) -> None:
-    """Makes updates of the real model in this process: their time, on fewer sequences where they would take long and
-    then scaled; the first loss; and what the learning rate does to it. settings: those of the run."""
+    """Trains the real model for a few updates and checks the time, the first loss and the learning rate. Slow updates
+    are measured on fewer sequences and scaled. settings: those of the run."""
     loader, trainer, processes = plan.config.loader, plan.config.trainer, settings.world_size
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(plan, runtime, per_process)
@@ -174,7 +174,8 @@ def check_updates(
 
 
 def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
-    """As many as take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if they are not many more."""
+    """Number of sequences that take about MEASURED_SECONDS; on a GPU at least a micro-batch; all if only slightly
+    more."""
     loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
     flops = plan.make_model().training_flops([loader.max_seq_length], loader.max_predictions_per_seq)
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
@@ -202,7 +203,7 @@ def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_we
 
 
 def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
-    """losses: of updates on one batch, all at the highest learning rate."""
+    """losses: of updates on one batch, all at the peak learning rate."""
     rate, shown = plan.config.schedule.learning_rate, ", ".join(f"{loss:.2f}" for loss in losses)
     text = f"at learning rate {rate:g} without warmup, the losses of one batch are {shown}"
     if not all(loss < losses[0] + DIVERGED_ABOVE for loss in losses):  # or NaN
@@ -211,7 +212,7 @@ def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[flo
 
 
 def check_run_losses(findings: Findings, plan: TrainingPlan, output_dir: Path, report_file: Path | None = None) -> None:
-    """The losses that the run has logged so far, if it has."""
+    """Checks the losses that the run has logged so far, if any."""
     losses = logged_losses(plan, output_dir, report_file)
     if not losses:
         findings.report("ok", f"no losses of this run are logged in {output_dir} yet")
@@ -246,8 +247,8 @@ def logged_losses(plan: TrainingPlan, output_dir: Path, report_file: Path | None
 
 
 def frequency_loss(plan: TrainingPlan) -> float | None:
-    """The loss of a model that predicts each masked token by its frequency: the entropy of the labels with Miller and
-    Madow's correction for a sample of n labels, plus ln 2 for the next sentence."""
+    """The loss of a model that predicts token frequencies: the entropy of the labels with the Miller-Madow correction
+    for n labels, plus ln 2 for next-sentence prediction."""
     dataset, indices = plan.dataset, sample_indices(plan)
     if not isinstance(dataset, PretrainingDataset):
         return None

@@ -1,1 +1,1 @@
-"""Strategies that divide training over processes, applied from outside to a plain model."""
+"""Parallel training strategies, applied to a plain model."""

@@ -1,6 +1,6 @@
-"""Activation checkpointing (Chen et al., 2016): the backward pass computes activations again instead of keeping them.
+"""Activation checkpointing (Chen et al., 2016): activations are recomputed in the backward pass instead of stored.
 
-Losses, gradients and the random state are bit-identical to those without it.
+Losses, gradients and the random state are bit-identical to training without it.
 """
 
 import functools
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-# What `selective` keeps: the outputs of linear layers, which cost most to compute again.
+# `selective` saves the outputs of linear layers, which are the most expensive to recompute.
 SAVED_OPERATIONS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default}
 
 
@@ -20,8 +20,8 @@ def save_linear_outputs(_context: Any, operation: Any, *_args: Any, **_kwargs: A
 
 
 def checkpoint_activations(layers: Iterable[nn.Module], mode: str) -> None:
-    """Changes `layers` in place. `full` keeps the inputs of each layer only; `selective` also the outputs of its linear
-    layers. The names of parameters stay."""
+    """Changes `layers` in place. `full` saves only the inputs of each layer; `selective` also saves the outputs of its
+    linear layers. Parameter names do not change."""
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}

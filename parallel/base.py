@@ -1,7 +1,7 @@
-"""The interface between the trainer and a parallel strategy, and the strategy of one process.
+"""Base class of parallel strategies, which is also the strategy for one process.
 
-The trainer and the optimizer see a `ParallelModel`: what to call, how gradients are reduced, and the float32 tensors
-that the optimizer updates.
+A `ParallelModel` gives the trainer and the optimizer the module to call, the gradient reduction, and the float32
+tensors to update.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +21,11 @@ Batch = TypeVar("Batch")
 
 
 class ParallelModel:
-    """A model in one process; the base class of the other strategies.
+    """A model in one process, and the base class of the other strategies.
 
-    model: the plain model, for its config and names. module: what the forward pass calls. shard_group: the process
-    group over which the rows of parameters are sharded, or None. saves_rows: whether this rank's rows go into a
-    checkpoint; one rank saves each row.
+    model: the plain model, for its config and names. module: the module to call in the forward pass. shard_group: the
+    process group over which the rows of parameters are sharded, or None. saves_rows: whether this rank's rows are saved
+    in checkpoints; each row is saved by one rank.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
@@ -37,10 +37,10 @@ class ParallelModel:
         if precision.pure:
             model.to(precision.dtype)
 
-    # --- what the optimizer and the checkpoints see ---
+    # --- interface to the optimizer and checkpoints ---
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """What the optimizer updates: float32, and only this rank's rows if parameters are sharded."""
+        """The float32 tensors that the optimizer updates: only this rank's rows if parameters are sharded."""
         return dict(self.model.named_parameters()) if self.masters is None else self.masters.masters
 
     @property
@@ -48,29 +48,29 @@ class ParallelModel:
         return next(iter(self.named_parameters().values())).device
 
     def row_start(self, name: str) -> int:
-        """The first row of parameter `name` that this rank has."""
+        """Index of this rank's first row of parameter `name`."""
         return 0
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called once, before training: from then on, `optimizer` updates `named_parameters`."""
+        """Called once before training, with the optimizer that updates `named_parameters`."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]:
-        """What `optimizer` keeps for parameter `name`, for the rows that this rank has."""
+        """The state of `optimizer` for this rank's rows of parameter `name`."""
         return optimizer.state[self.named_parameters()[name]]
 
     def write_back(self) -> None:
-        """Called after `named_parameters` have changed: the model computes with the new values from then on."""
+        """Called after `named_parameters` have changed, to update the model."""
         if self.masters is not None:
             self.masters.push_weights()
 
     # --- a step ---
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
-        """The micro-batches of a step, with filler where the strategy needs it. The caller makes the forward pass and
-        `backward` of each before it takes the next. When none are left, `named_parameters` have the gradients of the
-        global batch.
+        """Yields the micro-batches of a step, and filler if the strategy needs it. The caller runs the forward pass and
+        `backward` of each before it takes the next. At the end, `named_parameters` have the gradients of the global
+        batch.
 
-        max_count: the largest number of micro-batches of any rank.
+        max_count: maximum number of micro-batches over ranks.
         """
         yield from batch.micro_batches
 
@@ -81,8 +81,8 @@ class ParallelModel:
             self.masters.add_gradients()
 
     def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
-        """Unscales and clips the gradients, and steps, unless they are not finite. Returns their norm before clipping,
-        and whether they are not finite."""
+        """Unscales and clips the gradients and steps; skips the step if they are not finite. Returns the norm before
+        clipping, and `found_inf`."""
         norm = total_norm(gradients(optimizer), self.shard_group) / loss_scale
         not_finite = ~torch.isfinite(norm)
         clip = (norm / max_grad_norm).clamp(min=1.0)
@@ -94,11 +94,11 @@ class ParallelModel:
     # --- without gradients ---
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        """`batches`, with filler where the strategy needs as many forward passes on every rank."""
+        """Yields `batches`, and filler if the strategy needs the same number of forward passes on every rank."""
         return iter(batches)
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Makes forward passes faster; the model cannot be trained afterwards."""
+        """Optimizes the model for inference; it cannot be trained afterwards."""
         self.masters = None
         self.model.prepare_for_inference(dtype)
 
@@ -106,7 +106,7 @@ class ParallelModel:
 def equalize_over_ranks(
     batches: Iterable[Batch], make_filler: Callable[[], Batch], distributed: DistributedContext
 ) -> Iterator[Batch]:
-    """This rank's batches, and then filler until no rank has any left."""
+    """Yields this rank's batches, then filler until all ranks have finished."""
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)

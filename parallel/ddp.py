@@ -1,4 +1,4 @@
-"""Data parallelism with one replica per process: torch's DDP, and float32 reductions for 16-bit weights."""
+"""Data parallelism with one replica per process: torch's DDP, and float32 gradient reduction for 16-bit weights."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from precision import Precision
 
 
 class ReplicatedModel(ParallelModel):
-    """One replica per rank (DDP). Gradients are summed, not averaged: losses are divided by global counts already."""
+    """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by global counts."""
 
     def __init__(self, model: BertPreTrainedModel, precision: Precision, device: torch.device):
         super().__init__(model, precision)
@@ -28,14 +28,14 @@ class ReplicatedModel(ParallelModel):
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         if not self.is_warm:
             yield from self._warm_up(batch)
-        micro_batches = batch.filled_to(1)  # DDP reduces gradients in the backward pass, so every rank needs one
+        micro_batches = batch.filled_to(1)  # DDP reduces in the backward pass, so every rank needs one
         for number, micro_batch in enumerate(micro_batches, 1):
             self.module.require_backward_grad_sync = number == len(micro_batches)
             yield micro_batch
 
     def _warm_up(self, batch: StepBatch) -> Iterator[MicroBatch]:
-        """A micro-batch without loss. DDP rebuilds its buckets after the first pass, and the sums of three ranks or
-        more depend on the buckets. Without this, the first step of a resumed run would differ by rounding."""
+        """Yields a micro-batch without loss. DDP rebuilds its buckets after the first pass, and with three or more
+        ranks the sums depend on the buckets. Without this, the first step of a resumed run would differ by rounding."""
         with torch.random.fork_rng(self.gpus):
             yield batch.make_filler()
         self.model.zero_grad()
@@ -43,14 +43,14 @@ class ReplicatedModel(ParallelModel):
 
 
 def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A DDP communication hook that sums; the default one averages."""
+    """DDP communication hook that sums gradients instead of averaging them."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda reduced: reduced.value()[0])
 
 
 class ReplicatedMasters(ParallelModel):
     """One replica per rank of a 16-bit model. Gradients are summed over micro-batches and ranks in float32, in flat
-    buckets. The last backward pass starts to reduce a bucket when it has added its last gradient to it."""
+    buckets. During the last backward pass, the reduction of a bucket starts when all its gradients are ready."""
 
     BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
 
@@ -59,14 +59,14 @@ class ReplicatedMasters(ParallelModel):
         self.saves_rows = dist.get_rank() == 0
         self.buckets: list[Tensor] = []
         self.gradients: dict[str, Tensor] = {}  # views of the buckets
-        self.sizes: list[int] = []  # parameters of each bucket
-        self.missing: list[int] = []  # gradients of each bucket that the last backward pass has not added yet
-        self.works: list[dist.Work] = []  # one for each bucket whose reduction was started, in the order of the buckets
+        self.sizes: list[int] = []  # number of parameters per bucket
+        self.missing: list[int] = []  # number of gradients per bucket that are not ready yet
+        self.works: list[dist.Work] = []  # started reductions, in bucket order
         self.is_last = False
 
     def _make_buckets(self) -> None:
         names: list[str] = []
-        for name in reversed(self.masters.masters):  # in about the order in which a backward pass computes gradients
+        for name in reversed(self.masters.masters):  # approximately the order of the backward pass
             names.append(name)
             if sum(self.masters.masters[n].numel() for n in names) >= self.BUCKET_ELEMENTS:
                 self._add_bucket(names)
@@ -94,7 +94,7 @@ class ReplicatedMasters(ParallelModel):
             self._reduce(lambda number: self.missing[number] == 0)
 
     def _reduce(self, is_ready: Callable[[int], bool]) -> None:
-        """Starts to reduce the next buckets. All ranks reduce them in the same order."""
+        """Starts the reduction of the next ready buckets, in the same order on all ranks."""
         while len(self.works) < len(self.buckets) and is_ready(len(self.works)):
             self.works.append(dist.all_reduce(self.buckets[len(self.works)], async_op=True))
 
@@ -106,7 +106,7 @@ class ReplicatedMasters(ParallelModel):
         for number, micro_batch in enumerate(batch.micro_batches, 1):
             self.is_last = number == len(batch.micro_batches)
             yield micro_batch
-        self._reduce(lambda _number: True)  # a rank may have no micro-batch, and so no backward pass
+        self._reduce(lambda _number: True)  # a rank may have no micro-batch
         for work in self.works:
             work.wait()
         for name, gradient in self.gradients.items():

@@ -1,11 +1,10 @@
-"""DeepSpeed as the engine of a run: its forward and backward hooks, reductions, ZeRO optimizers and offload.
+"""Training with DeepSpeed's engine: its hooks, reductions, ZeRO optimizers and offload.
 
-The order of the data, the losses, the schedule, the loss scale and the checkpoints stay those of this project.
-DeepSpeed averages gradients over ranks; each loss is multiplied by their number, so that gradients are sums, as
-everywhere.
+Data order, losses, schedule, loss scale and checkpoints are those of this project. DeepSpeed averages gradients over
+ranks, so losses are multiplied by the number of ranks to get sums.
 
-DeepSpeed's state is read and written in place, through attributes of version 0.19.8 that are not documented: its own
-checkpoints are pickles, and fit only the number of processes that wrote them.
+DeepSpeed's state is read and written in place, through undocumented attributes of version 0.19.8, because its own
+checkpoints are pickles and need the same number of processes.
 """
 
 import atexit
@@ -34,12 +33,12 @@ from utils.progress import print_line
 
 
 def load_deepspeed(device: torch.device):
-    """Imports DeepSpeed for `device`, and returns the module."""
+    """Imports DeepSpeed for `device` and returns the module."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ.setdefault("LOCAL_RANK", "0")  # it asks for this in a run of one process, too
-    # Its C++ operations are compiled with ninja, which an environment that is not activated has beside its python.
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it even with one process
+    # DeepSpeed compiles C++ ops with ninja, which is beside python if the virtual environment is not activated.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    # It calls functions of torch that have new names.
+    # DeepSpeed calls deprecated functions of torch.
     warnings.filterwarnings("ignore", r"`torch\.distributed\..*` is deprecated", FutureWarning)
     with contextlib.redirect_stdout(io.StringIO()):
         import deepspeed
@@ -58,7 +57,7 @@ def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
 
 
 def compiled_on_cpu() -> bool:
-    """Whether DeepSpeed's communication operation for CPUs was compiled on this machine before."""
+    """Whether DeepSpeed's CPU communication op is already compiled on this machine."""
     from torch.utils.cpp_extension import get_default_build_root
 
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
@@ -66,7 +65,7 @@ def compiled_on_cpu() -> bool:
 
 
 class DeepSpeedModel(ParallelModel):
-    """ZeRO stage 0: a replica per rank. DeepSpeed adds up the gradients, and the optimizer is used as it is."""
+    """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class DeepSpeedModel(ParallelModel):
         super().__init__(model, precision)
         self.config, self.device, self.distributed = config, device, distributed
         self.saves_rows = distributed.is_main
-        if precision.autocast:  # on GPUs, DeepSpeed turns off the autocast that surrounds its forward pass
+        if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
             forward = model.forward
 
             def forward_with_autocast(*args, **kwargs):
@@ -89,7 +88,7 @@ class DeepSpeedModel(ParallelModel):
             model.forward = forward_with_autocast
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        if not dist.is_initialized():  # a run of one process
+        if not dist.is_initialized():  # single process
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             atexit.register(dist.destroy_process_group)
@@ -121,8 +120,8 @@ class DeepSpeedModel(ParallelModel):
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements [start, start + count) of a parameter, which are [offset, offset + count) of the vector `flat` that
-    DeepSpeed's optimizer updates."""
+    """Elements [start, start + count) of a parameter, at [offset, offset + count) of the vector `flat` that DeepSpeed's
+    optimizer updates."""
 
     flat: Tensor
     offset: int
@@ -134,15 +133,15 @@ class Fragment:
 
 
 class ZeroModel(DeepSpeedModel):
-    """ZeRO stages 1 to 3: optimizer states, gradients and parameters are divided over the ranks, by elements.
+    """ZeRO stages 1 to 3: optimizer states, gradients and parameters are partitioned over ranks by elements.
 
-    `named_parameters` are the elements that this rank updates, as vectors, in the memory of DeepSpeed's optimizer.
+    `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank updates, as vectors.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.stage = self.config["zero_optimization"]["stage"]
-        # From here on the model is in 16 bits, and the masters are its initial weights in float32.
+        # The model is now in 16 bits, and the masters are its initial weights in float32.
         self.pure, self.initial, self.masters = self.masters is not None, self.masters, None
         self.fragments: dict[str, Fragment] = {}
         self.shard_group, self.saves_rows = dist.group.WORLD, True
@@ -160,7 +159,7 @@ class ZeroModel(DeepSpeedModel):
         find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
         self.fragments = {names[p]: fragment for p, fragment in find()}
         self.parameters = {name: nn.Parameter(fragment.of(fragment.flat)) for name, fragment in self.fragments.items()}
-        for name, fragment in self.fragments.items():  # as the optimizer would do in its first step
+        for name, fragment in self.fragments.items():  # as in the optimizer's first step
             if fragment.flat not in optimizer.state:
                 optimizer.state[fragment.flat] = {
                     key: torch.zeros((), device=fragment.flat.device)
@@ -168,14 +167,14 @@ class ZeroModel(DeepSpeedModel):
                     else fragment.flat.new_zeros(fragment.flat.shape)
                     for key, state in spec_of(optimizer).state(name, fragment.flat.shape).items()
                 }
-        if self.initial is not None:  # DeepSpeed made its float32 weights of 16-bit ones
+        if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
             for name, initial in self.initial.masters.items():
                 start, count = self.fragments[name].start, self.fragments[name].count
                 self.parameters[name].data.copy_(initial.detach().flatten()[start : start + count])
             self.initial = None
 
     def _fragments_of_stages_1_and_2(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
-        if hasattr(self.zero, "bf16_groups"):  # the optimizer of stage 1 in bfloat16
+        if hasattr(self.zero, "bf16_groups"):  # stage 1 in bfloat16
             groups, flats = self.zero.bf16_groups, self.zero.fp32_groups_flat_partition
         else:
             groups, flats = self.zero.bit16_groups, self.zero.single_partition_of_fp32_groups
@@ -197,7 +196,7 @@ class ZeroModel(DeepSpeedModel):
                 Fragment(self.zero.fp32_partitioned_groups_flat[group], offset, start, min(length, p.ds_numel - start)),
             )
 
-    # --- what the optimizer and the checkpoints see ---
+    # --- interface to the optimizer and checkpoints ---
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.parameters if self.fragments else dict(self.model.named_parameters())
@@ -218,7 +217,7 @@ class ZeroModel(DeepSpeedModel):
         self.zero._partition_all_parameters()
         for group in range(len(self.zero.fp16_groups)):
             self.zero._reassign_or_swap_out_partitioned_parameters(group)
-        if self.zero.persistent_parameters:  # small parameters, which are whole on every rank
+        if self.zero.persistent_parameters:  # small parameters, not partitioned
             self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 
     # --- a step ---
@@ -229,7 +228,7 @@ class ZeroModel(DeepSpeedModel):
             yield micro_batch
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
-        if self.config["fp16"]["enabled"]:  # DeepSpeed multiplies by it here, and divides in its step
+        if self.config["fp16"]["enabled"]:  # DeepSpeed scales here and unscales in its step
             self.zero.override_loss_scale(float(loss_scale))
         self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
 
@@ -257,6 +256,6 @@ def make_deepspeed_model(
     device: torch.device,
     distributed: DistributedContext,
 ) -> DeepSpeedModel:
-    """`model`, on its device, with the engine that `config` describes (see deepspeed_config.engine_config)."""
+    """Wraps `model`, on its device, in the engine with `config` (see deepspeed_config.engine_config)."""
     strategy = ZeroModel if config["zero_optimization"]["stage"] else DeepSpeedModel
     return strategy(model, config, precision, device, distributed)

@@ -1,8 +1,7 @@
-"""DeepSpeed's JSON configuration: which of its keys become flags of this project, which go to the engine, and which are
-refused.
+"""DeepSpeed's JSON configuration: keys that map to flags, keys passed to the engine, and unsupported keys.
 
-docs/coming_from_deepspeed.md explains every key. A key that is not in the tables below is an error, so that no setting
-is lost without a word.
+docs/coming_from_deepspeed.md explains every key. Keys that are not in the tables below are errors, so that no setting
+is silently ignored.
 """
 
 import argparse
@@ -17,8 +16,8 @@ from utils.errors import UserError
 from utils.files import read_json_object
 from utils.launcher import read_environment
 
-VERSION = "0.19.8"  # of DeepSpeed; parallel/deepspeed.py depends on it
-AUTO = "auto"  # Hugging Face's word for a value that comes from the flags
+VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
+AUTO = "auto"  # Hugging Face's value for "set by the flags"
 
 # Keys that become flags by a rule of their own (see `flags_of`, `precision_flags` and `batch_flags`); others are the
 # tag `deepspeed` of a flag in arguments.py. A setting is a key, the flag that it stands for, and the flag's value.
@@ -56,9 +55,9 @@ ZERO_KEYS = {
     *("offload_param.device", "offload_param.pin_memory", "offload_optimizer.device", "offload_optimizer.pin_memory"),
 }
 
-# Keys that may be there with the one value that describes what happens here anyway.
+# Keys that are accepted only with the value that describes the existing behaviour.
 FIXED = {
-    "zero_allow_untested_optimizer": (True, False),  # no untested one is used
+    "zero_allow_untested_optimizer": (True, False),  # has no effect here
     "zero_force_ds_cpu_optimizer": (False,),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": (True,),
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": (True,),  # its former name
@@ -76,7 +75,7 @@ FIXED = {
     "optimizer.params.adam_w_mode": (True,),
 }
 
-# What to use instead of some keys that are refused, by their beginning.
+# Alternatives to unsupported keys, by prefix.
 INSTEAD = {
     (
         "scheduler",
@@ -101,8 +100,8 @@ INSTEAD = {
 
 
 def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) -> Arguments:
-    """Parses `argv` together with the flags that --deepspeed-config stands for. Raises UserError for what DeepSpeed's
-    engine cannot do here, before anything is started."""
+    """Parses `argv` and the flags from --deepspeed-config. Raises UserError for settings that DeepSpeed's engine does
+    not support here."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     check_local_rank(args.local_rank)
@@ -163,7 +162,7 @@ def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str,
 
 
 def check_local_rank(local_rank: int | None) -> None:
-    """The launcher `deepspeed` passes the local rank as a flag, too."""
+    """Checks the flag --local-rank, which the launcher `deepspeed` passes, against the environment."""
     if local_rank is not None and local_rank != read_environment().local_rank:
         raise UserError(
             f"--local-rank {local_rank} differs from the environment variable LOCAL_RANK: start the run with "
@@ -175,7 +174,7 @@ def check_local_rank(local_rank: int | None) -> None:
 
 
 def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
-    """Raises UserError for the first key, or value, that is not honoured."""
+    """Raises UserError for the first key or value that is not supported."""
     honoured = COMPUTED | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     for key, value in values.items():
         if key in FIXED and value in FIXED[key]:
@@ -335,8 +334,8 @@ def differences(args: Arguments) -> list[str]:
 
 
 def refuse_lamb_variants(path: Path, optimizer: str, values: dict[str, Any]) -> None:
-    """Raises UserError for LAMB on shards: ZeRO divides tensors between ranks, and LAMB needs the norms of whole
-    tensors, which DeepSpeed does not compute."""
+    """Raises UserError for LAMB with ZeRO: LAMB needs the norms of whole tensors, but ZeRO partitions tensors and does
+    not compute their norms."""
     stage = values.get("zero_optimization.stage", 0)
     if "lamb" in optimizer.lower() and stage:
         raise UserError(
@@ -346,7 +345,7 @@ def refuse_lamb_variants(path: Path, optimizer: str, values: dict[str, Any]) -> 
 
 
 def check_engine(path: Path, values: dict[str, Any], args: Arguments) -> None:
-    """Raises UserError for combinations of flags and keys that the engine cannot honour."""
+    """Raises UserError for combinations of flags and keys that the engine does not support."""
     stage = values.get("zero_optimization.stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise UserError(f"{path}: zero_optimization.stage is {stage!r}, expected 0, 1, 2 or 3")
@@ -378,22 +377,23 @@ def check_installed() -> None:
 def engine_config(
     path: Path, micro_batch: int, steps: int, max_grad_norm: float, pure_dtype: str | None
 ) -> dict[str, Any]:
-    """What DeepSpeed's engine is given. `path`: DeepSpeed's JSON file; `pure_dtype`: the 16-bit type of the weights."""
+    """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: the 16-bit type of the
+    weights."""
     zero: dict[str, Any] = {"stage": 0}
     for key, value in flatten(read_json_object(path, "DeepSpeed's configuration").get("zero_optimization", {})):
         if key in ZERO_KEYS and value != AUTO:
             group, _, name = key.rpartition(".")
             (zero.setdefault(group, {}) if group else zero)[name] = value
-    # Stage 0 leaves the weights, and what is done with the gradients, to this project.
+    # With stage 0, this project manages weights and gradients.
     dtype = pure_dtype if zero["stage"] else None
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": steps,
         "gradient_clipping": max_grad_norm if zero["stage"] else 0.0,
         "zero_optimization": zero,
-        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW works on CPUs too
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs
         "bf16": {"enabled": dtype == "bfloat16"},
-        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},  # the trainer has the loss scale
+        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},  # the trainer applies the loss scale
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": None,
     }

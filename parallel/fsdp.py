@@ -1,12 +1,12 @@
-"""Fully sharded data parallelism (torch's FSDP2) for any torch model, and the tensors that an optimizer updates.
+"""Fully sharded data parallelism (torch's FSDP2) for any torch model, with plain-tensor shards for the optimizer.
 
     mesh = make_mesh("cpu", shard_degree=4)
     shard_model(model, model.layers, mesh)
     shards = LocalShards(model, mesh)
     optimizer = Lamb(parameter_groups(model, 0.01, shards.shards), shard_group=shards.group)
 
-docs/sharding.md has a complete example. Every rank has some rows (dimension 0) of every parameter. Gradients are summed
-over ranks, not averaged: divide the loss by the counts of the global batch.
+docs/sharding.md has a complete example. Parameters are sharded by rows (dimension 0). Gradients are summed over ranks,
+not averaged: divide the loss by the counts of the global batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,8 +33,8 @@ def make_mesh(
     replicate_degree: int = 1,
     new_group: Callable[[list[int]], dist.ProcessGroup] = dist.new_group,
 ) -> DeviceMesh:
-    """A mesh of `replicate_degree` groups of `shard_degree` ranks each. Ranks of a group have different rows; ranks
-    with the same place in their groups have the same rows. `new_group` makes a process group of ranks."""
+    """A mesh of `replicate_degree` groups of `shard_degree` ranks each. Ranks of a group have different rows; ranks at
+    the same position in their groups have the same rows. `new_group` makes a process group of ranks."""
     mesh = torch.arange(replicate_degree * shard_degree).view(replicate_degree, shard_degree)
     groups = []
     for rows in (mesh.T.tolist(), mesh.tolist()):
@@ -51,12 +51,12 @@ def shard_model(
     reshard_after_forward: str = "default",
     cpu_offload: bool = False,
 ) -> None:
-    """Shards `model` in place. Each of `blocks` is gathered by itself, when it is needed; the rest of the model
-    together.
+    """Shards `model` in place. Each of `blocks` is gathered separately, when it is needed; the rest of the model is
+    gathered as one unit.
 
-    param_dtype: the type of gathered parameters; gradients are reduced in float32. reshard_after_forward: `always`
-    frees gathered parameters after the forward pass, `never` keeps them for the backward pass, and `default` frees
-    those of `blocks`. cpu_offload: parameters, gradients and optimizer state on the CPU, for GPUs.
+    param_dtype: dtype of gathered parameters; gradients are reduced in float32. reshard_after_forward: `always` frees
+    gathered parameters after the forward pass, `never` keeps them for the backward pass, and `default` frees those of
+    `blocks`. cpu_offload: keep parameters, gradients and optimizer state on the CPU; for GPUs.
     """
     options = {
         "mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"],
@@ -70,14 +70,14 @@ def shard_model(
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            # Without this, the factor asks for a kind of reduction that gloo does not have.
+            # Without this, the factor requires a reduction that gloo does not support.
             module.set_force_sum_reduction_for_comms(True)
 
 
 class LocalShards:
     """This rank's rows of the parameters of a sharded model, as plain tensors that share the model's memory.
 
-    Optimizers work on these: they need to know nothing of sharding, except for norms (see `optimizer.Lamb`).
+    Optimizers update these. Only optimizers that use norms need to know about sharding (see `optimizer.Lamb`).
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh):
@@ -91,12 +91,12 @@ class LocalShards:
         return self.shards.items()
 
     def row_start(self, name: str) -> int:
-        """The first row of parameter `name` that this rank has; rows are divided as by torch.chunk."""
+        """Index of this rank's first row of parameter `name`; rows are divided as by torch.chunk."""
         rows = self.model_parameters[name].shape[0]
         return min(self.shard_rank * -(-rows // self.shard_degree), rows)
 
     def take_gradients(self) -> None:
-        """Moves the reduced gradients of the model to `named_parameters`; called before an optimizer's step."""
+        """Moves the model's reduced gradients to `named_parameters`; called before the optimizer's step."""
         for name, p in self.model_parameters.items():
             self.shards[name].grad = None if p.grad is None else p.grad.to_local()
             p.grad = None
@@ -104,7 +104,7 @@ class LocalShards:
 
 @torch.no_grad()
 def fill_shards(shards: LocalShards, values: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies this rank's rows of whole tensors, one after another."""
+    """Copies this rank's rows from each of the full tensors in `values`."""
     for name, value in values:
         local, start = shards.shards[name], shards.row_start(name)
         local.copy_(value[start : start + len(local)])
@@ -146,7 +146,7 @@ class ShardedModel(ParallelModel):
         return self.shards.shards
 
     def write_back(self) -> None:
-        """Frees gathered parameters: after a forward pass without a backward pass, some would keep their old values."""
+        """Frees gathered parameters, which may be stale after a forward pass without a backward pass."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -155,9 +155,9 @@ class ShardedModel(ParallelModel):
         return self.shards.row_start(name)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
-        # Every forward and backward pass gathers parameters from all ranks, so all ranks need as many.
+        # Forward and backward passes gather parameters from all ranks, so all ranks need the same number of them.
         for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
-            # Replicas add their gradients once per step; only within a replica are they reduced for each micro-batch.
+            # Gradients are reduced within a replica per micro-batch, but over replicas only once per step.
             self.model.set_requires_all_reduce(number == max_count)
             yield micro_batch
         self.shards.take_gradients()
@@ -166,4 +166,4 @@ class ShardedModel(ParallelModel):
         return equalize_over_ranks(batches, make_filler, self.distributed)
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Changes nothing: a gathered copy of each rank's own would undo the sharding."""
+        """Does nothing: fused or cast copies of the weights would undo the sharding."""

@@ -1,4 +1,4 @@
-"""What a run computes with: device, precision, processes, log and parallel strategy."""
+"""Runtime objects of a run."""
 
 from dataclasses import dataclass, field
 

@@ -1,1 +1,1 @@
-"""Reads training logs and writes the report page: records.py reads, charts.py draws, page.py lays out."""
+"""Training reports: records.py reads logs, charts.py makes charts, page.py renders the page."""

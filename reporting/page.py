@@ -48,7 +48,7 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
 
 
 def make_section(series: list[Series]) -> dict[str, Any]:
-    """What the page shows of a stage. Tables are rows: a name, and a value for each series."""
+    """Template data of a stage. Tables are lists of rows: a name, and a value per series."""
     stages = [one.stage for one in series]
     points = [point for stage in stages for point in (*stage.points, *stage.evaluations)]
     metrics = dict.fromkeys(name for point in points for name in point.metrics)
@@ -74,7 +74,7 @@ def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
 
 
 def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
-    """What the summary says of a stage, by label and whether it is a final score."""
+    """The summary of a stage, by label and whether it is a final score."""
     results = {name: v for name, v in numbers(stage.results).items() if name not in REPEATED_RESULTS}
     scores = {name: show(name, value) for name, value in results.items() if is_score(name)}
     for name in [name for name in scores if name.endswith("_std") and name[:-3] + "mean" in scores]:
@@ -159,7 +159,7 @@ ENVIRONMENT.filters |= {"breakable": breakable, "setting": show_setting, "time":
 
 
 def render(runs: list[Run], refresh_seconds: float | None = None) -> str:
-    """The page. `refresh_seconds`: how often a browser is to load it again."""
+    """Renders the page. refresh_seconds: reload interval in the browser."""
     sections = [make_section(series) for series in group_series(runs)]
     return ENVIRONMENT.get_template("page.html.jinja").render(
         runs=runs,

@@ -1,10 +1,10 @@
 """Reads training logs (DLLogger's JSON lines) into runs, stages and points.
 
-A run is what was trained from the first phase to the last fine-tuning. Its stages are phase 1, phase 2 and the
-fine-tuning tasks; each stage may have been started several times, and each start is a session.
+A run covers pre-training and fine-tuning. Its stages are phase 1, phase 2 and the fine-tuning tasks. A stage has one
+session per program start.
 
-Logs may hold anything. A line that is no record, or whose step or time cannot be used, is counted and named; a metric
-that is not finite becomes NaN.
+Logs may contain anything. Lines that are not valid records are counted and listed; metrics that are not finite become
+NaN.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass
 class Session:
-    """What a program logged from its start to its end. Times are seconds since the epoch."""
+    """The records of one program run. Times are seconds since the epoch."""
 
     file: Path
     started: float
@@ -268,7 +268,7 @@ def add_points(stage: Stage, session: Session, before: float) -> None:
 
 
 def find_versions(session: Session) -> dict[str, Any]:
-    """What the newest checkpoint near the log says of the software and the number of processes."""
+    """Software versions and number of processes from the newest checkpoint near the log."""
     found = [file for depth in ("*/*", "*/*/*") for file in session.file.parent.glob(f"{depth}/*_progress.json")]
     found = [file for file in found if file.parts[-3] == session.stage_name and file.parts[-2].isdecimal()]
     for file in sorted(found, key=lambda file: int(file.parts[-2]), reverse=True):

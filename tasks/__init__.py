@@ -1,4 +1,4 @@
-"""One file per task: its data set, its forward pass with loss sums, its metrics and its result files."""
+"""Tasks, one per file: data set, forward pass and loss, metrics and result files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-if TYPE_CHECKING:  # data/prepare.py reads tasks.glue_files, and would wait two seconds for torch
+if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch would take two seconds
     from pathlib import Path
 
     import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # data/prepare.py reads tasks.glue_files, and would wait two 
 
 
 class Task(Protocol):
-    """What is learned. Sums are named scalars over micro-batches; counts are those of the whole global batch."""
+    """A training objective. Sums are named scalars over micro-batches; counts are over the whole global batch."""
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Forward pass: sums over the micro-batch, on the device."""
@@ -32,8 +32,8 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class PredictionSet:
-    """A file to predict. `finish(logits, folder)` gets the logits [rows, C] of all samples. It writes the predictions
-    into `folder`, unless that is None, and returns the scores if the file `is_scored`: numbers, and tables in them."""
+    """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It writes the predictions
+    to `folder`, unless that is None, and returns the scores if the file `is_scored`: numbers and tables."""
 
     dataset: SequenceDataset
     finish: Callable[[np.ndarray, Path | None], dict[str, Any]]
@@ -41,12 +41,12 @@ class PredictionSet:
 
 
 class FineTuningTask(Task, Protocol):
-    """A task with its files, as fine_tuning.py trains, scores and predicts it.
+    """A fine-tuning task with its files; used by fine_tuning.py.
 
-    name: of the folder for results. heads: prefixes of the tensors that a fine-tuned model has. labels: the classes of
-    the model's outputs; empty if they have no names. multi_label: each label is a yes or no of its own. logits_axis:
-    `token` or `sequence`. metric: the score, best if largest, that chooses a checkpoint. result_files: the names of
-    all files that it may write. initial_loss: the expected loss of random weights, if it is known.
+    name: folder for results. heads: prefixes of the head's tensors in a fine-tuned model. labels: class names of the
+    model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
+    `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
+    that it may write. initial_loss: expected loss of random weights, or None.
     """
 
     name: str
@@ -61,7 +61,7 @@ class FineTuningTask(Task, Protocol):
     max_seq_length: int
 
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
-        """The training file's samples, and the task with the labels that are in it."""
+        """Reads the training file. Returns the task with the file's labels, and the samples."""
 
     def for_model(self, config: BertConfig, folder: Path) -> Self:
         """The task for a fine-tuned model. Raises UserError if the model in `folder` has other labels."""

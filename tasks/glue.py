@@ -34,11 +34,11 @@ REGRESSION_LABELS = ("score",)
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """Classes, or numbers for regression, of texts and pairs; the interface is tasks.FineTuningTask.
+    """Classification or regression of texts and text pairs; implements tasks.FineTuningTask.
 
-    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set;
-    predict_files: files to predict. stored_labels: those of a fine-tuned model in the order of its outputs.
-    balanced: the loss of a sample counts n / (C * samples of its class), as in scikit-learn; `class_weights` [C].
+    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set.
+    predict_files: files to predict. stored_labels: labels of a fine-tuned model in the order of its outputs.
+    balanced: weight the loss of a class by n / (C * samples of the class), as scikit-learn does; `class_weights` [C].
     """
 
     spec: TextTask
@@ -120,7 +120,7 @@ class ClassificationTask:
         if not labels and not stored:
             raise UserError(f"{folder / 'config.json'} has no id2label: was this model fine-tuned on classes?")
         has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
-        if not has_names and labels:  # transformers' names for classes without names
+        if not has_names and labels:  # transformers' default names
             return self
         labels = labels or sort_labels(stored)
         if sorted(stored) != sorted(labels):
@@ -132,7 +132,7 @@ class ClassificationTask:
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.eval_files:
-            load_metrics()  # a missing package is known before the training
+            load_metrics()  # fail on a missing package before training
         sets = []
         for set_name, path in self.eval_files.items():
             examples = read_examples(path, self.spec, labelled=True)
@@ -151,7 +151,7 @@ class ClassificationTask:
         return label_values(examples, self.spec)
 
     def words(self, logits_nC: np.ndarray) -> list[str]:
-        """The predictions as they are written."""
+        """The predictions as strings for the output file."""
         return predicted_words(logits_nC, self.spec)
 
     def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
@@ -163,8 +163,7 @@ class ClassificationTask:
         return {}
 
     def in_order(self, logits_nC: np.ndarray) -> np.ndarray:
-        """The logits in the order of the task's labels; another library may have trained the model with another
-        order."""
+        """Reorders the logits to the task's label order. A model from another library may have another order."""
         stored = self.stored_labels
         return logits_nC[:, [stored.index(label) for label in self.spec.labels]] if stored else logits_nC
 
@@ -173,7 +172,7 @@ class ClassificationTask:
 
 
 def find_labels(examples: Examples) -> tuple[str, ...]:
-    """The classes in a training file of your own: sorted, whole numbers by value."""
+    """The classes in a custom training file, sorted; by value if all are integers."""
     labels = set(examples.labels)
     if len(labels) < 2:
         raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
@@ -192,20 +191,20 @@ def find_labels(examples: Examples) -> tuple[str, ...]:
 
 
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """By value if all are numbers, else by name."""
+    """Sorts by value if all are numbers, else by name."""
     if all(map(is_number, labels)):
         return tuple(sorted(labels, key=lambda label: (float(label), label)))
     return tuple(sorted(labels))
 
 
 def is_number(text: str) -> bool:
-    """Whether `text` is a finite decimal number. float() takes more, such as `1_000` and ` 1`."""
+    """Whether `text` is a finite decimal number. Stricter than float(), which accepts `1_000` and ` 1`."""
     is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
     return is_decimal is not None and math.isfinite(float(text))
 
 
 def label_values(examples: Examples, task: TextTask) -> np.ndarray:
-    """The labels as ids, or for regression as numbers; [n]. Raises UserError naming the line of an unknown label."""
+    """The labels as ids, or as numbers for regression; [n]. Raises UserError naming the line of an unknown label."""
     label_ids = {label: index for index, label in enumerate(task.labels)}
     is_known: Callable[[str], bool] = is_number if task.regression else label_ids.__contains__
     for line, label in zip(examples.lines, examples.labels, strict=True):
@@ -221,9 +220,8 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
 
 
 class TextDataset(SequenceDataset):
-    """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, of at most `max_seq_length` tokens:
-    the longer text of a pair is cut first. `values`: label ids [n] or [n, C], or scores [n], for training; None for
-    prediction."""
+    """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, truncated to `max_seq_length`
+    tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n], for training; None for prediction."""
 
     def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
@@ -239,7 +237,7 @@ class TextDataset(SequenceDataset):
         labels = {}
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}
-        elif values is not None:  # labels tell filler sequences from real ones
+        elif values is not None:  # labels distinguish real sequences from filler
             labels = {"labels": np.zeros(len(values), np.int64), "scores": values.astype(np.float32)}
         super().__init__(
             np.concatenate([piece for row in rows for piece in row]).astype(np.int32),
@@ -250,8 +248,8 @@ class TextDataset(SequenceDataset):
 
 
 def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, int]:
-    """What is left of two texts when the longer one (of equal ones the second) loses its last token until both have at
-    most `total` tokens; as in Google's BERT."""
+    """Lengths after truncating two texts to `total` tokens in sum: the longer one (the second on ties) loses its last
+    token repeatedly, as in Google's BERT."""
     kept_b = min(length_b, max(total // 2, total - length_a))
     return min(length_a, total - kept_b), kept_b
 
@@ -260,7 +258,7 @@ def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, in
 
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
-    """The metrics by name, as functions of the labels and the predictions [n]."""
+    """Metrics by name, as functions of labels and predictions [n]."""
     try:
         from scipy.stats import pearsonr, spearmanr
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -270,7 +268,7 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
         ) from error
 
     def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
-        """0 where all labels or all predictions are the same, which have no correlation."""
+        """Returns 0 if all labels or all predictions are equal, where the correlation is undefined."""
         return lambda labels, found: function(labels, found)[0] if np.ptp(labels) and np.ptp(found) else 0.0
 
     return {
@@ -284,7 +282,7 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
 
 
 def predictions_of(logits_nC: np.ndarray, task: TextTask) -> np.ndarray:
-    """Label ids, or for regression scores; [n]."""
+    """Predicted label ids, or scores for regression; [n]."""
     return logits_nC[:, 0].astype(np.float64) if task.regression else logits_nC.argmax(axis=1)
 
 
@@ -293,8 +291,8 @@ def set_prefix(set_name: str) -> str:
 
 
 def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, Any]:
-    """The task's metrics, as fractions of 1, and for classes a table of each class and the confusion matrix, whose rows
-    are the true classes. With several evaluation sets their names come first."""
+    """The task's metrics as fractions. For classification, also a table per class and the confusion matrix, whose rows
+    are the true classes. With several evaluation sets, keys are prefixed with the set's name."""
     metrics, found = load_metrics(), predictions_of(logits_nC, task)
     scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in task.metrics}
     if not task.regression:
@@ -308,7 +306,7 @@ def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: s
 
 
 def class_table(labels: Sequence[str], columns: Sequence[list]) -> dict[str, dict[str, float]]:
-    """Precision, recall, F1 and number of samples by class."""
+    """Precision, recall, F1 and number of samples per class."""
     names = ("precision", "recall", "f1", "support")
     return {
         label: dict(zip(names, row, strict=True)) for label, row in zip(labels, zip(*columns, strict=True), strict=True)
@@ -325,7 +323,7 @@ def submission_name(task: TextTask, set_name: str) -> str:
 
 
 def predicted_words(logits_nC: np.ndarray, task: TextTask) -> list[str]:
-    """The predictions as they are written: classes, or numbers within the task's range."""
+    """The predictions as strings: classes, or numbers clipped to the task's range."""
     found = predictions_of(logits_nC, task)
     if not task.regression:
         return [task.labels[index] for index in found]
@@ -334,7 +332,7 @@ def predicted_words(logits_nC: np.ndarray, task: TextTask) -> list[str]:
 
 
 def write_submission(folder: Path, examples: Examples, words: Iterable[str], task: TextTask, set_name: str) -> Path:
-    """Writes the predictions as GLUE (TSV) or SuperGLUE (JSON lines) wants them; returns the path."""
+    """Writes the predictions in the submission format of GLUE (TSV) or SuperGLUE (JSON lines); returns the path."""
     pairs = zip(examples.indices, words, strict=True)
     path = folder / submission_name(task, set_name)
     if task.extension == ".jsonl":

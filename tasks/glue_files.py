@@ -1,6 +1,6 @@
-"""The tasks of GLUE (Wang et al., 2018) and SuperGLUE (2019), and the reader of TSV, CSV and JSON-lines files.
+"""GLUE (Wang et al., 2018) and SuperGLUE (2019) tasks, and the reader of TSV, CSV and JSON-lines files.
 
-TSV files have no quoting: a quotation mark is a character like any other. CSV files quote as spreadsheets do.
+TSV files have no quoting. CSV files have standard quoting.
 """
 
 import csv
@@ -26,12 +26,12 @@ MATCHED_SETS = {"matched": "{split}_matched", "mismatched": "{split}_mismatched"
 class TextTask:
     """A task on texts or pairs of texts.
 
-    name: that of the submission file. text, pair, label: names of columns. labels: the classes in the order of their
-    ids; empty for regression, and for your own file until its labels are known. header: the columns of training
-    and development files that have no header. index: the column that names a sample in a submission; by default its
-    number. sets: the evaluation sets by name, and their files. exact_columns: a line must have as many columns as the
-    header. skips_incomplete_lines: training and development files have lines that were cut in two. multi_label: a
-    sample has any number of labels, separated by LABEL_SEPARATOR.
+    name: name of the submission file. text, pair, label: column names. labels: classes in the order of their ids;
+    empty for regression, and for a custom file until its labels are known. header: columns of training and development
+    files without a header. index: column with the sample's name in submissions; by default its number. sets: files of
+    the evaluation sets, by name. exact_columns: lines must have as many columns as the header. skips_incomplete_lines:
+    skip broken lines in training and development files. multi_label: samples have any number of labels, separated by
+    LABEL_SEPARATOR.
     """
 
     name: str
@@ -55,7 +55,7 @@ class TextTask:
         return folder / (self.splits[0] + self.extension)
 
     def evaluation_files(self, folder: Path) -> dict[str, Path]:
-        """The development files by the name of the set, which is empty where there is one set."""
+        """Development files by the name of the set; the name is empty if there is only one set."""
         return self._files(folder, self.splits[1])
 
     def test_files(self, folder: Path) -> dict[str, Path]:
@@ -103,7 +103,7 @@ TASKS = {
 
 
 def custom_task(text: str, pair: str | None, label: str, regression: bool) -> TextTask:
-    """The task of your own file, with the columns of the flags."""
+    """A task for a custom file, with the columns given by the flags."""
     metrics = ("pearson", "spearman") if regression else ("accuracy", "f1_macro")
     return TextTask("predictions", text, pair, label, (), metrics, regression, exact_columns=True)
 
@@ -128,7 +128,7 @@ class Examples:
 
 
 def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = False) -> Examples:
-    """Reads the texts, and the labels if `labelled`, of a file. Raises UserError naming the line at fault."""
+    """Reads the texts of a file, and the labels if `labelled`. Raises UserError naming the bad line."""
     wanted = [task.text, *([task.pair] if task.pair is not None else []), *([task.label] if labelled else [])]
     skips = task.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
@@ -154,7 +154,7 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
         index = row.get(task.index, len(lines))
         if type(index) is not int or index in seen:
             raise UserError(
-                f"{path}, line {line}: {task.index!r} is {index!r}, expected a whole number of its own: correct it"
+                f"{path}, line {line}: {task.index!r} is {index!r}, expected a unique whole number: correct it"
             )
         seen.add(index)
         indices.append(str(index))
@@ -168,7 +168,7 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
 
 
 def to_text(value: Any, is_label: bool, where: str) -> str:
-    """A value as text. Labels in JSON may be truth values and numbers."""
+    """Converts a value to a string. JSON labels may also be booleans and numbers."""
     if isinstance(value, str) and (not is_label or (value and value == value.strip())):
         return value
     if is_label and isinstance(value, bool | int | float):
@@ -183,8 +183,8 @@ def to_text(value: Any, is_label: bool, where: str) -> str:
 def read_rows(
     path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row's line number and values by column. A short row lacks the last columns, unless `exact`: then it is an
-    error, as a long one always is. header: the columns of a file without a header."""
+    """Yields the line number of each row and its values by column. Rows with missing columns are an error if `exact`;
+    rows with extra columns always are. header: columns of a file without a header."""
     extension = format_of(path)
     if path.is_file() and extension not in EXTENSIONS:
         raise UserError(f"{path}: unknown file extension {extension}: give a file of {', '.join(EXTENSIONS)}")
@@ -211,7 +211,7 @@ def read_rows(
 
 
 def format_of(path: Path) -> str:
-    """The extension of `path`, without that of compression."""
+    """The extension of `path`, ignoring compression."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
@@ -225,7 +225,7 @@ def read_text(path: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is no complete gzip file ({error}): fetch it again") from error
     try:
-        return content.decode("utf-8-sig")  # MRPC's files begin with a byte order mark
+        return content.decode("utf-8-sig")  # MRPC's files start with a byte order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error

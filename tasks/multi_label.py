@@ -1,4 +1,4 @@
-"""Classification of texts that may have several labels, or none: each label is a yes or no of its own.
+"""Multi-label text classification: each text has any number of labels.
 
 Legend: n samples, N sequences of a stream, C labels.
 """
@@ -21,7 +21,7 @@ from utils.errors import UserError
 
 
 def multi_label_task(text: str, pair: str | None, label: str) -> TextTask:
-    """The task of your own file. The labels of a text are separated by `|`, or a list in JSON lines."""
+    """A task for a custom file. The labels of a text are separated by `|`, or a list in JSON lines."""
     metrics = ("f1_micro", "f1_macro", "exact_match")
     return TextTask("predictions", text, pair, label, (), metrics, exact_columns=True, multi_label=True)
 
@@ -32,7 +32,7 @@ def split(labels: str) -> list[str]:
 
 @dataclass(frozen=True)
 class MultiLabelTask(ClassificationTask):
-    """Binary cross-entropy of each label; the interface is tasks.FineTuningTask."""
+    """Multi-label classification with binary cross-entropy; implements tasks.FineTuningTask."""
 
     multi_label = True
     metric = "f1_micro"
@@ -53,7 +53,7 @@ class MultiLabelTask(ClassificationTask):
         return sort_labels(labels)
 
     def values(self, examples: Examples) -> np.ndarray:
-        """1 for the labels of each text [n, C]. Raises UserError naming the line of an unknown label."""
+        """Multi-hot labels [n, C]. Raises UserError naming the line of an unknown label."""
         ids = {label: index for index, label in enumerate(self.spec.labels)}
         values_nC = np.zeros((len(examples), len(ids)), np.int64)
         for row, (line, labels) in enumerate(zip(examples.lines, examples.labels, strict=True)):
@@ -64,7 +64,7 @@ class MultiLabelTask(ClassificationTask):
         return values_nC
 
     def score(self, values_nC: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
-        """F1 over all labels of all texts, mean F1 of the labels, and the share of texts with all labels right."""
+        """Micro F1, macro F1, and the fraction of texts with all labels correct."""
         found_nC = self.in_order(logits_nC) > 0
         right_C, wrong_C = (values_nC * found_nC).sum(axis=0), (values_nC != found_nC).sum(axis=0)
         f1_C = 2 * right_C / np.maximum(2 * right_C + wrong_C, 1)

@@ -1,7 +1,7 @@
-"""Token classification, such as named entities: reader of CoNLL columns and of JSON lines with spans, loss, data set
-and entity-level scores.
+"""Token classification, such as named-entity recognition: readers of CoNLL columns and of JSON lines with spans, loss,
+data set and entity-level scores.
 
-Tags are `O`, or B-, I-, E- or S- and a type. Legend: n sentences, W words of all sentences, T tokens, C tags.
+Tags are `O`, or B-, I-, E- or S- followed by a type. Legend: n sentences, W words of all sentences, T tokens, C tags.
 """
 
 import itertools
@@ -35,7 +35,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Sentence:
-    """`tags` is None in a file without tags. JSON lines have `text` and the [start, end) of each word in it."""
+    """`tags` is None for files without tags. JSON lines have `text` and the [start, end) of each word in it."""
 
     line: int
     words: list[str]
@@ -46,7 +46,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class TokenClassificationTask:
-    """A tag for each word; the interface is tasks.FineTuningTask. The first token of a word has its tag, as in
+    """Predicts a tag per word; implements tasks.FineTuningTask. The label is on the first token of each word, as in
     transformers' examples."""
 
     max_seq_length: int = 128
@@ -133,8 +133,8 @@ class TokenClassificationTask:
 
 
 def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
-    """The sentences of CoNLL columns (word first, tag last, an empty line between sentences), or of JSON lines
-    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming the line at fault."""
+    """Reads CoNLL columns (word first, tag last, an empty line between sentences) or JSON lines
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming the bad line."""
     text = read_text(path)
     sentences = list(read_spans(path, text, tagged) if path.suffix == ".jsonl" else read_columns(path, text, tagged))
     if not sentences:
@@ -199,15 +199,15 @@ def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
 
 
 class TaggedDataset(SequenceDataset):
-    """Sentences as `[CLS] words [SEP]`, those of more than `max_seq_length` tokens in several sequences. `first_tokens`
-    [W]: the place in `input_ids` of each word's first token; its label is the word's tag. labels: the tags by id, for
+    """Sentences as `[CLS] words [SEP]`, split into several sequences if longer than `max_seq_length`. `first_tokens`
+    [W]: index in `input_ids` of each word's first token, which has the word's tag as label. labels: tags by id, for
     training."""
 
     def __init__(self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()):
         self.sentences = sentences
         words = [word for sentence in sentences for word in sentence.words]
         ids_W, _ = encode(tokenizer, words, "words")
-        unknown = np.array([tokenizer.unk_token_id])  # of a word of control characters only
+        unknown = np.array([tokenizer.unk_token_id])  # for words of control characters only
         pieces_W = iter(ids[: max_seq_length - 2] if len(ids) else unknown for ids in ids_W)
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
         pieces, lengths, first_tokens, place = [], [], [], 0
@@ -240,8 +240,8 @@ class TaggedDataset(SequenceDataset):
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The type, first word and last word + 1 of each entity, as the CoNLL-2000 script and seqeval find them: an entity
-    begins at B or S, and at I or E after another type, O, E or S."""
+    """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and seqeval: an entity starts
+    at B or S, and at I or E after another type, O, E or S."""
     found, start, before, kind_before = set(), 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
@@ -254,7 +254,7 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
-    """Precision, recall and F1 of entities over all sentences and by type, and the accuracy of tags."""
+    """Precision, recall and F1 of entities, overall and per type, and the accuracy of tags."""
     sides = [
         {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)} for side in (expected, predicted)
     ]

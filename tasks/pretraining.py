@@ -18,7 +18,7 @@ from utils.errors import UserError
 
 
 class PretrainingTask:
-    """Both losses and their metrics; the interface is tasks.Task. `next_sentence`: the data has sentence pairs."""
+    """Both losses and their metrics; implements tasks.Task. `next_sentence`: the data has sentence pairs."""
 
     def __init__(self, next_sentence: bool, max_seq_length: int):
         self.next_sentence = next_sentence
@@ -30,7 +30,7 @@ class PretrainingTask:
         return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        # Data without a masked token trains the next-sentence head alone.
+        # Without masked tokens, only the next-sentence loss is used.
         return sums["mlm_loss"] / max(num_targets, 1) + sums["nsp_loss"] / num_sequences
 
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
@@ -43,10 +43,10 @@ class PretrainingTask:
 
 
 class PretrainingDataset:
-    """The samples of all shards in a folder, in the order of the shards' names (see data_loader.StreamDataset).
+    """The samples of all shards in a folder, sorted by shard name (see data_loading.loader.StreamDataset).
 
-    vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises UserError if there is
-    no sample, or if two shards are of different kinds.
+    vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises UserError if there
+    are no samples, or if shards do not match.
     """
 
     stream_labels = (
@@ -55,7 +55,7 @@ class PretrainingDataset:
         Label("nsp_labels", "sequence"),
     )
 
-    # Attributes that must be equal in all shards of a folder.
+    # Attributes that must be the same in all shards of a folder.
     COMMON_ATTRIBUTES = ("schema_version", "vocab_sha256", "vocab_size", "do_lower_case", "next_sentence_prediction")
 
     def __init__(self, folder: str | Path, vocab_size: int):
@@ -89,8 +89,8 @@ class PretrainingDataset:
         return bool(self.attributes.get("next_sentence_prediction", True))
 
     def digest(self) -> str:
-        """A digest that identifies the data of a run: names, sizes, sampled rows and attributes of the shards, but for
-        how they are stored. Their stored checksums do not count: these stay as they are where values are changed."""
+        """Digest that identifies the data of a run: names, sizes, sampled rows and attributes of the shards,
+        independent of how they are stored. Stored checksums are not used: they may be stale if values were edited."""
         shards = []
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
@@ -99,8 +99,8 @@ class PretrainingDataset:
         return "rows:" + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
-        """Raises UserError if a shard is there twice, also among those that are `held_out`, or if the sampled rows of a
-        shard have no masked token."""
+        """Raises UserError for duplicate shards, including those in `held_out`, or if the sampled rows of a shard have
+        no masked token."""
         seen: dict[str, Path] = {}
         for what, dataset in (("shard", self), ("held-out shard", held_out)):
             for shard in dataset.shards if dataset is not None else ():
@@ -109,7 +109,7 @@ class PretrainingDataset:
 
     @property
     def bytes_in_memory(self) -> int:
-        """An estimate of the memory that shards which cannot be mapped take when all have been read."""
+        """Estimated memory of the shards that cannot be memory-mapped, when all are loaded."""
         per_sample = 4 * self.sequence_length + 3 * self.predictions_per_sequence
         return sum(len(shard) * per_sample for shard in self.shards if not shard.is_mapped)
 
@@ -163,15 +163,15 @@ class PretrainingDataset:
 
 
 class PretrainingSamples:
-    """Samples as token streams. Lengths and masked positions are read at once, for packing; the rest is read when its
-    micro-batch is made, so that every row is read once."""
+    """Samples as token streams. Lengths and masked positions are read immediately, for packing; the rest is read when
+    the micro-batch is built. Every row is read once."""
 
     def __init__(self, dataset: PretrainingDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
         self.mask_nS = dataset.rows("input_mask", indices) != 0
         self.positions_nP = dataset.rows("masked_lm_positions", indices)
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
-        # Position 0 is [CLS], which is never masked: a zero is padding.
+        # Position 0 is [CLS], which is never masked, so 0 is padding.
         self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -196,7 +196,7 @@ class PretrainingSamples:
         return stream
 
     def _is_valid(self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray) -> bool:
-        """A quick check of a whole stream. Damaged data must stop a run instead of being trained on."""
+        """Fast check of a whole stream. Damaged data must stop the run."""
 
         def in_range(values: np.ndarray, low: int, limit: int) -> bool:
             return values.min(initial=low) >= low and values.max(initial=low) < limit

@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task, and questions over windows of their contexts.
+"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task and its data set of question-window pairs.
 
 Legend: F features (a question over a window of its context), C tokens of a context, N sequences of a stream, T tokens
 of a stream.
@@ -31,7 +31,7 @@ LABELS = ("start_positions", "end_positions")
 
 @dataclass(frozen=True)
 class SquadTask:
-    """Spans of SQuAD; the interface is tasks.FineTuningTask. scores: `predict_file` has answers to compare with."""
+    """SQuAD's span task; implements tasks.FineTuningTask. scores: whether `predict_file` has answers to score."""
 
     max_seq_length: int = 384
     doc_stride: int = 128
@@ -122,11 +122,11 @@ def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple
 
 
 def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each window the tokens [first, last) for which it is the window with the most context.
+    """For each window, the tokens [first, last) for which this window has the maximum context.
 
-    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window length; of equal scores
-    the first window counts (Google's `_check_is_max_context`). Later windows have their maximum later, so the tokens
-    of each window are one run, and the runs divide the context.
+    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window length; ties go to the
+    first window (Google's `_check_is_max_context`). The tokens of each window are contiguous, and the ranges partition
+    the context.
     """
     if len(windows) == 1:
         return list(windows)
@@ -143,7 +143,7 @@ def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 class SquadDataset(SequenceDataset):
-    """All questions over all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
+    """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
 
     Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F] tokens of the feature;
     `query_lengths` [F] tokens of its question; `question_index` [F]; `window_starts` [F] the window's first token in
@@ -151,8 +151,8 @@ class SquadDataset(SequenceDataset):
     training `start_positions` and `end_positions` [F], 0 (`[CLS]`) where the answer is not completely in the window or
     there is none. The features of question q are [feature_bounds[q], feature_bounds[q + 1]).
 
-    tokenizer: a BertTokenizer. Training uses a question's first answer. Raises UserError for a question without an
-    answer (unless `version_2_with_negative`), and for an answer that is not in its context.
+    Training uses the first answer of each question. Raises UserError for a question without an answer (unless
+    `version_2_with_negative`), and for an answer that is not in its context.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class SquadDataset(SequenceDataset):
         )
 
     def answer_tokens(self, question: Question, version_2_with_negative: bool) -> tuple[int, int] | None:
-        """The first and last token, in its context, of the question's first answer; None if it has none."""
+        """First and last token, in the context, of the question's first answer; None if there is no answer."""
         where = f"{self.squad.path}: question {question.id}"
         if not question.answers:
             if version_2_with_negative:
@@ -230,7 +230,7 @@ class SquadDataset(SequenceDataset):
         return self.squad.contexts[self.squad.questions[self.question_index[feature]].context][first:stop]
 
     def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
-        """The first character of that text in its context, and one past the last."""
+        """The characters [start, stop) of that text in its context."""
         character_C2 = self.context_characters[self.squad.questions[self.question_index[feature]].context]
         to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
         return int(character_C2[start + to_token, 0]), int(character_C2[end + to_token, 1])

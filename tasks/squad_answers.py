@@ -1,4 +1,4 @@
-"""From start and end logits to answers: n-best decoding as in Google's BERT, and the prediction files.
+"""Decodes start and end logits to n-best answers, as in Google's BERT, and writes the prediction files.
 
 Legend: T tokens of all features end to end, K candidate starts or ends of a feature, P candidate spans.
 """
@@ -22,8 +22,8 @@ PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.jso
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id: the answer (empty for none), the n best candidates with probabilities, for v2.0 the score of no
-    answer minus the score of the best answer, and the answer's first and last + 1 character in its context, if any."""
+    """By question id: the answer (empty for none), the n best candidates with probabilities, for v2.0 the null score
+    minus the best answer's score, and the answer's characters [start, stop) in its context, if any."""
 
     answers: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
@@ -56,12 +56,12 @@ def decode(
     version_2_with_negative: bool = False,
     null_score_diff_threshold: float = 0.0,
 ) -> Predictions:
-    """The answers from the logits [T] of all features, end to end in the data set's order.
+    """Decodes the logits [T] of all features, concatenated in the data set's order.
 
     Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most `max_answer_length`
-    tokens of the context and start where the window has the most context. The `n_best_size` candidates with the
-    highest sums of logits are kept, each text once. v2.0 adds the empty answer, whose score is the lowest sum at
-    `[CLS]` over the windows; it is predicted if its score exceeds the best answer's by more than the threshold.
+    tokens of the context and start where the window has the maximum context. The `n_best_size` candidates with the
+    highest sums of logits are kept, without duplicate texts. v2.0 adds the empty answer, whose score is the lowest sum
+    at `[CLS]` over the windows. It is predicted if its score exceeds the best answer's by more than the threshold.
     """
     answers: dict[str, str] = {}
     nbest: dict[str, list[dict[str, Any]]] = {}
@@ -114,7 +114,7 @@ def feature_spans(
 
 
 def best_positions(logits: np.ndarray, first: int, stop: int, count: int) -> np.ndarray:
-    """The `count` positions in [first, stop) with the highest logits, best first; equal logits in their order."""
+    """The `count` positions in [first, stop) with the highest logits, best first; ties in order of position."""
     return first + np.argsort(-logits[first:stop], kind="stable")[:count]
 
 
@@ -148,8 +148,8 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 
 
 def write_predictions(folder: str | Path, predictions: Predictions) -> Path:
-    """Writes PREDICTION_FILES into `folder`, each atomically, and returns the first path. The last one is for v2.0: an
-    older one is removed otherwise."""
+    """Writes PREDICTION_FILES to `folder`, each atomically, and returns the first path. The last file is for v2.0 only;
+    otherwise an old one is removed."""
     answers_file, nbest_file, null_odds_file = PREDICTION_FILES
     files = {nbest_file: predictions.nbest, answers_file: predictions.answers}
     if predictions.null_odds is not None:

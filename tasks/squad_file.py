@@ -1,4 +1,4 @@
-"""The reader of SQuAD's JSON files, v1.1 and v2.0."""
+"""Reads SQuAD's JSON files, v1.1 and v2.0."""
 
 import re
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class Squad:
     version_2: bool  # the questions have an `is_impossible` key
 
 
-KIND_NAMES = {str: "a text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
+KIND_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
 
 
 def field(entry: Any, key: str, kind: type, where: str) -> Any:
-    """`entry[key]`; raises UserError unless it is there and of type `kind`. `where` names the entry in the error."""
+    """Returns `entry[key]`. Raises UserError if it is missing or not of type `kind`. `where` names the entry."""
     if not isinstance(entry, dict):
         raise UserError(f"{where} is not a JSON object: check the file")
     if key not in entry:
@@ -47,7 +47,7 @@ def field(entry: Any, key: str, kind: type, where: str) -> Any:
 
 
 def read_squad(path: str | Path) -> Squad:
-    """Reads the SQuAD file `path`. Raises UserError naming the file and the article, paragraph or question at fault."""
+    """Reads the SQuAD file `path`. Raises UserError naming the file and the bad article, paragraph or question."""
     path = Path(path)
     contexts: list[str] = []
     questions: list[Question] = []
@@ -73,7 +73,7 @@ def read_question(entry: Any, context: int, where: str, path: Path) -> Question:
     question_id = field(entry, "id", str, f"{where}: a question")
     where = f"{path}: question {question_id}"
     text = field(entry, "question", str, where)
-    # Files to predict may have no answers; training and evaluation check for them.
+    # Answers are optional for prediction; training and evaluation check for them.
     answers = field(entry, "answers", list, where) if "answers" in entry else []
     if "is_impossible" in entry and field(entry, "is_impossible", bool, where):
         answers = []
@@ -92,11 +92,10 @@ WORD = re.compile("[^ \t\r\n\u202f]+")
 
 
 def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
-    """The first character of `answer` in `context` and one past the last, or None if it is not there.
+    """The characters [start, stop) of `answer` in `context`, or None if it is not there.
 
-    Like Google's reader, this takes the whole words that the labelled characters touch, and accepts an answer that
-    these contain when runs of white space count as one space. So an offset that is wrong inside a word, or a doubled
-    space, is accepted.
+    Like Google's reader, this extends the labelled characters to whole words and compares after collapsing white space,
+    so a wrong offset within a word, or a double space, is accepted.
     """
     stop = answer.start + len(answer.text)
     if answer.start >= 0 and answer.text.strip() and context[answer.start : stop] == answer.text:

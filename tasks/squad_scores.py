@@ -1,4 +1,4 @@
-"""Exact match and F1 of SQuAD predictions, as the official evaluation scripts of v1.1 and v2.0 count them."""
+"""Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1 and v2.0."""
 
 import collections
 import re
@@ -15,7 +15,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalized(text: str) -> str:
-    """`text` lower-cased, without ASCII punctuation and English articles, its white space made single spaces."""
+    """Lower-cases `text`, removes ASCII punctuation and English articles, and collapses white space."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -24,8 +24,8 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def f1(prediction: str, answer: str, empty_equals_empty: bool) -> float:
-    """Harmonic mean of precision and recall over the bag of words. v2.0 (`empty_equals_empty`) gives 1 where both
-    sides are empty once normalized; v1.1 gives 0, having no word in common."""
+    """Harmonic mean of precision and recall over the bag of words. If both are empty after normalization, v2.0
+    (`empty_equals_empty`) gives 1 and v1.1 gives 0."""
     predicted_words, answer_words = normalized(prediction).split(), normalized(answer).split()
     if empty_equals_empty and not (predicted_words and answer_words):
         return float(predicted_words == answer_words)
@@ -42,12 +42,12 @@ def evaluate(
     na_probs: dict[str, float] | None = None,
     na_prob_thresh: float = 1.0,
 ) -> dict[str, Any]:
-    """The official scores, in percent, under the official keys: `exact_match` and `f1` for v1.1; `exact`, `f1`,
-    `total` and these for questions with (`HasAns_`) and without (`NoAns_`) an answer for v2.0.
+    """The official scores in percent, with the official keys. v1.1: `exact_match` and `f1`. v2.0: `exact`, `f1`,
+    `total`, and these for questions with (`HasAns_`) and without (`NoAns_`) an answer.
 
-    v1.1 gives an unanswered question 0; v2.0 wants a prediction for each. `na_probs` (v2.0) says by question how
-    sure the system is that there is no answer: above `na_prob_thresh` the prediction counts as none, and the best
-    score over all thresholds is added (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
+    A question without a prediction scores 0 in v1.1 and is an error in v2.0. na_probs (v2.0): probability of no answer
+    by question; above `na_prob_thresh` the prediction counts as no answer. Adds the best scores over all thresholds
+    (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
     """
     if squad.version_2:
         return evaluate_v2(squad, predictions, na_probs, na_prob_thresh)
@@ -124,7 +124,7 @@ def evaluate_v2(
 
 
 def gold_answers(question: Question) -> list[str]:
-    """The answers that have words left once normalized; for a question without any, that there is no answer."""
+    """The answers that are not empty after normalization; the empty answer if there are none."""
     return [answer.text for answer in question.answers if normalized(answer.text)] or [""]
 
 
@@ -134,9 +134,9 @@ def best_threshold(
     na_probs: dict[str, float],
     answerable: dict[str, bool],
 ) -> tuple[float, float]:
-    """The best mean score in percent over all thresholds on `na_probs`, and the threshold that gives it.
+    """The best mean score in percent over all thresholds on `na_probs`, and its threshold.
 
-    From all questions left unanswered, the ones surest to have an answer are let through one by one.
+    Starts with all questions unanswered, then answers them one by one in order of increasing probability of no answer.
     """
     best = current = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0

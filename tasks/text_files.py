@@ -1,7 +1,7 @@
-"""Predictions for the rows of a file: the columns are kept, and those of the predictions are added.
+"""Predicts the rows of a file and adds the predictions as columns.
 
-Files are CSV, TSV or JSON lines, also with .gz, or Parquet (with pyarrow). Predictions are kept in `<output>.parts`
-until all are made, so that the same command continues after a stop.
+Files are CSV, TSV or JSON lines, optionally .gz, or Parquet (with pyarrow). Intermediate predictions are stored in
+`<output>.parts`: after an interruption, rerun the same command to resume.
 """
 
 import csv
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def read_table(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
-    """The rows with their line numbers. Raises UserError naming the line if one of `columns` is not a string."""
+    """Rows with their line numbers. Raises UserError naming the line if one of `columns` is not a string."""
     if format_of(path) == ".parquet":
         if not path.is_file():
             raise UserError(f"{path} does not exist: check the path")
@@ -71,7 +71,7 @@ def as_cell(value: Any) -> str:
 
 
 def arrow():
-    """pyarrow. Raises UserError if it is not installed."""
+    """Imports pyarrow. Raises UserError if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -86,8 +86,8 @@ def predict_file(
     predict_rows: Callable[[list[tuple[int, Row]]], list[Row]],
     settings: dict[str, Any],
 ) -> None:
-    """Writes `target`: the rows of `source`, each with the columns that `predict_rows` returns for it. `settings`: what
-    else the predictions depend on; kept predictions of other settings are an error."""
+    """Writes the rows of `source`, with the columns returned by `predict_rows`, to `target`. `settings`: all else that
+    the predictions depend on. Intermediate predictions with other settings are an error."""
     extensions = (*FORMATS, ".npy") if settings.get("embed") else FORMATS
     if format_of(target) not in extensions:
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")

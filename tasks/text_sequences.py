@@ -17,9 +17,9 @@ TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
 class SequenceDataset:
     """Sequences as rows of flat arrays (see data_loading.loader.StreamDataset).
 
-    input_ids: the tokens of all sequences end to end; `lengths` [n] tokens of each; `second_starts` [n] the position of
-    the second text's first token, or the sequence's length if there is none; `labels` by name, empty for prediction:
-    one per sequence [n, ...], or one per token as `input_ids` if `label_axis` is `token`.
+    input_ids: concatenated tokens of all sequences; `lengths` [n]: tokens per sequence; `second_starts` [n]: position
+    of the second text's first token, or the sequence's length if there is none; `labels`: by name, empty for
+    prediction; one per sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is `token`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SequenceDataset:
         return len(self.lengths)
 
     def digest(self) -> str:
-        """A digest of all sequences and labels, which identifies the training data of a run."""
+        """Digest of all sequences and labels, which identifies the training data of a run."""
         digest = hashlib.sha256()
         for array in (self.input_ids, self.lengths, *self.labels.values()):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -64,7 +64,7 @@ class SequenceDataset:
         } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, *_ in self.stream_labels}
 
     def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
-        """For each sequence of `stream(indices)` [N], or for each token [T]: its place in arrays of all."""
+        """Index of each sequence [N] or token [T] of `stream(indices)` in the arrays of the whole data set."""
         if axis == "sequence":
             return indices
         length_N = self.lengths[indices]
@@ -73,7 +73,7 @@ class SequenceDataset:
 
 
 class SequenceSamples:
-    """Sequences as token streams (see data_loader.Samples)."""
+    """Sequences as token streams (see data_loading.loader.Samples)."""
 
     def __init__(self, dataset: SequenceDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
@@ -85,7 +85,7 @@ class SequenceSamples:
 
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
+    """Token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
     ids: list[np.ndarray] = []
     characters: list[np.ndarray] = []
     with progress_bar(len(texts), f"tokenizing {what}", "text", delay=1) as bar:

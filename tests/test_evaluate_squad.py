@@ -121,7 +121,7 @@ def test_best_threshold_has_the_highest_score_of_all_thresholds():
         (["nowhere.json", "{empty}"], "SQuAD file nowhere.json does not exist"),
         (["{v1}", "nowhere.json"], "predictions file nowhere.json does not exist"),
         (["{v1}", "{list}"], "is not an object"),
-        (["{v1}", "{number}"], "the value of question q1 is not a text"),
+        (["{v1}", "{number}"], "the value of question q1 is not a string"),
         (["{v2}", "{empty}"], "the predictions lack 87 of the 87 questions"),
         (["{v1}", "{empty}", "--na-prob-file", "{empty}"], "leave out --na-prob-file"),
         (["{v2}", "{empty}", "--na-prob-file", "{nan}"], "the value of question q1 is not a number"),

@@ -114,7 +114,7 @@ def test_a_tab_too_many_is_an_error_as_it_shifts_the_second_text(tmp_path):
 def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
     rows = [{"question": "is it", "passage": "It is.", "idx": index} for index in (7, second)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"line 2: 'idx' is .*, expected a whole number of its own"):
+    with pytest.raises(UserError, match=r"line 2: 'idx' is .*, expected a unique whole number"):
         read_examples(tmp_path / "test.jsonl", TASKS["boolq"], labelled=False, is_test=True)
 
 

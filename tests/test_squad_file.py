@@ -31,7 +31,7 @@ def document(*entries, **paragraph):
         (json.dumps({"version": "1.1"}), "has no 'data'"),
         (json.dumps({"data": []}), "has no questions"),
         (json.dumps({"data": [{"title": "Anna"}]}), "article 1 has no 'paragraphs'"),
-        (json.dumps(document(entry(), context=5)), "article 1, paragraph 1: 'context' is not a text"),
+        (json.dumps(document(entry(), context=5)), "article 1, paragraph 1: 'context' is not a string"),
         (json.dumps(document(entry(id=None))), "a question has no 'id'"),
         (json.dumps(document(entry(question=None))), "question q1 has no 'question'"),
         (json.dumps(document(entry(answers="Anna"))), "question q1: 'answers' is not a list"),

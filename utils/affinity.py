@@ -1,4 +1,4 @@
-"""Binds a process to the CPU cores nearest to its GPU, as sysfs tells them."""
+"""Binds a process to the CPU cores near its GPU, which are read from sysfs."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def cores_near_gpu(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> set[int]:
-    """The cores of the NUMA node that the GPU `device` hangs on; empty where the system does not say."""
+    """The cores of the NUMA node of the GPU `device`; empty if unknown."""
     gpu = torch.cuda.get_device_properties(device)
     address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     try:
@@ -27,16 +27,15 @@ def cores_near_gpu(device: torch.device, sysfs: Path = Path("/sys/bus/pci/device
 
 
 def share_of(cores: set[int], index: int, count: int) -> set[int]:
-    """The `index`-th of `count` equal parts of `cores`; all of them where there are fewer cores than parts."""
+    """Part `index` of `count` equal parts of `cores`; all cores if there are fewer cores than parts."""
     ordered = sorted(cores)
     size = len(ordered) // count
     return set(ordered[index * size : (index + 1) * size]) or cores
 
 
 def set_cpu_affinity(device: torch.device, local_rank: int, local_world_size: int) -> set[int]:
-    """Binds this process, where `device` is a GPU, to the cores near it that it may use, and returns them; several
-    processes whose GPUs share a node share its cores evenly. On a CPU device nothing is bound: the processes share
-    all cores, and the system spreads them."""
+    """Binds this process to the available cores near the GPU `device`, and returns them. Processes whose GPUs share a
+    NUMA node divide its cores evenly. Does nothing for a CPU device, where the system schedules all processes."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if device.type != "cuda" or not allowed:
         return set(allowed)

@@ -1,5 +1,5 @@
-"""Command-line parsing: hyphens or underscores, booleans with or without a value, defaults in the help, one-line
-errors, and a result that is frozen after parsing."""
+"""Command-line parsing on top of argparse: hyphens or underscores, booleans with or without a value, defaults in the
+help, one-line errors, and frozen results."""
 
 import argparse
 import difflib
@@ -25,7 +25,7 @@ class Arguments(argparse.Namespace):
         super().__setattr__(name, value)
 
     def given(self, name: str) -> bool:
-        """Whether the command line has the argument `name`, so that its value is not just the default."""
+        """Whether the argument `name` was given on the command line."""
         return name in self._given
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -33,11 +33,11 @@ class Arguments(argparse.Namespace):
         return vars(self).get(name, default)
 
     def tagged(self, tag: str) -> dict[str, Any]:
-        """What the flags of this program have as `tag`, by the name of the argument."""
+        """The value of `tag` for each flag of this program that has it, by argument name."""
         return {name: flag.tags[tag] for name, flag in self._flags.items() if tag in flag.tags}
 
     def changed(self) -> dict[str, Any]:
-        """The values that the command line changes, by flag as typed."""
+        """The values given on the command line, by flag as typed."""
         values = self.as_dict()
         return {flag: values[name] for name, flag in self._given.items() if values[name] != self._defaults[name]}
 
@@ -68,16 +68,15 @@ class BooleanFlag(argparse.Action):
         setattr(namespace, self.dest, value != negative)
 
 
-REQUIRED = object()  # the default of a flag that must be given
+REQUIRED = object()  # the default of a required flag
 
 
 class Flag:
-    """One flag of a program, with everything that depends on it.
+    """Declaration of a flag.
 
-    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of words, or a function
-    that parses a word. needs: flags without which this one has no effect and is refused, such as "--amp or --lr-decay
-    poly"; excludes: flags that cannot be combined with it. options: passed to argparse. tags: what programs look up by
-    `Arguments.tagged`.
+    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of choices, or a function
+    that parses a string. needs: flags that this one requires, such as "--amp or --lr-decay poly". excludes: flags that
+    cannot be combined with it. options: passed to argparse. tags: read by `Arguments.tagged`.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except those of plain switches and None, which stands for a default that `help` explains."""
+    """Shows defaults, except for switches, and for None, whose meaning `help` explains."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None or action.nargs == 0 else super()._get_help_string(action)
@@ -121,7 +120,7 @@ class ArgumentParser(argparse.ArgumentParser):
         self.hints: dict[str, str] = {}  # flags of other programs, and what to use instead
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
-        """Adds a group of flags. `defaults` replace those of `flags`, by the name of the argument."""
+        """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
         group = self.add_argument_group(title)
         for flag in flags:
             default, options = defaults.get(flag.name, flag.default), dict(flag.options)
@@ -164,8 +163,8 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
     def refuse_without_effect(self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]) -> None:
-        """Ends the program with an error if a flag was given that would be ignored. `effects`: names of arguments,
-        whether they have an effect, and what they need for one."""
+        """Exits with an error if a given flag would be ignored. `effects`: argument names, whether they have an effect,
+        and what they require."""
         for names, has_effect, needed in effects:
             for name in names:
                 if has_effect or not args.given(name):
@@ -175,7 +174,7 @@ class ArgumentParser(argparse.ArgumentParser):
                     self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
 
     def check_flags(self, args: Arguments) -> None:
-        """Ends the program with an error if a flag lacks another one that it needs, or has one that it excludes."""
+        """Exits with an error if the requirements or exclusions of a flag are violated."""
         for name, flag in self.flags.items():
             for other in flag.excludes:
                 asks = args.given(name) and not self._asks_nothing(vars(args)[name])
@@ -223,7 +222,7 @@ def hyphenated(word: str) -> str:
 
 
 def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
-    """The type of whole numbers from `minimum` to `maximum`."""
+    """Argument type: an integer from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*[-+]?[0-9_]+\s*", text, re.ASCII):
@@ -240,7 +239,7 @@ def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def bounded_float(minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], float]:
-    """The type of numbers from `minimum` to `maximum`; `exclusive`: above `minimum`."""
+    """Argument type: a number from `minimum` to `maximum`; `exclusive`: greater than `minimum`."""
     lowest = f"> {minimum:g}" if exclusive else f">= {minimum:g}"
 
     def parse(text: str) -> float:

@@ -13,8 +13,8 @@ from utils.launcher import read_environment
 
 
 def select_device(choice: str) -> torch.device:
-    """The device of this process: `cuda`, `cpu`, or `auto` for a GPU if there is one. Raises UserError if there is no
-    GPU, or fewer GPUs than processes on this machine."""
+    """Selects the device of this process. choice: `cuda`, `cpu`, or `auto` for a GPU if available. Raises UserError if
+    there is no GPU, or fewer GPUs than processes on this machine."""
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -51,8 +51,8 @@ def total_memory(device: torch.device) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep freed memory for the next step. Otherwise it returns memory to the kernel, which zeroes it
-    again; that takes a third of a small model's step. Does nothing on other systems, or if the environment sets it."""
+    """Configures glibc to keep freed memory. Otherwise it returns memory to the kernel, which must zero it again; this
+    takes a third of a small model's step. Does nothing on other systems, or if the environment configures it."""
     trim_threshold, mmap_threshold = -1, -3  # the numbers of malloc.h
     for parameter, name in ((trim_threshold, "MALLOC_TRIM_THRESHOLD_"), (mmap_threshold, "MALLOC_MMAP_THRESHOLD_")):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -61,8 +61,8 @@ def keep_freed_memory() -> None:
 
 
 class FreedMemory:
-    """Bounds what `keep_freed_memory` keeps. Token streams of changing lengths leave freed memory in pieces that fit no
-    later step, and resident memory grows by half over some hundred steps."""
+    """Bounds the memory kept by `keep_freed_memory`. Token streams of varying lengths fragment memory: resident memory
+    would grow by half over some hundred steps."""
 
     GROWTH = 1.25  # over the smallest reading
 
@@ -96,7 +96,7 @@ PEAK_TFLOPS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The peak FLOP/s of `device` for matrix products in `dtype`; None if it is not known."""
+    """The peak FLOP/s of `device` for matrix products in `dtype`; None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

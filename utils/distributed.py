@@ -1,4 +1,4 @@
-"""The processes of a run: rank, world size, and small collectives on the CPU.
+"""Process groups: rank, world size, and small collectives on the CPU.
 
 Processes are started by torchrun, by Slurm with torchrun, or by DeepSpeed's launcher, which set RANK, WORLD_SIZE and
 LOCAL_RANK.
@@ -27,14 +27,14 @@ PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
 JOIN_MINUTES = 5.0
 JOIN_POLL_SECONDS = 0.05
 JOIN_GRACE_SECONDS = 2
-COLLECTIVE_MINUTES = 30.0  # rank 0 may verify large checkpoints, and the others wait
+COLLECTIVE_MINUTES = 30.0  # long, because ranks wait while rank 0 verifies large checkpoints
 
 
 @dataclass
 class DistributedContext:
-    """Rank, world size and CPU process group. The group is for counts and flags, so that the host need not wait for the
-    device; it is None in a run of one process, and after `destroy`. join_minutes: the longest wait for the other ranks
-    while processes are being connected. collective_minutes: the longest wait for them in a collective."""
+    """Rank, world size and CPU process group. The group is used for counts and flags, without device synchronization;
+    it is None with one process and after `destroy`. join_minutes: timeout for connecting the ranks.
+    collective_minutes: timeout of a collective."""
 
     rank: int = 0
     world_size: int = 1
@@ -100,8 +100,8 @@ class DistributedContext:
         return outcome["result"]
 
     def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> Any:
-        """A process group of `ranks`, or of all; called on all ranks. Raises UserError if one has ended, also where
-        torch would wait for it for half an hour."""
+        """Creates a process group of `ranks`, or of all ranks; called on all ranks. Raises UserError without a long
+        timeout if a rank has exited."""
         with translate_peer_failure(while_joining=True):
             timeout = datetime.timedelta(minutes=self.join_minutes)
             group = dist.new_group(ranks, timeout=timeout, backend=backend)
@@ -110,9 +110,9 @@ class DistributedContext:
         return group
 
     def destroy(self) -> None:
-        """Leaves the process group. Gloo's threads end with the last reference to their group, and one that still
-        releases a tensor while the interpreter shuts down aborts the program. DDP keeps a reference to the default
-        group for ever, so `cpu_group`, which is used last, is a group of its own."""
+        """Destroys the process group. Gloo's threads stop with the last reference to their group; a thread that
+        releases a tensor during interpreter shutdown aborts the program. DDP keeps a reference to the default group, so
+        `cpu_group`, which is used last, is a separate group."""
         self.cpu_group = None
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -125,7 +125,7 @@ class DistributedContext:
 
 
 def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
-    """Gives a group, whose members are connected, the timeout of collectives."""
+    """Sets the timeout of collectives of a connected group."""
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=minutes), group)
 
 
@@ -156,8 +156,7 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
 
 
 class ErrorReports:
-    """Makes one process report its error where several have one: the first. The errors of the others are the same or
-    follow from it."""
+    """Lets only the first failed process report its error: the errors of the others are the same or follow from it."""
 
     def __init__(self, store: dist.Store, place: RankEnvironment):
         self.store, self.place, self.has_error = store, place, False
@@ -186,8 +185,8 @@ class ErrorReports:
 def init_distributed(
     device: torch.device, join_minutes: float = JOIN_MINUTES, collective_minutes: float = COLLECTIVE_MINUTES
 ) -> Iterator[DistributedContext]:
-    """Joins the process group that torchrun's environment describes, and leaves it at the end. Raises UserError if not
-    all processes have come within `join_minutes`, or if a collective takes longer than `collective_minutes`."""
+    """Joins the process group of torchrun's environment, and destroys it on exit. Raises UserError if a rank does not
+    join within `join_minutes`, or if a collective takes longer than `collective_minutes`."""
     place = read_environment()
     if place.world_size == 1:
         yield DistributedContext()
@@ -236,8 +235,7 @@ def init_distributed(
 
 
 def join(place: RankEnvironment, minutes: float) -> "dist.Store":
-    """The store of the run, when all ranks have come to it. Raises UserError, naming the ranks that have not come
-    within `minutes`."""
+    """Returns the store when all ranks have joined. Raises UserError, naming the missing ranks, after `minutes`."""
     end = time.monotonic() + 60 * minutes
     store, flag = open_store(place, end), f"--distributed-timeout-minutes {minutes:g}"
     missing, lost = list(range(place.world_size)), None
@@ -259,8 +257,8 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
 
 
 def open_store(place: RankEnvironment, end: float) -> "dist.Store":
-    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's where it has one, else rank 0's. Raises UserError
-    if it cannot be reached until the time `end`."""
+    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's if available, else rank 0's. Raises UserError if
+    it cannot be reached before the time `end`."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     uses_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_server = place.rank == 0 and not uses_agent
@@ -273,7 +271,7 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
                 raise UserError(f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port") from error
     else:
         _wait_for_server(address, port, end)
-    # In a thread, because torch waits without end for a server that accepts connections and never answers.
+    # In a thread, because torch waits forever for a server that accepts connections and never answers.
     found: list[Any] = []
     timeout = datetime.timedelta(seconds=max(end - time.monotonic(), 1))
 

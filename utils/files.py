@@ -89,7 +89,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
-    """Syncs the folder `temporary` with its files, and renames it to `folder`, instead of a folder that is there."""
+    """Syncs the folder `temporary` with its files and renames it to `folder`, replacing an existing folder."""
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     if folder.is_dir():
@@ -110,7 +110,7 @@ def remove(path: Path) -> None:
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Writes the file `path`, or leaves what was there before."""
+    """Writes the file `path` atomically: on an error, an existing file is unchanged."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 

@@ -1,4 +1,4 @@
-"""What a launcher such as torchrun tells its worker processes, and the end of workers whose launcher has died."""
+"""Reads the environment variables of launchers such as torchrun, and stops workers whose launcher has died."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def _wait(descriptors: list[int]) -> None:
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The place of this process in the run, as the environment variables of its launcher say."""
+    """Rank and world size of this process, from the launcher's environment variables."""
 
     rank: int = 0
     world_size: int = 1

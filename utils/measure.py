@@ -1,4 +1,4 @@
-"""Time by kind of work, and memory."""
+"""Measures time per phase, and memory."""
 
 import contextlib
 import math
@@ -11,8 +11,7 @@ import torch
 
 
 class Stopwatch:
-    """Seconds by kind of work. On a GPU they are the device's own, between events in its stream, so that measuring
-    does not make the host wait."""
+    """Seconds per phase. On a GPU, uses CUDA events, so that measuring does not synchronize."""
 
     def __init__(self, device: torch.device, enabled: bool = True):
         self.device, self.enabled = device, enabled
@@ -53,7 +52,7 @@ class Stopwatch:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all it was given."""
+    """Waits for all work on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

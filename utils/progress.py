@@ -1,4 +1,4 @@
-"""Progress bars: redrawn on a terminal, a line every 30 seconds without one."""
+"""Progress bars on a terminal; otherwise a line every 30 seconds."""
 
 import sys
 
