@@ -4,6 +4,9 @@ Input: one sentence per line, an empty line between documents. Existing shards t
 the same options are kept, so a run that was killed continues with the same command.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import os
 import sys
 import time
@@ -18,7 +21,7 @@ from data_preparation.options import SampleOptions, add_casing_flag, add_sample_
 from data_preparation.parallel import ordered_map
 from data_preparation.sample_shards import ShardReport, create_shard_in_worker, load_tokenizer, output_name
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.progress import progress_bar
 
 

@@ -10,6 +10,9 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
 from parallel.runtime import Runtime
 from run_setup import TrainingPlan
@@ -19,7 +22,6 @@ from tasks.glue_files import TASKS, custom_task
 from tasks.multi_label import MultiLabelTask, multi_label_task
 from tasks.ner import TokenClassificationTask
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
-from utils.errors import run_main
 
 CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
 

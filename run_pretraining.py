@@ -8,6 +8,9 @@
 The same command, run again after any stop, trains a phase to its end. Under torchrun it runs on several GPUs.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import dataclasses
 import math
 from pathlib import Path
@@ -24,7 +27,7 @@ from run_setup import TrainingPlan, plan_run, start_runtime
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path, positive_int
 from utils.distributed import DistributedContext
-from utils.errors import PeerError, UserError, run_main
+from utils.errors import PeerError, UserError
 from utils.files import file_digest
 from utils.progress import print_line, progress_bar
 

@@ -9,13 +9,15 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 GPUs.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 from arguments import sequence_length
 from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
 from parallel.runtime import Runtime
 from run_setup import TrainingPlan
 from tasks.squad import SquadTask
 from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
-from utils.errors import run_main
 
 PREDICT = ("--do-eval or --do-predict",)
 
