@@ -23,7 +23,7 @@ from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from modeling import BertForTokenClassification
 from tasks import PredictionSet
-from tasks.glue_files import read_json_lines, read_text
+from tasks.glue_files import MAX_SEQ_LENGTH, read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -49,7 +49,7 @@ class TokenClassificationTask:
     """A tag for each word; the interface is tasks.FineTuningTask. The first token of a word has its tag, as in
     transformers' examples."""
 
-    max_seq_length: int = 128
+    max_seq_length: int = MAX_SEQ_LENGTH
     train_file: Path | None = None
     eval_file: Path | None = None
     predict_file: Path | None = None

@@ -111,6 +111,15 @@ def test_missing_package_is_an_error_of_one_line(program):
     assert re.fullmatch(r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line)
 
 
+@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py"])
+@pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--no-such-flag", 2)])
+def test_command_line_is_answered_without_torch(program, flag, code, tmp_path):
+    for package in ("torch", "numpy"):
+        (tmp_path / f"{package}.py").write_text("raise AssertionError('imported')")
+    exit_code, lines = run_program(program, flag, PYTHONPATH=str(tmp_path))
+    assert exit_code == code and len(lines) == (code == 2)
+
+
 def test_missing_module_of_the_project_keeps_its_traceback():
     with pytest.raises(ModuleNotFoundError):
         run_main(raising(ModuleNotFoundError("No module named 'no_module'", name="no_module")))
