@@ -7,7 +7,7 @@ Does not import torch, so that parsing is fast.
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
@@ -273,12 +273,6 @@ def add_run_flags(parser: ArgumentParser, **defaults: object) -> None:
     parser.hints |= {name: hint for name, hint in HINTS.items() if name not in parser.hints}
 
 
-def add_fine_tuning_flags(parser: ArgumentParser, **defaults: object) -> None:
-    """Adds the flags shared by all fine-tuning tasks."""
-    parser.add_flags("fine-tuning", FINE_TUNING_FLAGS, **defaults)
-    add_run_flags(parser, optimizer="AdamW", warmup_proportion=0.1, **defaults)
-
-
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
     """Parses the command line of a training program, with DeepSpeed's JSON file. Raises UserError for flags that would
     have no effect or that contradict each other."""
@@ -291,6 +285,25 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
     scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
     if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
         parser.error("bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the loss scaling")
+    return args
+
+
+def parse_fine_tuning(
+    parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
+) -> Arguments:
+    """Parses `argv` with the flags that all tasks share, and a task's own ones in `groups`. `defaults` replace those of
+    the shared flags."""
+    parser.add_flags("fine-tuning", FINE_TUNING_FLAGS, **defaults)
+    add_run_flags(parser, optimizer="AdamW", warmup_proportion=0.1, **defaults)
+    for title, flags in groups.items():
+        parser.add_flags(title, flags)
+    args = parse_run_arguments(parser, argv)
+    if not (args.do_train or args.do_eval or args.do_predict):
+        parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
+    if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
+        parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
+    if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
+        parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
     return args
 
 

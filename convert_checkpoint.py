@@ -5,6 +5,9 @@
 Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import dataclasses
 import glob
 from collections.abc import Sequence
@@ -23,7 +26,7 @@ from checkpoint_formats.model_folder import (
     write_weights,
 )
 from utils.command_line import ArgumentParser, Arguments
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import print_line
 

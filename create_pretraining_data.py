@@ -4,6 +4,9 @@ Input: one sentence per line, an empty line between documents. Existing shards o
 after an interruption, rerun the same command to resume.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import sys
 import time
 from collections import Counter
@@ -26,7 +29,7 @@ from data_preparation.sample_shards import create_shards, output_name
 from data_preparation.tasks import Record, Task, read_record
 from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.files import file_digest, lock_folder
 
 

@@ -11,6 +11,9 @@ Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if 
 measures the write speed of --output-dir is removed afterwards.
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import sys
 
 import run_glue
@@ -32,7 +35,7 @@ from optimizer import import_fused_lamb
 from run_setup import start_runtime
 from tasks.glue import load_metrics
 from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.launcher import read_environment
 from utils.progress import print_line
 

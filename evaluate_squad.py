@@ -1,5 +1,8 @@
 """Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1 and v2.0."""
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +10,7 @@ from typing import Any
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
 from utils.command_line import ArgumentParser, finite_float
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.files import read_json
 
 

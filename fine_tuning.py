@@ -6,14 +6,14 @@ import dataclasses
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arguments import add_fine_tuning_flags, make_run_config, parse_run_arguments
+from arguments import make_run_config
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.state import load_weights
 from diagnostics.estimates import print_estimate
@@ -27,34 +27,13 @@ from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
 from trainer import Trainer
-from utils.command_line import ArgumentParser, Arguments, Flag
+from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import read_json, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
 MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer_config)\.json|vocab\.txt")
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
-
-
-def parse_fine_tuning(
-    parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
-) -> Arguments:
-    """Parses `argv` with the shared flags and the task's own flags in `groups`. `defaults` override those of the shared
-    flags."""
-    add_fine_tuning_flags(parser, **defaults)
-    for title, flags in groups.items():
-        parser.add_flags(title, flags)
-    args = parse_run_arguments(parser, argv)
-    if not (args.do_train or args.do_eval or args.do_predict):
-        parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
-    if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
-        parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
-    if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
-        parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
-    return args
 
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:

@@ -14,6 +14,9 @@ question or text, the program prompts for them.
 predict all rows of a file (CSV, TSV or JSON lines, optionally .gz; Parquet).
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +49,7 @@ from tasks.text_sequences import SequenceDataset
 from tokenizer import MASK, BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, optional_path, positive_int
 from utils.device import select_device, set_num_threads
-from utils.errors import UserError, one_line, run_main
+from utils.errors import UserError, one_line
 from utils.files import file_digest, read_json, read_json_object
 from utils.progress import print_line
 

@@ -6,6 +6,9 @@ python3 report.py results/a results/b --output compare.html  two runs, with a co
 python3 report.py results/bert-large-uncased --watch 60      updates the page during training, until Ctrl-C
 """
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 import argparse
 import time
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 from reporting.page import render
 from reporting.records import find_log_files, has_records, printable, read_runs
 from utils import command_line
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line
 

@@ -10,16 +10,19 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
-from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
-from parallel.runtime import Runtime
-from run_setup import TrainingPlan
-from tasks import FineTuningTask
-from tasks.glue import ClassificationTask
-from tasks.glue_files import TASKS, custom_task
-from tasks.multi_label import MultiLabelTask, multi_label_task
-from tasks.ner import TokenClassificationTask
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from arguments import parse_fine_tuning
+from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
+
+if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    from parallel.runtime import Runtime
+    from run_setup import TrainingPlan
+    from tasks import FineTuningTask
 
 CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
 
@@ -45,7 +48,7 @@ FILE_FLAGS = (Flag("--eval-file", optional_path, None, "file to score the model 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     groups = {"task": TASK_FLAGS, "your own files (--task-name custom): .tsv, .csv or .jsonl": FILE_FLAGS}
-    defaults = {"max_seq_length": ClassificationTask.max_seq_length, "predict_batch_size": 32}
+    defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
     args = parse_fine_tuning(parser, argv, groups, learning_rate=2.4e-5, **defaults)
     check_files(args, parser)
     return args
@@ -86,6 +89,10 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def make_task(args: Arguments) -> FineTuningTask:
+    from tasks.glue import ClassificationTask
+    from tasks.multi_label import MultiLabelTask, multi_label_task
+    from tasks.ner import TokenClassificationTask
+
     if args.task_name == NER:
         return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
     task = ClassificationTask
@@ -112,11 +119,15 @@ def make_task(args: Arguments) -> FineTuningTask:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
+    from fine_tuning import TrainingSet
+
     return TrainingSet.open(args, make_task(args), runtime).plan(args, runtime)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from fine_tuning import fine_tuning_main
+
     return fine_tuning_main(args, make_task(args), "GLUE")
 
 

@@ -8,25 +8,20 @@
 After an interruption, rerun the same command to resume. Use torchrun for several GPUs.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arguments import add_run_flags, batch_size, make_run_config, parse_run_arguments, sequence_length
-from bert_config import BertConfig
-from checkpoint.model_choice import choose_model
-from diagnostics.estimates import RunSize, devices_line, memory_line, memory_settings, print_estimate, time_line
-from metrics import RecordingSink
-from modeling import BertForPreTraining
-from parallel.runtime import Runtime
-from run_config import LoaderConfig
-from run_setup import TrainingPlan, plan_run, start_runtime
-from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path, positive_int
-from utils.distributed import DistributedContext
-from utils.errors import PeerError, UserError, run_main
-from utils.files import file_digest
-from utils.progress import print_line, progress_bar
+from utils.errors import UserError, run_main
+
+if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    from parallel.runtime import Runtime
+    from run_setup import TrainingPlan
 
 # fmt: off
 FLAGS = (
@@ -64,61 +59,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return parse_run_arguments(parser, argv)
 
 
-def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> None:
-    """Raises UserError if shards, vocabulary, config and flags do not match."""
-    for what, flag, wanted, found in [
-        ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
-        ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
-         dataset.predictions_per_sequence),
-    ]:  # fmt: skip
-        if wanted != found:
-            raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
-    if dataset.sequence_length > bert_config.max_position_embeddings:
-        raise UserError(
-            f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; the config has "
-            f"max_position_embeddings {bert_config.max_position_embeddings}: use shorter sequences or another config"
-        )
-    made_with = dataset.attributes.get("vocab_sha256")
-    if made_with is not None and made_with != file_digest(vocab_file):
-        raise UserError(
-            f"the shards in {dataset.folder} were made with another vocabulary than {vocab_file}: "
-            f"give --vocab-file the one that they were made with, or make them again"
-        )
-
-
-def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> PretrainingDataset:
-    dataset = PretrainingDataset(folder, bert_config.vocab_size)
-    check_data(dataset, vocab_file, bert_config, loader)
-    if dataset.bytes_in_memory > 2**30:
-        print_line(
-            f"note: the shards in {folder} are compressed or chunked: reading them takes about "
-            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 data/prepare.py repack {folder} "
-            f"makes mapped ones of them, which take none"
-        )
-    return dataset
-
-
-def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContext) -> None:
-    """Verifies the checksums of the shards, which are split over the ranks. Raises UserError on all ranks if a shard
-    differs. Prints how many shards have no checksums."""
-    error: UserError | None = None
-    with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
-        for shard in dataset.shards[distributed.rank :: distributed.world_size]:
-            try:
-                shard.verify_checksums()
-            except UserError as raised:
-                error = error or raised
-            bar.update()
-    (failures,) = distributed.all_reduce_sum([error is not None])
-    if failures:
-        raise error or PeerError("another process found a damaged shard")
-    without = [shard for shard in dataset.shards if not shard.has_checksums]
-    if distributed.is_main:
-        found = f"--verify-data: {len(dataset.shards) - len(without)} shards of {dataset.folder} match their checksums"
-        print_line(f"{found}; {len(without)} have none, such as {without[0].path}" if without else found)
-
-
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
+    from checkpoint.model_choice import choose_model
+    from modeling import BertForPreTraining
+    from run_setup import plan_run
+    from tasks.pretraining import PretrainingTask, open_dataset, verify_checksums
+
     config = make_run_config(args, runtime.distributed.world_size)
     choice = choose_model(config.model, config.start, runtime.distributed.on_main)
     bert_config, vocab_file = choice.config, choice.vocab_file
@@ -145,6 +91,8 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 
 def pretrain(args: Arguments, runtime: Runtime) -> int:
+    from metrics import RecordingSink
+
     plan = plan_training(args, runtime)
     recorder = RecordingSink()
     if args.estimate:
@@ -158,6 +106,9 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
 
 def print_run_estimate(plan: TrainingPlan, metrics: dict[str, float], runtime: Runtime) -> None:
     """metrics: the result of --benchmark."""
+    from diagnostics.estimates import RunSize, devices_line, memory_line, memory_settings, time_line
+    from utils.progress import print_line
+
     config, world_size = plan.config, runtime.distributed.world_size
     size = RunSize(
         config.trainer.max_steps,
@@ -173,6 +124,10 @@ def print_run_estimate(plan: TrainingPlan, metrics: dict[str, float], runtime: R
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from diagnostics.estimates import print_estimate
+    from modeling import BertForPreTraining
+    from run_setup import start_runtime
+
     config = make_run_config(args)
     if args.estimate_memory is not None:
         print_estimate(BertForPreTraining, config)

@@ -9,25 +9,31 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 GPUs.
 """
 
-from arguments import sequence_length
-from fine_tuning import TrainingSet, fine_tuning_main, parse_fine_tuning
-from parallel.runtime import Runtime
-from run_setup import TrainingPlan
-from tasks.squad import SquadTask
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from arguments import parse_fine_tuning, sequence_length
+from tasks.squad_file import SquadOptions
 from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
 from utils.errors import run_main
+
+if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    from parallel.runtime import Runtime
+    from run_setup import TrainingPlan
+    from tasks.squad import SquadTask
 
 PREDICT = ("--do-eval or --do-predict",)
 
 # fmt: off
 FLAGS = (
-    Flag("--doc-stride", positive_int, SquadTask.doc_stride, "tokens between the starts of windows"),
-    Flag("--max-query-length", sequence_length, SquadTask.max_query_length, "maximum tokens of a question"),
-    Flag("--n-best-size", sequence_length, SquadTask.n_best_size, "candidate starts, ends and answers per question",
+    Flag("--doc-stride", positive_int, SquadOptions.doc_stride, "tokens between the starts of windows"),
+    Flag("--max-query-length", sequence_length, SquadOptions.max_query_length, "maximum tokens of a question"),
+    Flag("--n-best-size", sequence_length, SquadOptions.n_best_size, "candidate starts, ends and answers per question",
          PREDICT),
-    Flag("--max-answer-length", positive_int, SquadTask.max_answer_length, "maximum tokens of an answer", PREDICT),
+    Flag("--max-answer-length", positive_int, SquadOptions.max_answer_length, "maximum tokens of an answer", PREDICT),
     Flag("--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"),
-    Flag("--null-score-diff-threshold", finite_float, SquadTask.null_score_diff_threshold,
+    Flag("--null-score-diff-threshold", finite_float, SquadOptions.null_score_diff_threshold,
          "v2.0: predict no answer if its score exceeds the best answer's by more than this",
          (*PREDICT, "--version-2-with-negative")),
 )
@@ -36,7 +42,7 @@ FLAGS = (
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    defaults = {"learning_rate": 5e-5, "max_seq_length": SquadTask.max_seq_length, "predict_batch_size": 8}
+    defaults = {"learning_rate": 5e-5, "max_seq_length": SquadOptions.max_seq_length, "predict_batch_size": 8}
     args = parse_fine_tuning(parser, argv, {"features and decoding": FLAGS}, **defaults)
     if args.do_train and args.train_file is None:
         parser.error("--do-train needs --train-file")
@@ -46,6 +52,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def make_task(args: Arguments) -> SquadTask:
+    from tasks.squad import SquadTask
+
     return SquadTask(
         args.max_seq_length,
         args.doc_stride,
@@ -61,11 +69,15 @@ def make_task(args: Arguments) -> SquadTask:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
+    from fine_tuning import TrainingSet
+
     return TrainingSet.open(args, make_task(args), runtime).plan(args, runtime)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from fine_tuning import fine_tuning_main
+
     return fine_tuning_main(args, make_task(args), "SQuAD")
 
 

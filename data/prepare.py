@@ -26,6 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 from data_preparation import stages
 from data_preparation.download import names_of
 from data_preparation.executors import open_executor
@@ -52,7 +55,7 @@ from utils.command_line import (
     positive_float,
     positive_int,
 )
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 from utils.files import lock_folder, read_json
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from modeling import BertForSequenceClassification
 from tasks import PredictionSet
-from tasks.glue_files import Examples, TextTask, read_examples
+from tasks.glue_files import MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -42,7 +42,7 @@ class ClassificationTask:
     """
 
     spec: TextTask
-    max_seq_length: int = 128
+    max_seq_length: int = MAX_SEQ_LENGTH
     name: str = ""
     train_file: Path | None = None
     eval_files: Mapping[str, Path] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from typing import Any
 from utils.errors import UserError
 from utils.progress import print_line
 
+MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
 EXTENSIONS = (".tsv", ".csv", ".jsonl")
 SETS = {"": "{split}"}  # one file per split

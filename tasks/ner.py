@@ -23,7 +23,7 @@ from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from modeling import BertForTokenClassification
 from tasks import PredictionSet
-from tasks.glue_files import read_json_lines, read_text
+from tasks.glue_files import MAX_SEQ_LENGTH, read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -49,7 +49,7 @@ class TokenClassificationTask:
     """Predicts a tag per word; implements tasks.FineTuningTask. The label is on the first token of each word, as in
     transformers' examples."""
 
-    max_seq_length: int = 128
+    max_seq_length: int = MAX_SEQ_LENGTH
     train_file: Path | None = None
     eval_file: Path | None = None
     predict_file: Path | None = None

@@ -10,11 +10,16 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
+from bert_config import BertConfig
 from data_loading.hdf5_shards import KEYS, open_shards
 from data_loading.loader import MicroBatch
 from data_loading.packing import Label, TokenStream
 from loss import pretraining_sums
-from utils.errors import UserError
+from run_config import LoaderConfig
+from utils.distributed import DistributedContext
+from utils.errors import PeerError, UserError
+from utils.files import file_digest
+from utils.progress import print_line, progress_bar
 
 
 class PretrainingTask:
@@ -212,3 +217,57 @@ class PretrainingSamples:
             and (positions_NP.min(axis=1, initial=0) >= 0).all()
             and (positions_NP.max(axis=1, initial=0) < lengths_N).all()
         )
+
+
+def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> None:
+    """Raises UserError if shards, vocabulary, config and flags do not fit together."""
+    for what, flag, wanted, found in [
+        ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
+        ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
+         dataset.predictions_per_sequence),
+    ]:  # fmt: skip
+        if wanted != found:
+            raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
+    if dataset.sequence_length > bert_config.max_position_embeddings:
+        raise UserError(
+            f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; the config has "
+            f"max_position_embeddings {bert_config.max_position_embeddings}: use shorter sequences or another config"
+        )
+    made_with = dataset.attributes.get("vocab_sha256")
+    if made_with is not None and made_with != file_digest(vocab_file):
+        raise UserError(
+            f"the shards in {dataset.folder} were made with another vocabulary than {vocab_file}: "
+            f"give --vocab-file the one that they were made with, or make them again"
+        )
+
+
+def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> PretrainingDataset:
+    dataset = PretrainingDataset(folder, bert_config.vocab_size)
+    check_data(dataset, vocab_file, bert_config, loader)
+    if dataset.bytes_in_memory > 2**30:
+        print_line(
+            f"note: the shards in {folder} are compressed or chunked: reading them takes about "
+            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 data/prepare.py repack {folder} "
+            f"makes mapped ones of them, which take none"
+        )
+    return dataset
+
+
+def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContext) -> None:
+    """Compares the shards with their checksums; each rank reads its share of them. Raises UserError on all ranks if a
+    shard differs; a note says how many have no checksums."""
+    error: UserError | None = None
+    with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
+        for shard in dataset.shards[distributed.rank :: distributed.world_size]:
+            try:
+                shard.verify_checksums()
+            except UserError as raised:
+                error = error or raised
+            bar.update()
+    (failures,) = distributed.all_reduce_sum([error is not None])
+    if failures:
+        raise error or PeerError("another process found a damaged shard")
+    without = [shard for shard in dataset.shards if not shard.has_checksums]
+    if distributed.is_main:
+        found = f"--verify-data: {len(dataset.shards) - len(without)} shards of {dataset.folder} match their checksums"
+        print_line(f"{found}; {len(without)} have none, such as {without[0].path}" if without else found)

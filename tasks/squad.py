@@ -20,7 +20,7 @@ from loss import span_sum
 from modeling import BertForQuestionAnswering
 from tasks import PredictionSet
 from tasks.squad_answers import PREDICTION_FILES, Predictions, decode, write_predictions
-from tasks.squad_file import Question, Squad, answer_characters, read_squad
+from tasks.squad_file import Question, Squad, SquadOptions, answer_characters, read_squad
 from tasks.squad_scores import evaluate
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
@@ -30,16 +30,9 @@ LABELS = ("start_positions", "end_positions")
 
 
 @dataclass(frozen=True)
-class SquadTask:
+class SquadTask(SquadOptions):
     """SQuAD's span task; implements tasks.FineTuningTask. scores: whether `predict_file` has answers to score."""
 
-    max_seq_length: int = 384
-    doc_stride: int = 128
-    max_query_length: int = 64
-    version_2_with_negative: bool = False
-    n_best_size: int = 20
-    max_answer_length: int = 30
-    null_score_diff_threshold: float = 0.0
     train_file: Path | None = None
     predict_file: Path | None = None
     scores: bool = False

@@ -9,6 +9,19 @@ from utils.errors import UserError
 from utils.files import read_json
 
 
+@dataclass(frozen=True)
+class SquadOptions:
+    """How windows are made and answers are chosen; lengths are in tokens. The flags of run_squad.py explain them."""
+
+    max_seq_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    version_2_with_negative: bool = False
+    n_best_size: int = 20
+    max_answer_length: int = 30
+    null_score_diff_threshold: float = 0.0
+
+
 class Answer(NamedTuple):
     text: str
     start: int  # in characters of the context

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -54,6 +55,7 @@ def test_exit_code_is_what_main_returned(returned, code, capsys):
         (errno.ENOTDIR, "not a folder"),
         (errno.EISDIR, "this is a folder"),
         (errno.EIO, "input/output error"),
+        (errno.EAGAIN, "(ulimit -u)"),
     ],
 )
 def test_error_of_the_machine_names_the_path_and_what_to_do(number, words, capsys):
@@ -76,6 +78,65 @@ def test_missing_file_and_error_without_a_path(capsys, tmp_path):
 def test_out_of_memory_is_an_error_of_one_line(capsys):
     code, (line,) = outcome(raising(MemoryError()), capsys)
     assert code == 2 and line.startswith("error: out of memory")
+
+
+def test_thread_that_cannot_start_is_an_error_of_one_line(capsys):
+    code, (line,) = outcome(raising(RuntimeError("can't start new thread")), capsys)
+    assert code == 2 and line.startswith("error: no more processes or threads") and line.endswith("(ulimit -u)")
+
+
+PROGRAMS = (
+    *("run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py", "doctor.py", "report.py"),
+    *("create_pretraining_data.py", "convert_checkpoint.py", "data/prepare.py"),
+)
+TRAIN = ("--do-train", "--train-file=x", "--output-dir=y", "--max-steps=1")
+
+
+def run_program(*words, **variables) -> tuple[int, list[str]]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    result = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return result.returncode, result.stderr.splitlines()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_missing_package_is_an_error_of_one_line(program):
+    arguments = {
+        "run_pretraining.py": ["--input-dir=x", "--output-dir=y", "--max-steps=1"],
+        "run_squad.py": TRAIN,
+        "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
+        "inference.py": ["--init-checkpoint=x"],
+    }
+    code, (line,) = run_program("-S", program, *arguments.get(program, []))  # -S: without the installed packages
+    assert code == 2
+    assert re.fullmatch(r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line)
+
+
+@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py"])
+@pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--no-such-flag", 2)])
+def test_command_line_is_answered_without_torch(program, flag, code, tmp_path):
+    for package in ("torch", "numpy"):
+        (tmp_path / f"{package}.py").write_text("raise AssertionError('imported')")
+    exit_code, lines = run_program(program, flag, PYTHONPATH=str(tmp_path))
+    assert exit_code == code and len(lines) == (code == 2)
+
+
+def test_missing_module_of_the_project_keeps_its_traceback():
+    with pytest.raises(ModuleNotFoundError):
+        run_main(raising(ModuleNotFoundError("No module named 'no_module'", name="no_module")))
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", 130, "interrupted"),
+        ('raise RuntimeError("can\'t start new thread")', 2, "ulimit -u"),
+    ],
+)
+@pytest.mark.parametrize(("program", "package"), [("report.py", "jinja2"), ("run_squad.py", "torch")])
+def test_error_while_packages_are_imported_takes_one_line(program, package, source, code, words, tmp_path):
+    (tmp_path / f"{package}.py").write_text(source)
+    exit_code, (line,) = run_program(program, *TRAIN, PYTHONPATH=str(tmp_path))
+    assert exit_code == code and words in line
 
 
 def test_interrupt_exits_with_130_and_no_error(capsys):

@@ -7,6 +7,9 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
 from utils.terminal import LOST_OUTPUT_CODE, Terminal, open_terminal
 
@@ -50,11 +53,15 @@ MACHINE_ERRORS = {
     errno.ELOOP: "too many symbolic links, or a loop of them: check the path",
     errno.EBUSY: "in use by another program: stop that one, or choose another path",
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.EAGAIN: "no more processes or threads can be started: use fewer workers, or raise the limit (ulimit -u)",
     errno.ENFILE: "too many open files on this machine: raise the limit (sysctl fs.file-max)",
     errno.ESTALE: "the network file system lost this file: mount it again, or choose another path",
     errno.EIO: "the disk reported an input/output error: check the disk",
 }
 
+
+# What Python's and C++'s threads say.
+THREAD_SIGNS = ("can't start new thread", "Resource temporarily unavailable")
 
 # What torch's allocators say; its class OutOfMemoryError is not imported here, because most programs need no torch.
 MEMORY_SIGNS = (
@@ -91,40 +98,76 @@ def reader_is_closed() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def run_main(main: Callable[[], int | None]) -> None:
-    """Runs a program's `main` and exits with its code. A `UserError`, or an error of the machine (see MACHINE_ERRORS),
-    prints one line `error: ...` on standard error and exits with 2. A reader that has closed standard output
-    (`| head`) ends the program as SIGPIPE would; training goes on, and exits with that code at its end (see
-    terminal.may_lose_terminal). Anything else is a bug and keeps its traceback."""
-    rank: int | str | None = os.environ.get("RANK", 0)
+def missing_package(error: BaseException) -> str | None:
+    """The package of requirements.txt, or torch, that is not installed, if that is why an import failed."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    requirements = Path(__file__).resolve().parents[1] / "requirements.txt"
+    names = {"torch", *re.findall(r"^\w+", requirements.read_text(), re.MULTILINE)}
+    return error.name if error.name in names else None
+
+
+def error_message(error: BaseException) -> str | None:
+    """What to tell the user about `error`; None if it is a bug."""
+    if isinstance(error, UserError):
+        return one_line(str(error))
+    if package := missing_package(error):
+        return f"the package {package} is not installed: run bash scripts/setup_environment.sh"
+    if is_out_of_memory(error):
+        return "out of memory: use fewer workers, a smaller batch or smaller shards"
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in THREAD_SIGNS):
+        return MACHINE_ERRORS[errno.EAGAIN]
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        return machine_error(error)
+    return None
+
+
+def exit_for(error: BaseException) -> None:
+    """Ends the program as `run_main` says; returns if `error` is a bug."""
+    if isinstance(error, KeyboardInterrupt):
+        Terminal.may_be_lost = True
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    if (message := error_message(error)) is None:
+        return
+    if isinstance(error, UserError | ModuleNotFoundError):
+        rank = getattr(error, "rank", None)
+    else:
+        rank = os.environ.get("RANK", 0)
+    Terminal.may_be_lost = True  # the exit code tells, too
+    if rank is not None or reports_errors():
+        prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
+        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an error of the machine
+    (see MACHINE_ERRORS), prints one line `error: ...` on standard error and exits with 2. A reader that has closed
+    standard output (`| head`) ends the program as SIGPIPE would; training goes on, and exits with that code at its end
+    (see terminal.may_lose_terminal). Anything else is a bug and keeps its traceback."""
     open_terminal()
     try:
         code = main()
         sys.stdout.flush()
     except PeerError:
         sys.exit(2)
-    except UserError as error:
-        message, rank = one_line(str(error)), error.rank
     except BrokenPipeError:
         if not reader_is_closed():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
         sys.exit(128 + signal.SIGPIPE)
-    except (OSError, RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            message = "out of memory: use fewer workers, a smaller batch or smaller shards"
-        elif isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-            message = machine_error(error)
-        else:
-            raise
-    except KeyboardInterrupt:
-        Terminal.may_be_lost = True
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    else:
-        sys.exit(LOST_OUTPUT_CODE if Terminal.is_lost and not code else code or 0)
-    Terminal.may_be_lost = True  # the exit code tells, too
-    if rank is not None or reports_errors():
-        prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
-        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    except (Exception, KeyboardInterrupt) as error:
+        exit_for(error)
+        raise
+    sys.exit(LOST_OUTPUT_CODE if Terminal.is_lost and not code else code or 0)
+
+
+def import_failed(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Ends the program as `run_main` does, for an error outside of it."""
+    exit_for(error)
+    sys.__excepthook__(kind, error, traceback)
+
+
+# Programs import this module before the others, so that errors while those are imported take one line, too.
+sys.excepthook = import_failed
