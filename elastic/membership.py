@@ -65,7 +65,7 @@ class Membership:
         if name in self.nodes:
             self.nodes[name].is_connected = self.nodes[name].is_running = False
         self.nodes[name] = Node(address, now, {} if self.exit_code is None else {"exit_code": self.exit_code})
-        self.log(f"node {address} is here: {len(self.nodes)} of {self.config.min_nodes} to {self.config.max_nodes}")
+        self.log(f"node {address} joined: {len(self.nodes)} of {self.config.min_nodes} to {self.config.max_nodes}")
 
     def hear(self, name: str, now: float, generation: int, code: int | None, is_leaving: bool) -> None:
         """`code`: of the command of `generation`, when it has ended on this node with all its processes."""

@@ -205,7 +205,7 @@ class ElasticRun:
         self.start_scheduler()
         self.start_driver()
         self.start_node("a")
-        self.seconds_until(lambda: "10.77.0.1 is here" in self.cluster.log_file("driver").read_text())
+        self.seconds_until(lambda: "10.77.0.1 joined" in self.cluster.log_file("driver").read_text())
         self.start_node("b")
         self.seconds_until_trained(2)
         threading.Thread(target=self._watch, daemon=True).start()

@@ -160,9 +160,9 @@ def test_strangers_without_the_certificate_change_nothing(programs, tmp_path):
         assert intruder.wait(PATIENCE) == 2
         assert "has no TLS or another certificate" in programs.output("intruder").splitlines()[-1]
         programs.start_node("b")
-        wait_until(lambda: "is here: 2 of 1 to 1" in programs.output("driver"))
+        wait_until(lambda: "joined: 2 of 1 to 1" in programs.output("driver"))
     assert is_alive(child)
-    assert programs.output("driver").count("is here") == 2
+    assert programs.output("driver").count(" joined: ") == 2
 
 
 @pytest.mark.parametrize(
