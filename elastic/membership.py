@@ -30,7 +30,8 @@ class ElasticConfig:
 
 @dataclass(eq=False)
 class Node:
-    """A node, as the driver knows it. `order`: what it is told, again and again. `code`: of its last command."""
+    """The driver's view of a node. `order`: the order that is sent until it is answered. `code`: exit code of its last
+    command."""
 
     address: str
     last_seen: float

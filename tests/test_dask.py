@@ -88,7 +88,9 @@ def shards_of(folder: Path) -> list[Path]:
     return list(folder.glob("hdf5/*/training*/*.hdf5"))
 
 
-def test_a_worker_killed_in_the_middle_changes_no_byte_and_strangers_are_refused(tmp_path, expected, certificates):
+def test_a_worker_killed_in_the_middle_changes_no_byte_and_clients_without_a_certificate_are_refused(
+    tmp_path, expected, certificates
+):
     cluster = Cluster(tmp_path, "tls", certificates)
     try:
         workers = [cluster.add_worker() for _ in range(3)]

@@ -141,7 +141,7 @@ def test_a_failing_command_ends_the_run(programs):
     assert "failed 3 times in a row" in programs.output("driver")
 
 
-def test_strangers_without_the_certificate_change_nothing(programs, tmp_path):
+def test_connections_without_a_certificate_change_nothing(programs, tmp_path):
     psutil = pytest.importorskip("psutil")
     node = programs.start_node("a")
     programs.start_driver(1)
