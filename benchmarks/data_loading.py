@@ -84,9 +84,9 @@ def measure(args: Arguments, folder: Path) -> dict:
         loaded = time.thread_time()
         for step in steps:
             positions = np.arange(step * args.batch_size, (step + 1) * args.batch_size)
-            indices = sample_order(positions, len(dataset), seed=1)
+            places = dataset.locate(sample_order(positions, len(dataset), seed=1))
             for key in KEYS:
-                dataset.rows(key, indices)
+                dataset.rows(key, places)
         copied = time.thread_time()
         if round_:
             sequences = args.batches * args.batch_size

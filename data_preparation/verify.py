@@ -77,8 +77,8 @@ def guess_mask_id(shard: Shard) -> int:
 
 def read_blocks(shard: Shard) -> Iterator[dict[str, np.ndarray]]:
     """The six data sets, `BLOCK_ROWS` rows at a time, in int64."""
-    for start in range(0, len(shard), BLOCK_ROWS):
-        yield {key: shard.arrays[key][start : start + BLOCK_ROWS].astype(np.int64) for key in KEYS}
+    for rows in shard.blocks(BLOCK_ROWS):
+        yield {key: shard.read(key, rows).astype(np.int64) for key in KEYS}
 
 
 def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None, vocab_size: int) -> Findings:
