@@ -5,14 +5,14 @@ An unfinished download is `<name>.part` beside the final path. The next attempt 
 has a published checksum, which tells whether the bytes of both belong together.
 """
 
-import contextlib
 import http.client
 import re
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from utils.errors import UserError, one_line
 from utils.files import file_digest, sync
 from utils.progress import progress_bar
 
-CHUNK = 1 << 20
+BLOCK = 1 << 20  # bytes
 MAX_SIZE = 1 << 40  # bytes of a file whose size is not pinned
 MAX_REASON = 200  # characters of a server's message that are shown
 RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}
@@ -66,13 +66,12 @@ DEFAULT_POLICY = RetryPolicy()
 
 
 class FailedAttempt(Exception):
-    """One attempt at one address failed."""
+    """One attempt at one address failed. wait: seconds that the server asked to wait. final: trying this address again
+    is useless."""
 
-    def __init__(self, reason: str, wait: float = 0.0, final: bool = False, status: int | None = None):
-        super().__init__(reason)
-        self.status = status  # HTTP status, if there was one
-        self.wait = wait  # seconds that the server asked to wait
-        self.final = final  # trying this address again is useless
+    def __init__(self, reason: str, wait: float = 0.0, final: bool = False):
+        super().__init__(re.sub(r"[^ -~]", "?", one_line(reason))[:MAX_REASON])  # it may quote what a server said
+        self.wait, self.final = wait, final
 
 
 def fetch(
@@ -80,12 +79,12 @@ def fetch(
     path: Path,
     checksum: Checksum | None = None,
     size: int | None = None,
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], str | None] = lambda path: None,
     policy: RetryPolicy = DEFAULT_POLICY,
 ) -> None:
     """Downloads one file to `path`, unless it is there already. `urls`: addresses of the same file.
 
-    size: in bytes, if known. check: raises `UserError` for an invalid file.
+    size: in bytes, if known. check: returns what is wrong with the content of a file, or None.
     Raises `UserError` if `policy` gives up; the bytes so far stay for the next run.
     """
     for url in urls:
@@ -102,7 +101,9 @@ def fetch(
         url = sources[turn % len(sources)]
         try:
             transfer(url, part, size, checksum, policy.timeout)
-            accept(part, checksum, size, check)
+            if reason := mismatch(part, checksum, size) or check(part):
+                part.unlink()
+                raise FailedAttempt(f"the downloaded file is wrong: {reason}")
             break
         except FailedAttempt as failure:
             progressed, furthest = size_of(part) > furthest, max(furthest, size_of(part))
@@ -117,8 +118,7 @@ def fetch(
                     "check the network and the address, then run the same command to continue"
                 ) from failure
             if not failure.final:
-                wait = max(failure.wait, policy.first_wait * 2 ** (failures - 1))
-                wait = min(wait, policy.longest_wait)
+                wait = min(max(failure.wait, policy.first_wait * 2 ** (failures - 1)), policy.longest_wait)
                 tqdm.write(f"{path.name}: {failure}; next attempt in {wait:.0f} s", file=sys.stderr)
                 time.sleep(wait)
     sync(part)
@@ -138,15 +138,25 @@ def transfer(url: str, part: Path, size: int | None, checksum: Checksum | None, 
     headers = {"User-Agent": "bert-recipe (data preparation)", "Accept-Encoding": "identity"}
     try:
         response = open_url(url, headers | ({"Range": f"bytes={start}-"} if start else {}), timeout)
-    except FailedAttempt as failure:
-        if failure.status == 416:  # no such range: the part is complete, or longer than the file
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416:  # no such range: the part is complete, or longer than the file
             if mismatch(part, checksum, size) is None:
                 return
             part.unlink()
-        raise
+        wait = parse_count(error.headers.get("Retry-After")) or 0
+        final = error.code not in RETRIED_STATUSES
+        raise FailedAttempt(f"HTTP status {error.code} {error.reason}", wait, final) from error
+    except NETWORK_ERRORS as error:
+        raise FailedAttempt(f"no response ({str(error) or type(error).__name__})") from error
     with response:
-        if response.status == 206:
-            total = total_of_range(response, part, start)
+        if start and response.status == 206:
+            sent = response.headers.get("Content-Range", "")
+            range_ = re.fullmatch(r"bytes ([0-9]{1,15})-[0-9]{1,15}/([0-9]{1,15}|\*)", sent)
+            if not range_ or int(range_[1]) != start:
+                part.unlink()
+                raise FailedAttempt("the server sent a range that was not requested")
+            total = parse_count(range_[2])
         elif response.status == 200:
             start, total = 0, parse_count(response.headers.get("Content-Length"))
             if total is None and checksum is None and size is None:
@@ -154,50 +164,47 @@ def transfer(url: str, part: Path, size: int | None, checksum: Checksum | None, 
                     "the server does not announce the length of the file, so a truncated file could not be noticed",
                     final=True,
                 )
-            refuse_web_page(response)
         else:
             raise FailedAttempt(f"unexpected HTTP status {response.status}")
         if total is not None and total != (size or total):
             raise FailedAttempt(f"the server announces {total:,} bytes, not {size:,}")
-        copy_body(response, part, start, total, size or total or MAX_SIZE)
-    if total is not None and size_of(part) != total:
-        raise FailedAttempt(f"the connection ended after {size_of(part):,} of {total:,} bytes")
+        blocks = read_blocks(response)
+        first = next(blocks, b"")
+        is_html = response.headers.get_content_type() in ("text/html", "application/xhtml+xml")
+        if not start and (is_html or first.lstrip().lower().startswith((b"<!doctype html", b"<html"))):
+            raise FailedAttempt("the response is a web page instead of the file")  # no data set here is HTML
+        limit, bar = size or total or MAX_SIZE, progress_bar(total, part.stem, initial=start)
+        with bar, part.open("ab" if start else "wb") as file:
+            for block in chain([first], blocks):
+                start += len(block)
+                if start > limit:
+                    part.unlink()
+                    raise FailedAttempt(f"the server sends more than the {limit:,} bytes of the file")
+                file.write(block)
+                bar.update(len(block))
+    if start != (total or start):
+        raise FailedAttempt(f"the connection ended after {start:,} of {total:,} bytes")
 
 
 def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
     """The response to a GET request. Only http and https, also after a redirect; no file:, ftp: or data: addresses."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
+        *(urllib.request.ProxyHandler, urllib.request.UnknownHandler, urllib.request.HTTPHandler),
+        *(urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPRedirectHandler),
         urllib.request.HTTPErrorProcessor,
     ):
         opener.add_handler(handler())
     opener.addheaders = list(headers.items())
+    return opener.open(url, timeout=timeout)
+
+
+def read_blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
     try:
-        return opener.open(url, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        with error:
-            wait = parse_count(error.headers.get("Retry-After")) or 0
-            final = error.code not in RETRIED_STATUSES
-            raise FailedAttempt(
-                f"HTTP status {error.code} {printable(error.reason)}", wait, final, error.code
-            ) from error
+        while block := response.read1(BLOCK):
+            yield block
     except NETWORK_ERRORS as error:
-        raise FailedAttempt(f"no response ({reason_of(error)})") from error
-
-
-def reason_of(error: Exception) -> str:
-    return printable(str(error)) or type(error).__name__
-
-
-def printable(text: str) -> str:
-    """What a server said, without what a terminal would obey."""
-    return re.sub(r"[^ -~]", "?", one_line(text))[:MAX_REASON]
+        raise FailedAttempt(f"the connection broke ({str(error) or type(error).__name__})") from error
 
 
 def parse_count(text: str | None) -> int | None:
@@ -205,70 +212,14 @@ def parse_count(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch("[0-9]{1,15}", text) else None
 
 
-def total_of_range(response: http.client.HTTPResponse, part: Path, start: int) -> int | None:
-    """The length of the whole file. Discards the part if the response does not continue it."""
-    match = re.fullmatch(r"bytes ([0-9]{1,15})-[0-9]{1,15}/([0-9]{1,15}|\*)", response.headers.get("Content-Range", ""))
-    if not match or int(match[1]) != start:
-        part.unlink(missing_ok=True)
-        raise FailedAttempt("the server sent a range that was not requested")
-    return parse_count(match[2])
-
-
-def refuse_web_page(response: http.client.HTTPResponse) -> None:
-    """Some servers send error and log-in pages with status 200; no data set here is HTML."""
-    try:
-        beginning = response.peek(512).lstrip().lower()
-    except NETWORK_ERRORS as error:
-        raise FailedAttempt(f"the connection broke at the first byte ({reason_of(error)})") from error
-    is_html = response.headers.get_content_type() in ("text/html", "application/xhtml+xml")
-    if is_html or beginning.startswith((b"<!doctype html", b"<html")):
-        raise FailedAttempt("the response is a web page instead of the file")
-
-
-def copy_body(response: http.client.HTTPResponse, part: Path, start: int, total: int | None, limit: int) -> None:
-    """limit: bytes of the whole file."""
-    bar = progress_bar(total, part.name.removesuffix(".part"), initial=start)
-    with bar, part.open("ab" if start else "wb") as file:
-        while True:
-            try:
-                chunk = response.read1(CHUNK)
-            except NETWORK_ERRORS as error:
-                raise FailedAttempt(f"the connection broke after {start:,} bytes ({reason_of(error)})") from error
-            if not chunk:
-                return
-            start += len(chunk)
-            if start > limit:
-                part.unlink()
-                raise FailedAttempt(f"the server sends more than the {limit:,} bytes of the file")
-            file.write(chunk)
-            bar.update(len(chunk))
-
-
-def accept(part: Path, checksum: Checksum | None, size: int | None, check: Callable[[Path], None] | None) -> None:
-    """Discards the part and raises `FailedAttempt` if it is not the requested file."""
-    reason = mismatch(part, checksum, size)
-    if reason is None and check is not None:
-        try:
-            check(part)
-        except UserError as error:
-            reason = str(error)
-    if reason:
-        part.unlink()
-        raise FailedAttempt(f"the downloaded file is wrong: {reason}")
-
-
 def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | None:
     """How the file differs from what is expected; None if it does not."""
     actual_size = path.stat().st_size
     if size is not None and actual_size != size:
         return f"it has {actual_size:,} bytes, not {size:,}"
-    if checksum is not None:
-        digest = file_digest(path, checksum.algorithm)
-        if digest != checksum.hexdigest:
-            return f"its {checksum.algorithm} is {digest}, not {checksum.hexdigest}"
-    if actual_size == 0:
-        return "it is empty"
-    return None
+    if checksum and (digest := file_digest(path, checksum.algorithm)) != checksum.hexdigest:
+        return f"its {checksum.algorithm} is {digest}, not {checksum.hexdigest}"
+    return None if actual_size else "it is empty"
 
 
 def fetch_squad(
@@ -298,7 +249,7 @@ def fetch_wikipedia(
     """
     wiki = language.replace("-", "_") + "wiki"
     sums = folder / f"{wiki}-{date}-sha1sums.txt"
-    fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums, check=refuse_unless_sums, policy=policy)
+    fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums, check=check_sums, policy=policy)
     pattern = rf"([0-9a-f]{{40}})  ({wiki}-(\d{{8}})-pages-articles-multistream\.xml\.bz2)"
     match = re.search(pattern, sums.read_text(encoding="utf-8"))
     if not match:
@@ -313,12 +264,10 @@ def fetch_wikipedia(
     return folder / name
 
 
-def refuse_unless_sums(path: Path) -> None:
-    with contextlib.suppress(UnicodeDecodeError):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        if lines and all(re.fullmatch(r"[0-9a-f]{40}  \S+", line) for line in lines):
-            return
-    raise UserError("it is not a list of SHA-1 checksums")
+def check_sums(path: Path) -> str | None:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    is_list = lines and all(re.fullmatch(r"[0-9a-f]{40}  \S+", line) for line in lines)
+    return None if is_list else "it is not a list of SHA-1 checksums"
 
 
 def names_of(urls: Sequence[str]) -> dict[str, str]:
