@@ -89,6 +89,7 @@ def predict(
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
+    done, thousand_started = 0, time.perf_counter()
     # Not compiled: compiled graphs need streams of one fixed size, which would be mostly filler here.
     eager = torch.compiler.set_stance("force_eager")
     nothing = np.zeros(0, np.int64)
@@ -106,6 +107,12 @@ def predict(
                 logits[rows] = output[: len(rows)].float().cpu().numpy()  # the rest is filler
                 seconds.append(time.perf_counter() - started)
                 bar.update()
+                done += len(indices)
+                if done // 1000 > (done - len(indices)) // 1000:
+                    now = time.perf_counter()
+                    record = {"sample_number": done, "time_per_1000": now - thousand_started}
+                    runtime.reporter.log("PARAMETER", record)
+                    thousand_started = now
     if distributed.world_size > 1:
         dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero in other ranks' rows
     check_finite(torch.from_numpy(logits))

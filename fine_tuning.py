@@ -130,7 +130,12 @@ def train(
 ) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     steps = plan.config.trainer.max_steps
-    parameters = {"training_features": len(plan.dataset), "train_batch_size": args.batch_size, "steps": steps}
+    parameters = {
+        "training_samples": plan.dataset.num_examples,
+        "training_features": len(plan.dataset),
+        "train_batch_size": args.batch_size,
+        "steps": steps,
+    }
     runtime.reporter.log("PARAMETER", parameters)
     trainer = plan.build_trainer(runtime)
     evaluation = None
@@ -269,7 +274,14 @@ def predict_all(
     parallel.prepare_for_inference(runtime.precision.dtype)
     scores: dict[str, float] = {}
     for prediction_set in sets:
-        runtime.reporter.log("PARAMETER", {"predict_start": True})
+        parameters = {
+            "predict_start": True,
+            "eval_samples": prediction_set.dataset.num_examples,
+            "eval_features": len(prediction_set.dataset),
+            "predict_batch_size": args.predict_batch_size,
+            "eval_start": True,
+        }
+        runtime.reporter.log("PARAMETER", parameters)
         started = time.perf_counter()
         logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config, runtime)
         speed["e2e_inference_time"] = time.perf_counter() - started

@@ -56,6 +56,13 @@ from utils.progress import print_line
 MAX_WINDOW = 384  # tokens of question and passage window; fewer if the model has fewer positions
 ASKED = ("question", "context", "context_file", "text", "text_pair", "fill_mask")
 WEIGHTS = (".safetensors", ".bin")
+HINTS = {  # flags of NVIDIA's inference.py
+    "--bert-model": "the architecture is that of the folder; leave it out",
+    "--fp16": "inference computes in float32; leave it out",
+    "--no-gpu": "use --device cpu",
+    "--can-give-negative-answer": "use --version-2-with-negative",
+    "--seed": "inference draws no random numbers; leave it out",
+}
 EXCERPT = 500  # characters of context shown before and after the answer
 
 
@@ -108,6 +115,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "--embed", action=BooleanFlag, help="write sentence embeddings, as the folder's sentence-transformers files say"
     )
     files.add_argument("--batch-size", type=positive_int, default=32, help="sequences per forward pass")
+    parser.hints |= HINTS
     args = parser.parse_args(argv)
     if (args.input is None) != (args.output is None):
         parser.error("--input and --output go together: give both or neither")

@@ -97,6 +97,7 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
     recorder = RecordingSink()
     if args.estimate:
         runtime.reporter.sinks.append(recorder)
+    runtime.reporter.log("PARAMETER", {"batch_size_per_gpu": args.batch_size})
     trainer = plan.build_trainer(runtime)
     exit_code = trainer.train(plan.make_loader(trainer))
     if args.estimate and runtime.distributed.is_main and () in recorder.records:

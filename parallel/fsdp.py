@@ -2,14 +2,15 @@
 
     mesh = make_mesh("cpu", shard_degree=4)
     shard_model(model, model.layers, mesh)
-    shards = LocalShards(model, mesh)
+    shards = fill_shards(model, mesh, "cpu", values.items())
     optimizer = Lamb(parameter_groups(model, 0.01, shards.shards), shard_group=shards.group)
 
 docs/sharding.md has a complete example. Parameters are sharded by rows (dimension 0). Gradients are summed over ranks,
 not averaged: divide the loss by the counts of the global batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
 from run_config import RESHARD_MODES, ParallelConfig
 from utils.distributed import DistributedContext
+from utils.errors import UserError
 
 RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
 
@@ -57,7 +59,11 @@ def shard_model(
     param_dtype: dtype of gathered parameters; gradients are reduced in float32. reshard_after_forward: `always` frees
     gathered parameters after the forward pass, `never` keeps them for the backward pass, and `default` frees those of
     `blocks`. cpu_offload: keep parameters, gradients and optimizer state on the CPU; for GPUs.
+
+    Raises UserError for a parameter that is shared by units, and ValueError for a scalar parameter.
     """
+    blocks = list(blocks)
+    check_tied_parameters(model, blocks)
     options = {
         "mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"],
         "reshard_after_forward": RESHARD_AFTER_FORWARD[reshard_after_forward],
@@ -72,6 +78,18 @@ def shard_model(
             module.set_gradient_divide_factor(1.0)
             # Without this, the factor requires a reduction that gloo does not support.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def check_tied_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    units = [set(block.modules()) for block in blocks]
+    unit_of: dict[nn.Parameter, int | None] = {}
+    for prefix, module in model.named_modules():
+        unit = next((number for number, modules in enumerate(units) if module in modules), None)
+        for name, p in module.named_parameters(prefix, recurse=False):
+            if unit_of.setdefault(p, unit) != unit:
+                raise UserError(
+                    f"parameter {name} is shared by modules that are gathered separately: leave out the blocks with it"
+                )
 
 
 class LocalShards:
@@ -103,11 +121,38 @@ class LocalShards:
 
 
 @torch.no_grad()
-def fill_shards(shards: LocalShards, values: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies this rank's rows from each of the full tensors in `values`."""
-    for name, value in values:
-        local, start = shards.shards[name], shards.row_start(name)
-        local.copy_(value[start : start + len(local)])
+def fill_shards(
+    model: nn.Module, mesh: DeviceMesh, device: torch.device | str, values: Iterable[tuple[str, Tensor]]
+) -> LocalShards:
+    """Allocates a sharded model on `device` and copies this rank's rows, and the buffers, from the full tensors in
+    `values`. The model may be on the meta device. Buffers that are not keep their value if `values` has none.
+
+    Raises UserError for a parameter or buffer without a value, and for a value without parameter or buffer.
+    """
+    tied: dict[nn.Parameter, str] = {}
+    first_names = {name: tied.setdefault(p, name) for name, p in model.named_parameters(remove_duplicate=False)}
+    kept = [(name, buffer) for name, buffer in model.named_buffers(remove_duplicate=False) if not buffer.is_meta]
+    model.to_empty(device=device)
+    for name, first in first_names.items():  # `to_empty` makes tied parameters two
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, model.get_parameter(first))
+    shards, buffers = LocalShards(model, mesh), dict(model.named_buffers(remove_duplicate=False))
+    missing = {*shards.shards, *buffers}
+    for name, value in itertools.chain(kept, values):
+        if name in buffers:
+            buffers[name].copy_(value)
+        elif name in first_names:
+            local, start = shards.shards[first_names[name]], shards.row_start(first_names[name])
+            local.copy_(value[start : start + len(local)])
+        else:
+            raise UserError(f"the model has no parameter or buffer {name}: leave its value out")
+        missing.discard(first_names.get(name, name))
+    if missing:
+        raise UserError(
+            f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the meta device (a state "
+            "dict lacks the buffers that are not persistent; named_buffers() has them)"
+        )
+    return shards
 
 
 class ShardedModel(ParallelModel):
@@ -137,9 +182,7 @@ class ShardedModel(ParallelModel):
             config.reshard_after_forward,
             config.cpu_offload,
         )
-        model.to_empty(device="cpu" if config.cpu_offload else device)
-        self.shards = LocalShards(model, mesh)
-        fill_shards(self.shards, model.initial_values())
+        self.shards = fill_shards(model, mesh, "cpu" if config.cpu_offload else device, model.initial_values())
         self.shard_group, self.saves_rows = self.shards.group, self.shards.replica == 0
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

@@ -21,7 +21,7 @@ from utils.errors import UserError
 
 PREFIX = "DLLL "
 STAGE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # first; others in the order of their start
-PROGRESS_MARKS = ("train_start", "predict_start", "eval_start")  # logged as settings
+PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")  # logged as settings
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 MAX_STEP, MAX_SECONDS, MAX_VALUE = 2**53, 2.5e11, 1e100  # seconds since 1970: datetime ends with the year 9999
 UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of JSON that is not as expected

@@ -237,7 +237,7 @@ launch() {
   child=''
   if (($1 * nodes > 1)); then
     with_torchrun=true
-    command+=(-m torch.distributed.run --nproc_per_node "$1" --signals_to_handle SIGHUP)
+    command+=("$(dirname "${BASH_SOURCE[0]}")/torchrun.py" --nproc_per_node "$1" --signals_to_handle SIGHUP)
     if ((nodes > 1)); then
       command+=(--nnodes "$nodes" --node_rank "$node_rank")
       command+=(--master_addr "$master_addr" --master_port "${MASTER_PORT:-29500}")

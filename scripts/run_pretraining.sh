@@ -74,6 +74,13 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   print_help
   exit
 fi
+if [[ ${9:-} == true || ${9:-} == false ]]; then
+  # NVIDIA's PyTorch recipe: 1 and 16 are batches per GPU and update, 8 is resume_training, 10 accumulate_gradients.
+  per_micro_batch() { is_valid positive_int "$1" && is_valid positive_int "$2" && echo $(($1 / $2)) || echo BATCH; }
+  words=("$(per_micro_batch "$1" "${11:-128}")" "${@:2:6}" "$9" "${11:-128}" "${12:-12439}" "${13:-bert_lamb_pretraining}"
+    "$(per_micro_batch "${16:-4096}" "${20:-512}")" "${17:-4e-3}" "${18:-0.128}" "${19:-1563}" "${20:-512}" "${@:21:4}" "${@:32:1}")
+  fail "argument 9 is '$9', as in NVIDIA's PyTorch recipe, which has another order. Here this is: bash $0 ${words[*]}"
+fi
 parse_arguments "$@"
 
 newest_step() { # folder_of_steps

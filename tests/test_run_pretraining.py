@@ -235,19 +235,20 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     assert all(line.startswith("DLLL {") for line in lines)
     entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
     # 64 samples, 4 in an update: the second epoch begins with the 17th.
-    assert [entry["step"] for entry in entries] == [*["PARAMETER"] * 2, [0, 5], [0, 10], [0, 15], [1, 20], []]
-    assert entries[0]["data"]["max_steps"] == 20 and entries[0]["data"]["SEED"] == 42
-    assert entries[1]["data"] == {"train_start": True}
+    assert [entry["step"] for entry in entries] == [*["PARAMETER"] * 3, [0, 5], [0, 10], [0, 15], [1, 20], []]
+    assert entries[0]["data"] == {"batch_size_per_gpu": 4}
+    assert entries[1]["data"]["max_steps"] == 20 and entries[1]["data"]["SEED"] == 42
+    assert entries[2]["data"] == {"train_start": True}
     last = entries[-1]["data"]
     assert (last["step"], last["checkpoint"]) == (20, str(steps_folder(tmp_path) / "20"))
-    assert last["final_loss"] == entries[5]["data"]["loss"]
+    assert last["final_loss"] == entries[6]["data"]["loss"]
     assert 0 < last["raw_train_time"] <= last["e2e_train_time"]
     assert last["training_sequences_per_second"] == pytest.approx(80 / last["raw_train_time"])
     named = "loss mlm_loss mlm_accuracy nsp_loss nsp_accuracy learning_rate grad_norm"
     speeds = "step_seconds sequences_per_second tokens_per_second model_tflops data_wait"
     nvidia = "step_cost step_samples seqs_per_sec"
-    assert set(entries[2]["data"]) == {*named.split(), *speeds.split(), *nvidia.split()}
-    assert entries[2]["data"]["step_samples"] == 4
+    assert set(entries[3]["data"]) == {*named.split(), *speeds.split(), *nvidia.split()}
+    assert entries[3]["data"]["step_samples"] == 4
     assert len([line for line in result.stdout.splitlines() if line.startswith("phase1  step ")]) == 4
     assert not result.stderr, "no progress bar without a terminal"
 

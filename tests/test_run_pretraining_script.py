@@ -237,6 +237,10 @@ def test_what_has_no_position_comes_from_the_environment(checkout):
         (" ''" * 10 + " a/b", ["job_name", "'a/b'", "plain name"]),
         (" ''" * 10 + " ..", ["job_name", "plain name"]),
         (" ''" * 25, ["25", "24"]),
+        (
+            " 8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256 /one /two",
+            ["PyTorch", "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256 /one /two\n"],
+        ),
         (" ''" * 31, ["31", "24", "22.12", "21 to 27"]),
     ],
 )

@@ -106,6 +106,43 @@ def scores_in(report: Path) -> dict[str, float]:
     return next(data for data in logged if "f1" in data)
 
 
+def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files, tmp_path):
+    def parameters(report: Path) -> dict:
+        entries = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text().splitlines()]
+        found = {}
+        for entry in entries:
+            found |= entry["data"] if entry["step"] == "PARAMETER" else {}
+        return found
+
+    squad = read_squad(files["v1"])
+    dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10)
+    questions, windows = len(squad.questions), len(dataset)
+    assert questions < windows
+    marks = {"predict_start": True, "eval_start": True, "SEED": 42, "predict_batch_size": 8}
+    counts = {"eval_samples": questions, "eval_features": windows}
+    training = {
+        "training_samples": questions,
+        "training_features": windows,
+        "train_batch_size": 8,
+        "steps": -(-40 * windows // 8),
+    }
+    assert parameters(trained.parents[1] / "report.json").items() >= (training | counts | marks).items()
+
+    document = squad_document(with_impossible=False)
+    articles = [
+        json.loads(json.dumps(document["data"]).replace('-0"', f'-0-{n}"').replace('-1"', f'-1-{n}"'))
+        for n in range(130)
+    ]
+    (tmp_path / "many.json").write_text(
+        json.dumps(document | {"data": [each for several in articles for each in several]})
+    )
+    flags = ("--do-predict", "--predict-file", tmp_path / "many.json", "--init-checkpoint", trained)
+    assert run(files, tmp_path, *flags) == 0
+    found = parameters(tmp_path / "report.json")
+    assert found.items() >= marks.items()
+    assert found["sample_number"] >= 1000 and found["time_per_1000"] > 0
+
+
 def test_memorized_questions_are_answered_and_scored(trained, files):
     predictions = json.loads((trained / "predictions.json").read_text())
     assert predictions == answers_of(json.loads(files["v1"].read_text()))

@@ -39,15 +39,30 @@ def test_torch_is_installed_first_and_nothing_twice(checkout):
     assert len(checkout.calls()) == 5
 
 
-def test_new_requirements_and_a_half_made_environment_are_made_anew(checkout):
+def test_an_interrupted_installation_continues(checkout):
+    packages = checkout.folder / ".venv" / "lib" / "python3" / "site-packages"
+    assert checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1", FAKE_CODE_OF="torch").returncode == 2
+    for name, files in {"torch.dist-info": ["METADATA"], "numpy.dist-info": ["METADATA", "RECORD"]}.items():
+        (packages / name).mkdir(parents=True)
+        for file in files:
+            (packages / name / file).touch()
+    result = checkout.run("bash scripts/run_pretraining.sh", FAKE_LACKS="1")
+    assert result.returncode == 2 and "run bash scripts/setup_environment.sh first" in result.stderr
+    assert checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1").returncode == 0
+    venv, torch, again, requirements = environment_calls(checkout)
+    assert (venv, again, requirements) == ("venv", torch, "requirements")
+    assert [path.name for path in packages.iterdir()] == ["numpy.dist-info"]
+    assert checkout.run("bash scripts/setup_environment.sh tests", FAKE_LACKS="1", FAKE_CODE_OF="gt-").returncode == 2
+    assert checkout.run("bash scripts/setup_environment.sh tests", FAKE_LACKS="1").returncode == 0
+    assert environment_calls(checkout)[4:] == ["requirements", "weights"] * 2
+
+
+def test_new_requirements_make_a_new_environment(checkout):
     checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
-    (checkout.folder / ".venv" / ".made").unlink()  # as a kill during an installation leaves it
-    checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
-    assert environment_calls(checkout)[3:5] == ["venv", environment_calls(checkout)[1]]
     with (checkout.folder / "requirements.txt").open("a") as file:
         file.write("something>=1\n")
     checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1")
-    assert environment_calls(checkout).count("venv") == 3
+    assert environment_calls(checkout).count("venv") == 2
 
 
 def test_an_environment_of_the_users_is_not_touched(checkout):

@@ -11,7 +11,8 @@ from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
 from optimizer import Lamb, apply_step, gradients, parameter_groups, total_norm
-from parallel.fsdp import LocalShards, fill_shards, make_mesh, shard_model
+from parallel.fsdp import fill_shards, make_mesh, shard_model
+from utils.errors import UserError
 
 STEPS = 20
 
@@ -170,10 +171,7 @@ def shard_a_net(on_meta: bool) -> None:
     with torch.device("meta" if on_meta else "cpu"):
         model = Net()
     shard_model(model, model.layers, mesh)
-    if on_meta:
-        model.to_empty(device="cpu")
-    shards = LocalShards(model, mesh)
-    fill_shards(shards, values.items())
+    shards = fill_shards(model, mesh, "cpu", values.items())
     for name, shard in shards.named_parameters():
         assert torch.equal(shard, own_rows(values[name], 3, rank())), name
         assert shards.row_start(name) == sum(len(own_rows(values[name], 3, before)) for before in range(rank()))
@@ -189,6 +187,114 @@ def shard_a_net(on_meta: bool) -> None:
 @pytest.mark.parametrize("on_meta", [False, True])
 def test_a_model_of_the_users_own_trains_on_shards_as_it_does_whole(tmp_path, on_meta):
     run_ranks(3, tmp_path, shard_a_net, on_meta).check()
+
+
+class PatchModel(nn.Module):
+    """Like a vision transformer: patches, a class token, positions from a table, normalization with running statistics,
+    an output tied to the first layer, and a buffer that is not in the state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv1d(1, 5, 1)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 5))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(5, 1, 7, 0.0, batch_first=True) for _ in range(2))
+        self.norm = nn.BatchNorm1d(5)
+        self.out = nn.Linear(5, 1, bias=False)
+        self.out.weight = nn.Parameter(torch.zeros(1, 5))
+        self.again = nn.Linear(5, 1, bias=False)
+        self.again.weight = self.out.weight
+        self.register_buffer("positions", torch.arange(30.0).view(1, 6, 5).sin())
+        self.register_buffer("scale", torch.tensor(3.0), persistent=False)
+
+    def forward(self, x_BS: Tensor) -> Tensor:
+        tokens = self.patches(self.norm(x_BS)[:, None]).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(len(tokens), 1, 5), tokens], dim=1) + self.positions
+        for layer in self.layers:
+            tokens = layer(tokens)
+        tokens = tokens.mean(dim=1)
+        return (self.out(tokens) + self.again(tokens.tanh())) * self.scale
+
+
+def masked_bert() -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForMaskedLM(BertConfig(vocab_size=31, max_position_embeddings=12, **sizes, **dropout))
+
+
+def patch_loss(model: nn.Module, rows: slice) -> Tensor:
+    return (model(random_data()[0][:6]) - 1).square()[rows].sum()  # all rows, for the running statistics
+
+
+def masked_loss(model: nn.Module, rows: slice) -> Tensor:
+    ids = torch.arange(60).view(6, 10) % 31
+    logits = model(input_ids=ids[rows]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[rows].flatten(), reduction="sum") / 60
+
+
+def shard_models_with_buffers_and_tied_weights() -> None:
+    dist.init_process_group("gloo")
+    mesh = make_mesh("cpu", 2)
+    cases = (
+        (PatchModel, lambda model: model.layers, patch_loss),
+        (masked_bert, lambda model: model.bert.encoder.layer, masked_loss),
+    )
+    for make, blocks_of, loss_of in cases:
+        torch.manual_seed(0)
+        reference = make()
+        for p in reference.parameters():
+            nn.init.normal_(p, std=0.3)
+        values = {name: value.detach().clone() for name, value in reference.state_dict().items()}
+        values |= {name: value.clone() for name, value in reference.named_buffers()}
+        with torch.device("meta"):
+            model = make()
+        shard_model(model, blocks_of(model), mesh)
+        shards = fill_shards(model, mesh, "cpu", values.items())
+        assert shards.shards.keys() == dict(reference.named_parameters()).keys()
+        whole = Lamb(parameter_groups(reference, 0.01), 0.05)
+        sharded = Lamb(parameter_groups(model, 0.01, shards.shards), 0.05, shard_group=shards.group)
+        for _ in range(3):
+            losses = [loss_of(model, slice(3 * rank(), 3 * rank() + 3)), loss_of(reference, slice(None))]
+            for loss in losses:
+                loss.backward()
+            shards.take_gradients()
+            for optimizer in (sharded, whole):
+                optimizer.step()
+                optimizer.zero_grad()
+            total = losses[0].detach()
+            dist.all_reduce(total)
+            torch.testing.assert_close(total, losses[1].detach(), rtol=1e-5, atol=1e-6)
+        for name, buffer in reference.named_buffers():
+            torch.testing.assert_close(dict(model.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6)
+
+
+def test_models_with_buffers_and_tied_weights_train_on_shards_as_they_do_whole(tmp_path):
+    run_ranks(2, tmp_path, shard_models_with_buffers_and_tied_weights).check()
+
+
+def refuse_what_cannot_be_sharded() -> None:
+    dist.init_process_group("gloo")
+    mesh = make_mesh("cpu", 1)
+    with torch.device("meta"):
+        model = PatchModel()
+    shard_model(model, model.layers, mesh)
+    values = PatchModel().state_dict()
+    with pytest.raises(UserError, match="no values for scale: "):
+        fill_shards(model, mesh, "cpu", values.items())
+    with pytest.raises(UserError, match="no parameter or buffer head: "):
+        fill_shards(model, mesh, "cpu", {**values, "head": torch.zeros(1)}.items())
+    model = PatchModel()
+    with pytest.raises(UserError, match=r"parameter again\.weight is shared"):
+        shard_model(model, [model.out], mesh)
+    model = PatchModel()
+    model.temperature = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"scalar parameters.* temperature "):
+        shard_model(model, model.layers, mesh)
+
+
+def test_buffers_without_values_shared_and_scalar_parameters_are_refused_by_name(tmp_path):
+    run_ranks(1, tmp_path, refuse_what_cannot_be_sharded).check()
 
 
 # --- the documentation ------------------------------------------------------------------------------------------------
