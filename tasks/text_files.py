@@ -58,12 +58,12 @@ def write_table(path: Path, rows: list[Row]) -> None:
         if format_of(path) == ".csv":
             csv.writer(text, lineterminator="\n").writerows([names, *cells])
         else:
-            text.writelines("\t".join(values).translate(NO_LINE_ENDS) + "\n" for values in [names, *cells])
+            text.writelines("\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in [names, *cells])
     content = text.getvalue().encode("utf-8")
     return write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-NO_LINE_ENDS = str.maketrans("\r\n", "  ")  # TSV has no quoting
+NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
 
 def as_cell(value: Any) -> str:
