@@ -90,24 +90,21 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
 
 def make_task(args: Arguments) -> FineTuningTask:
     from tasks.glue import ClassificationTask
-    from tasks.multi_label import MultiLabelTask, multi_label_task
     from tasks.ner import TokenClassificationTask
 
     if args.task_name == NER:
         return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
-    task = ClassificationTask
-    if args.task_name not in TASKS:
-        spec = custom_task(args.text_column, args.pair_column, args.label_column or "", args.regression)
-        name = "regression" if args.regression else "classification"
-        if args.task_name == MULTI_LABEL:
-            task, name = MultiLabelTask, MULTI_LABEL
-            spec = multi_label_task(args.text_column, args.pair_column, args.label_column or "")
-        train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
-    else:
+    if args.task_name in TASKS:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
         predict_files = spec.test_files(folder)
-    return task(
+    else:
+        is_multi_label = args.task_name == MULTI_LABEL
+        columns = (args.text_column, args.pair_column, args.label_column or "")
+        spec = custom_task(*columns, args.regression, is_multi_label)
+        name = MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
+        train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
+    return ClassificationTask(
         spec,
         args.max_seq_length,
         name,

@@ -45,8 +45,9 @@ from data_loading.sample_order import sample_order
 from evaluation import prediction_batches, prediction_limits
 from modeling import BertForQuestionAnswering
 from run_config import LoaderConfig, ParallelConfig, PredictionConfig
-from tasks.squad import LABELS, SquadDataset, SquadTask
-from tasks.squad_file import read_squad
+from tasks.squad import SquadTask
+from tasks.squad_features import LABELS, SquadDataset
+from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.device import select_device, set_num_threads
@@ -93,9 +94,8 @@ class Implementation(ABC):
         self.dataset = SquadDataset(
             read_squad(args.squad_file),
             BertTokenizer(VOCAB_FILE),
-            max_seq_length=args.max_seq_length,
+            SquadOptions(max_seq_length=args.max_seq_length, version_2_with_negative=True),
             training=True,
-            version_2_with_negative=True,
         )
         torch.manual_seed(0)
         self.model = BertForQuestionAnswering(load_bert_config(args.model)).to(self.runtime.device)

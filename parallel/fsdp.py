@@ -149,8 +149,8 @@ def fill_shards(
         missing.discard(first_names.get(name, name))
     if missing:
         raise UserError(
-            f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the meta device (a state "
-            "dict lacks the buffers that are not persistent; named_buffers() has them)"
+            f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the meta device (a "
+            "state dict lacks the buffers that are not persistent; named_buffers() has them)"
         )
     return shards
 

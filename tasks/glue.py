@@ -1,12 +1,13 @@
-"""Classification and regression of texts and pairs of texts: loss, data set, scores and submission files.
+"""Classification and regression of texts and pairs of texts: loss, data set, scores and prediction files.
 
+A text has one class, any number of labels (multi-label), or a number (regression).
 Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a first and a second text.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,8 @@ from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from modeling import BertForSequenceClassification
 from tasks import PredictionSet
-from tasks.glue_files import MAX_SEQ_LENGTH, Examples, TextTask, read_examples
+from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
+from tasks.text_files import Row, write_table
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -54,7 +56,10 @@ class ClassificationTask:
     model_class = BertForSequenceClassification
     heads = ("classifier.", "bert.pooler.")
     logits_axis = "sequence"
-    multi_label = False
+
+    @property
+    def multi_label(self) -> bool:
+        return self.spec.multi_label
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -66,7 +71,9 @@ class ClassificationTask:
 
     @property
     def initial_loss(self) -> float | None:
-        return None if self.spec.regression else math.log(len(self.spec.labels))
+        if self.spec.regression:
+            return None
+        return math.log(2 if self.multi_label else len(self.spec.labels))
 
     @property
     def result_files(self) -> tuple[str, ...]:
@@ -78,6 +85,8 @@ class ClassificationTask:
         if self.spec.regression:
             error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
             return {"loss": error_N.square().sum()}
+        if self.multi_label:
+            return multi_label_sums(logits_NC.float(), labels_N)
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
         if self.class_weights:
             weight_C = torch.tensor(self.class_weights, device=logits_NC.device)
@@ -98,8 +107,8 @@ class ClassificationTask:
         examples = read_examples(self.train_file, self.spec, labelled=True)
         task = self
         if not self.spec.regression and not self.spec.labels:
-            task = replace(self, spec=replace(self.spec, labels=self.find_labels(examples)))
-        values = task.values(examples)
+            task = replace(self, spec=replace(self.spec, labels=find_labels(examples, self.spec)))
+        values = label_values(examples, task.spec)
         if self.balanced:
             counts_C = np.bincount(values, minlength=len(task.labels))
             if not counts_C.all():
@@ -136,7 +145,7 @@ class ClassificationTask:
         sets = []
         for set_name, path in self.eval_files.items():
             examples = read_examples(path, self.spec, labelled=True)
-            finish = partial(self.score, self.values(examples), set_name)
+            finish = partial(self.score, label_values(examples, self.spec), set_name)
             sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, True))
         for set_name, path in self.predict_files.items():
             examples = read_examples(path, self.spec, labelled=False, is_test=True)
@@ -144,21 +153,11 @@ class ClassificationTask:
             sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, False))
         return sets
 
-    def find_labels(self, examples: Examples) -> tuple[str, ...]:
-        return find_labels(examples)
-
-    def values(self, examples: Examples) -> np.ndarray:
-        return label_values(examples, self.spec)
-
-    def words(self, logits_nC: np.ndarray) -> list[str]:
-        """The predictions as strings for the output file."""
-        return predicted_words(logits_nC, self.spec)
-
     def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
         return score(self.in_order(logits_nC), values, self.spec, set_name)
 
     def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
-        path = write_submission(folder, examples, self.words(self.in_order(logits_nC)), self.spec, set_name)
+        path = write_predictions(folder, examples, self.in_order(logits_nC), self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
 
@@ -168,11 +167,28 @@ class ClassificationTask:
         return logits_nC[:, [stored.index(label) for label in self.spec.labels]] if stored else logits_nC
 
 
+def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
+    """Binary cross-entropy, and the number of samples with all labels right."""
+    is_real_N = labels_NC[:, 0] != IGNORED_LABEL
+    losses_NC = F.binary_cross_entropy_with_logits(logits_NC, labels_NC.clamp(min=0).float(), reduction="none")
+    correct_N = ((logits_NC > 0) == (labels_NC > 0)).all(dim=1) & is_real_N
+    return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
+
+
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def find_labels(examples: Examples) -> tuple[str, ...]:
-    """The classes in a custom training file, sorted; by value if all are integers."""
+def split_labels(labels: str) -> list[str]:
+    return labels.split(LABEL_SEPARATOR) if labels else []
+
+
+def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
+    """The labels in a custom training file, sorted; by value if all are integers."""
+    if task.multi_label:
+        labels = {label for cell in examples.labels for label in split_labels(cell)}
+        if not labels:
+            raise UserError(f"{examples.path}: no text has a label: check the column of labels")
+        return sort_labels(labels)
     labels = set(examples.labels)
     if len(labels) < 2:
         raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
@@ -204,16 +220,21 @@ def is_number(text: str) -> bool:
 
 
 def label_values(examples: Examples, task: TextTask) -> np.ndarray:
-    """The labels as ids, or as numbers for regression; [n]. Raises UserError naming the line of an unknown label."""
-    label_ids = {label: index for index, label in enumerate(task.labels)}
-    is_known: Callable[[str], bool] = is_number if task.regression else label_ids.__contains__
-    for line, label in zip(examples.lines, examples.labels, strict=True):
-        if not is_known(label):
-            expected = "a number" if task.regression else f"one of {', '.join(task.labels)}"
-            raise UserError(f"{examples.path}, line {line}: label {label!r}, expected {expected}: correct the line")
+    """The labels: ids [n], multi-hot [n, C] if there are several per text, or numbers [n] for regression. Raises
+    UserError naming the line of an unknown label."""
+    ids = {label: index for index, label in enumerate(task.labels)}
+    is_known: Callable[[str], bool] = is_number if task.regression else ids.__contains__
+    cells = [split_labels(cell) if task.multi_label else [cell] for cell in examples.labels]
+    for line, cell in zip(examples.lines, cells, strict=True):
+        for label in cell:
+            if not is_known(label):
+                expected = "a number" if task.regression else f"one of {', '.join(task.labels)}"
+                raise UserError(f"{examples.path}, line {line}: label {label!r}, expected {expected}: correct the line")
     if task.regression:
         return np.array([float(label) for label in examples.labels])
-    return np.array([label_ids[label] for label in examples.labels], np.int64)
+    if task.multi_label:
+        return np.array([[label in cell for label in ids] for cell in cells], np.int64)
+    return np.array([ids[label] for label in examples.labels], np.int64)
 
 
 # --- data set ---------------------------------------------------------------------------------------------------------
@@ -273,8 +294,10 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
 
     return {
         "accuracy": accuracy_score,
+        "exact_match": accuracy_score,  # all labels of a text
         "f1": f1_score,
-        "f1_macro": lambda labels, found: f1_score(labels, found, average="macro"),
+        "f1_macro": partial(f1_score, average="macro", zero_division=0),
+        "f1_micro": partial(f1_score, average="micro", zero_division=0),
         "matthews_correlation": matthews_corrcoef,
         "pearson": correlation(pearsonr),
         "spearman": correlation(spearmanr),
@@ -282,7 +305,9 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
 
 
 def predictions_of(logits_nC: np.ndarray, task: TextTask) -> np.ndarray:
-    """Predicted label ids, or scores for regression; [n]."""
+    """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression."""
+    if task.multi_label:
+        return (logits_nC > 0).astype(np.int64)
     return logits_nC[:, 0].astype(np.float64) if task.regression else logits_nC.argmax(axis=1)
 
 
@@ -291,29 +316,23 @@ def set_prefix(set_name: str) -> str:
 
 
 def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, Any]:
-    """The task's metrics as fractions. For classification, also a table per class and the confusion matrix, whose rows
-    are the true classes. With several evaluation sets, keys are prefixed with the set's name."""
+    """The task's metrics as fractions. Except for regression, also a table per label, and for classes the confusion
+    matrix, whose rows are the true classes. With several evaluation sets, keys are prefixed with the set's name."""
     metrics, found = load_metrics(), predictions_of(logits_nC, task)
     scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in task.metrics}
     if not task.regression:
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-        classes = range(len(task.labels))
-        columns = precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
-        scores["per_class"] = class_table(task.labels, [column.tolist() for column in columns])
-        scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
+        classes, names = range(len(task.labels)), ("precision", "recall", "f1", "support")
+        table_C4 = np.transpose(precision_recall_fscore_support(values, found, labels=classes, zero_division=0))
+        rows = (dict(zip(names, row, strict=True)) for row in table_C4.tolist())
+        scores["per_class"] = dict(zip(task.labels, rows, strict=True))
+        if not task.multi_label:
+            scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
 
 
-def class_table(labels: Sequence[str], columns: Sequence[list]) -> dict[str, dict[str, float]]:
-    """Precision, recall, F1 and number of samples per class."""
-    names = ("precision", "recall", "f1", "support")
-    return {
-        label: dict(zip(names, row, strict=True)) for label, row in zip(labels, zip(*columns, strict=True), strict=True)
-    }
-
-
-# --- submission files -------------------------------------------------------------------------------------------------
+# --- prediction files -------------------------------------------------------------------------------------------------
 
 SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
 
@@ -323,21 +342,38 @@ def submission_name(task: TextTask, set_name: str) -> str:
 
 
 def predicted_words(logits_nC: np.ndarray, task: TextTask) -> list[str]:
-    """The predictions as strings: classes, or numbers clipped to the task's range."""
+    """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
     found = predictions_of(logits_nC, task)
+    if task.multi_label:
+        labels = np.array(task.labels)
+        return [LABEL_SEPARATOR.join(labels[row_C > 0]) for row_C in found]
     if not task.regression:
         return [task.labels[index] for index in found]
     found = found if task.score_range is None else found.clip(*task.score_range)
     return [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
 
 
-def write_submission(folder: Path, examples: Examples, words: Iterable[str], task: TextTask, set_name: str) -> Path:
-    """Writes the predictions in the submission format of GLUE (TSV) or SuperGLUE (JSON lines); returns the path."""
-    pairs = zip(examples.indices, words, strict=True)
-    path = folder / submission_name(task, set_name)
+def probabilities(logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool) -> list[dict[str, float]]:
+    """The probability of each label, for each sample."""
+    logits_nC = torch.from_numpy(logits_nC)
+    values_nC = logits_nC.sigmoid() if multi_label else logits_nC.softmax(1)
+    return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
+
+
+def write_predictions(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:
+    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or SuperGLUE (JSON lines), or
+    for a custom file with probabilities and texts."""
+    words, path = predicted_words(logits_nC, task), folder / submission_name(task, set_name)
+    rows: list[Row] = [{"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)]
     if task.extension == ".jsonl":
-        lines = [json.dumps({"idx": int(index), "label": word}) for index, word in pairs]
-    else:
-        lines = ["index\tprediction", *(f"{index}\t{word}" for index, word in pairs)]
-    write_atomically(path, "\n".join(lines) + "\n")
+        lines = [json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n" for row in rows]
+        write_atomically(path, "".join(lines))
+        return path
+    if task.is_custom:
+        if not task.regression:
+            for row, by_label in zip(rows, probabilities(logits_nC, task.labels, task.multi_label), strict=True):
+                row |= {f"probability {label}": value for label, value in by_label.items()}
+        for name, texts in (("text", examples.texts), ("pair", examples.pairs)):
+            rows = [row | {name: text} for row, text in zip(rows, texts, strict=True)] if texts is not None else rows
+    write_table(path, rows)
     return path

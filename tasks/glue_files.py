@@ -30,7 +30,8 @@ class TextTask:
     name: name of the submission file. text, pair, label: column names. labels: classes in the order of their ids;
     empty for regression, and for a custom file until its labels are known. header: columns of training and development
     files without a header. index: column with the sample's name in submissions; by default its number. sets: files of
-    the evaluation sets, by name. exact_columns: lines must have as many columns as the header. skips_incomplete_lines:
+    the evaluation sets, by name. is_custom: a file of the user, whose lines must have as
+    many columns as the header. skips_incomplete_lines:
     skip broken lines in training and development files. multi_label: samples have any number of labels, separated by
     LABEL_SEPARATOR.
     """
@@ -48,7 +49,7 @@ class TextTask:
     extension: str = ".tsv"
     splits: tuple[str, str, str] = ("train", "dev", "test")
     sets: dict[str, str] = field(default_factory=lambda: SETS)
-    exact_columns: bool = False
+    is_custom: bool = False
     skips_incomplete_lines: bool = False
     multi_label: bool = False
 
@@ -103,10 +104,15 @@ TASKS = {
 }
 
 
-def custom_task(text: str, pair: str | None, label: str, regression: bool) -> TextTask:
+def custom_task(
+    text: str, pair: str | None, label: str, regression: bool = False, multi_label: bool = False
+) -> TextTask:
     """A task for a custom file, with the columns given by the flags."""
-    metrics = ("pearson", "spearman") if regression else ("accuracy", "f1_macro")
-    return TextTask("predictions", text, pair, label, (), metrics, regression, exact_columns=True)
+    metrics: tuple[str, ...] = ("pearson", "spearman") if regression else ("accuracy", "f1_macro")
+    if multi_label:
+        metrics = ("f1_micro", "f1_macro", "exact_match")
+    kind = {"regression": regression, "multi_label": multi_label}
+    return TextTask("predictions", text, pair, label, (), metrics, **kind, is_custom=True)
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
     skips = task.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     indices, seen, lines, skipped = [], set(), [], 0
-    for line, row in read_rows(path, None if is_test else task.header, wanted, task.exact_columns):
+    for line, row in read_rows(path, None if is_test else task.header, wanted, task.is_custom):
         missing = [name for name in wanted if name not in row]
         if missing and skips:
             skipped += 1

@@ -37,7 +37,6 @@ WORD = re.compile(r"\w+|[^\w\s]")
 class Sentence:
     """`tags` is None for files without tags. JSON lines have `text` and the [start, end) of each word in it."""
 
-    line: int
     words: list[str]
     tags: list[str] | None
     text: str | None = None
@@ -112,20 +111,27 @@ class TokenClassificationTask:
         expected = [sentence.tags for sentence in dataset.sentences]
         return entity_scores(expected, self.predicted_tags(dataset, logits_TC))
 
+    def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
+        """The entities of each sentence: first character, end, and type."""
+        return [
+            [
+                {"start": sentence.offsets[first][0], "end": sentence.offsets[stop - 1][1], "label": kind}
+                for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1])
+            ]
+            for sentence, tags in zip(dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True)
+        ]
+
     def write(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path) -> dict[str, float]:
-        lines = []
-        for sentence, tags in zip(dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True):
-            if sentence.text is None:
+        sentences, lines = dataset.sentences, []
+        if sentences[0].text is None:
+            for sentence, tags in zip(sentences, self.predicted_tags(dataset, logits_TC), strict=True):
                 lines += [*(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)), ""]
-            else:
-                spans = [
-                    {"start": sentence.offsets[first][0], "end": sentence.offsets[stop - 1][1], "label": kind}
-                    for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1])
-                ]
+        else:
+            for sentence, spans in zip(sentences, self.spans(dataset, logits_TC), strict=True):
                 lines.append(json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False))
-        path = folder / self.result_files[0 if dataset.sentences[0].text is None else 1]
+        path = folder / self.result_files[0 if sentences[0].text is None else 1]
         write_atomically(path, "\n".join(lines) + "\n")
-        print_line(f"predictions for {len(dataset.sentences)} sentences in {path}")
+        print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
 
 
@@ -154,37 +160,42 @@ def read_columns(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
             rows.append(columns)
         elif rows:
             tags = [row[-1] for row in rows] if tagged else None
-            yield Sentence(number - len(rows), [row[0] for row in rows], tags)
+            yield Sentence([row[0] for row in rows], tags)
             rows = []
 
 
 def read_spans(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
     for line, row in read_json_lines(path, text):
-        text, spans = row.get("text"), row.get("spans", None if tagged else [])
-        if not isinstance(text, str) or not WORD.search(text):
-            raise UserError(f"{path}, line {line}: 'text' is {text!r}, expected a string with words: correct it")
+        where, text = f"{path}, line {line}", row.get("text")
+        spans = row.get("spans") if tagged else []
         if not isinstance(spans, list):
-            raise UserError(f"{path}, line {line}: 'spans' is {spans!r}, expected a list: correct it")
-        edges, tags_at = {0, len(text)}, {}
-        for span in spans if tagged else ():
-            start, end, label = check_span(span, text, f"{path}, line {line}")
-            edges |= {start, end}
-            for place in range(start, end):
-                if place in tags_at:
-                    raise UserError(f"{path}, line {line}: spans overlap at character {place}: keep one of them")
-                tags_at[place] = (start, label)
-        bounds = sorted(edges)
-        offsets = [
-            (first + match.start(), first + match.end())
-            for first, stop in itertools.pairwise(bounds)
-            for match in WORD.finditer(text[first:stop])
-        ]
-        tags, before = [], None
-        for start, _ in offsets:
-            entity = tags_at.get(start)
-            tags.append("O" if entity is None else f"{'I' if entity == before else 'B'}-{entity[1]}")
-            before = entity
-        yield Sentence(line, [text[a:b] for a, b in offsets], tags if tagged else None, text, offsets)
+            raise UserError(f"{where}: 'spans' is {spans!r}, expected a list: correct it")
+        yield sentence_of(text, where, spans, tagged)
+
+
+def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
+    """The words of `text`, which are cut at the edges of `spans`, with their tags. `where`: place in errors."""
+    if not isinstance(text, str) or not WORD.search(text):
+        raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
+    edges, entity_at = {0, len(text)}, {}
+    for span in spans:
+        start, end, label = check_span(span, text, where)
+        edges |= {start, end}
+        for place in range(start, end):
+            if place in entity_at:
+                raise UserError(f"{where}: spans overlap at character {place}: keep one of them")
+            entity_at[place] = (start, label)
+    offsets = [
+        (first + match.start(), first + match.end())
+        for first, stop in itertools.pairwise(sorted(edges))
+        for match in WORD.finditer(text[first:stop])
+    ]
+    found = [entity_at.get(start) for start, _ in offsets]
+    tags = [
+        "O" if entity is None else f"{'I' if entity == before else 'B'}-{entity[1]}"
+        for before, entity in itertools.pairwise([None, *found])
+    ]
+    return Sentence([text[a:b] for a, b in offsets], tags if tagged else None, text, offsets)
 
 
 def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:

@@ -1,11 +1,9 @@
-"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task and its data set of question-window pairs.
+"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task, its scores and prediction files.
 
-Legend: F features (a question over a window of its context), C tokens of a context, N sequences of a stream, T tokens
-of a stream.
+Legend: T tokens of all features.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,14 +17,15 @@ from data_loading.packing import TokenStream
 from loss import span_sum
 from modeling import BertForQuestionAnswering
 from tasks import PredictionSet
-from tasks.squad_answers import PREDICTION_FILES, Predictions, decode, write_predictions
-from tasks.squad_file import Question, Squad, SquadOptions, answer_characters, read_squad
+from tasks.squad_answers import Predictions, decode
+from tasks.squad_features import LABELS, SquadDataset
+from tasks.squad_file import SquadOptions, read_squad
 from tasks.squad_scores import evaluate
-from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
+from utils.files import write_json
 from utils.progress import print_line
 
-LABELS = ("start_positions", "end_positions")
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,8 @@ class SquadTask(SquadOptions):
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
         return {"loss": sums["span_loss"] / num_sequences}
 
-    def dataset(self, squad: Squad, tokenizer, training: bool = False) -> "SquadDataset":
-        return SquadDataset(
-            squad,
-            tokenizer,
-            max_seq_length=self.max_seq_length,
-            doc_stride=self.doc_stride,
-            max_query_length=self.max_query_length,
-            training=training,
-            version_2_with_negative=self.version_2_with_negative,
-        )
-
-    def training_set(self, tokenizer) -> tuple["SquadTask", "SquadDataset"]:
-        return self, self.dataset(read_squad(self.train_file), tokenizer, training=True)
+    def training_set(self, tokenizer) -> tuple["SquadTask", SquadDataset]:
+        return self, SquadDataset(read_squad(self.train_file), tokenizer, self, training=True)
 
     def for_model(self, config: BertConfig, folder: Path) -> "SquadTask":
         return self
@@ -78,21 +66,11 @@ class SquadTask(SquadOptions):
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.predict_file is None:
             return []
-        dataset = self.dataset(read_squad(self.predict_file), tokenizer)
+        dataset = SquadDataset(read_squad(self.predict_file), tokenizer, self)
         return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 
-    def answers(self, dataset: "SquadDataset", logits_T2: np.ndarray) -> Predictions:
-        return decode(
-            dataset,
-            *logits_T2.T,
-            n_best_size=self.n_best_size,
-            max_answer_length=self.max_answer_length,
-            version_2_with_negative=self.version_2_with_negative,
-            null_score_diff_threshold=self.null_score_diff_threshold,
-        )
-
-    def finish(self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None) -> dict[str, float]:
-        predictions = self.answers(dataset, logits_T2)
+    def finish(self, dataset: SquadDataset, logits_T2: np.ndarray, folder: Path | None) -> dict[str, float]:
+        predictions = decode(dataset, *logits_T2.T, self)
         if folder is not None:
             path = write_predictions(folder, predictions)
             print_line(f"answers to {len(predictions.answers)} questions in {path}")
@@ -102,132 +80,17 @@ class SquadTask(SquadOptions):
         return evaluate(dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf)
 
 
-def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:
-    """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover `num_tokens` tokens."""
-    start = 0
-    windows = []
-    while True:
-        stop = min(start + capacity, num_tokens)
-        windows.append((start, stop))
-        if stop == num_tokens:
-            return windows
-        start += min(capacity, doc_stride)
-
-
-def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each window, the tokens [first, last) for which this window has the maximum context.
-
-    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window length; ties go to the
-    first window (Google's `_check_is_max_context`). The tokens of each window are contiguous, and the ranges partition
-    the context.
-    """
-    if len(windows) == 1:
-        return list(windows)
-    best_C = np.full(windows[-1][1], -1.0)
-    owner_C = np.zeros(windows[-1][1], np.int64)
-    for index, (start, stop) in enumerate(windows):
-        offset = np.arange(stop - start)
-        score = np.minimum(offset, offset[::-1]) + 0.01 * (stop - start)
-        is_better = score > best_C[start:stop]
-        best_C[start:stop][is_better] = score[is_better]
-        owner_C[start:stop][is_better] = index
-    firsts = np.searchsorted(owner_C, np.arange(len(windows) + 1))
-    return list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
-
-
-class SquadDataset(SequenceDataset):
-    """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
-
-    Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F] tokens of the feature;
-    `query_lengths` [F] tokens of its question; `question_index` [F]; `window_starts` [F] the window's first token in
-    its context; `max_context` [F, 2] the positions [first, last) for which this window has the most context; for
-    training `start_positions` and `end_positions` [F], 0 (`[CLS]`) where the answer is not completely in the window or
-    there is none. The features of question q are [feature_bounds[q], feature_bounds[q + 1]).
-
-    Training uses the first answer of each question. Raises UserError for a question without an answer (unless
-    `version_2_with_negative`), and for an answer that is not in its context.
-    """
-
-    def __init__(
-        self,
-        squad: Squad,
-        tokenizer,
-        *,
-        max_seq_length: int = 384,
-        doc_stride: int = 128,
-        max_query_length: int = 64,
-        training: bool = False,
-        version_2_with_negative: bool = False,
-    ):
-        if max_seq_length < max_query_length + 4:
-            raise UserError(
-                f"--max-seq-length {max_seq_length} leaves no room for the context beside a question of "
-                f"--max-query-length {max_query_length} tokens: raise the first or lower the second"
-            )
-        self.squad = squad
-        question_ids, _ = encode(tokenizer, [question.text for question in squad.questions], "questions")
-        context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
-        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
-
-        pieces: list[np.ndarray] = []
-        rows: list[tuple[int, ...]] = []
-        self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
-        for index, question in enumerate(squad.questions):
-            query = question_ids[index][:max_query_length]
-            context = context_ids[question.context]
-            answer = self.answer_tokens(question, version_2_with_negative) if training else None
-            windows = window_bounds(len(context), max_seq_length - len(query) - 3, doc_stride)
-            for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
-                to_position = len(query) + 2 - start
-                inside = answer is not None and start <= answer[0] and answer[1] < stop
-                answer_positions = [token + to_position for token in answer] if inside else [0, 0]
-                pieces += [cls, query, sep, context[start:stop], sep]
-                rows.append((index, len(query), start, first + to_position, last + to_position, *answer_positions))
-            self.feature_bounds[index + 1] = len(rows)
-
-        table = np.array(rows, np.int64)
-        self.question_index, self.query_lengths, self.window_starts = table[:, :3].T
-        self.max_context = table[:, 3:5]
-        self.start_positions, self.end_positions = table[:, 5:].T
-        super().__init__(
-            np.concatenate(pieces).astype(np.int32),
-            np.array([len(piece) for piece in pieces]).reshape(-1, 5).sum(axis=1),
-            self.query_lengths + 2,
-            {name: getattr(self, name) for name in LABELS} if training else {},
-        )
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.squad.questions)
-
-    def answer_tokens(self, question: Question, version_2_with_negative: bool) -> tuple[int, int] | None:
-        """First and last token, in the context, of the question's first answer; None if there is no answer."""
-        where = f"{self.squad.path}: question {question.id}"
-        if not question.answers:
-            if version_2_with_negative:
-                return None
-            raise UserError(f"{where} has no answer to train on: add --version-2-with-negative for SQuAD v2.0")
-        answer = question.answers[0]
-        characters = answer_characters(self.squad.contexts[question.context], answer)
-        if characters is None:
-            raise UserError(
-                f"{where}: its answer {answer.text!r} is not in its context at character {answer.start}: "
-                "correct answer_start or remove the question"
-            )
-        starts_C, stops_C = self.context_characters[question.context].T
-        first = int(np.searchsorted(stops_C, characters[0], side="right"))
-        last = int(np.searchsorted(starts_C, characters[1], side="left")) - 1
-        if first > last:
-            raise UserError(f"{where}: its answer {answer.text!r} has no token: remove the question")
-        return first, last
-
-    def text(self, feature: int, start: int, end: int) -> str:
-        """The original text of the positions `start` to `end` (inclusive) of a feature's sequence."""
-        first, stop = self.characters(feature, start, end)
-        return self.squad.contexts[self.squad.questions[self.question_index[feature]].context][first:stop]
-
-    def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
-        """The characters [start, stop) of that text in its context."""
-        character_C2 = self.context_characters[self.squad.questions[self.question_index[feature]].context]
-        to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
-        return int(character_C2[start + to_token, 0]), int(character_C2[end + to_token, 1])
+def write_predictions(folder: Path, predictions: Predictions) -> Path:
+    """Writes PREDICTION_FILES to `folder`, each atomically, and returns the first path. The last file is for v2.0 only;
+    otherwise an old one is removed."""
+    answers_file, nbest_file, null_odds_file = (folder / name for name in PREDICTION_FILES)
+    files = {nbest_file: predictions.nbest, answers_file: predictions.answers, null_odds_file: predictions.null_odds}
+    for path, content in files.items():
+        try:
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_json(path, content, indent=4)
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): make room or choose another folder") from error
+    return answers_file

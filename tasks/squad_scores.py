@@ -5,6 +5,7 @@ import re
 import string
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tasks.squad_file import Question, Squad
@@ -49,52 +50,22 @@ def evaluate(
     by question; above `na_prob_thresh` the prediction counts as no answer. Adds the best scores over all thresholds
     (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
     """
-    if squad.version_2:
-        return evaluate_v2(squad, predictions, na_probs, na_prob_thresh)
-    if na_probs is not None:
-        raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out --na-prob-file")
-    return evaluate_v1(squad, predictions)
-
-
-def evaluate_v1(squad: Squad, predictions: dict[str, str]) -> dict[str, float]:
-    exact = f1_sum = 0.0
-    unanswered = 0
-    for question in squad.questions:
-        if not question.answers:
-            raise UserError(f"{squad.path}: question {question.id} has no answers to compare with")
-        if question.id not in predictions:
-            unanswered += 1
-            continue
-        prediction = predictions[question.id]
-        exact += max(exact_match(prediction, answer.text) for answer in question.answers)
-        f1_sum += max(f1(prediction, answer.text, empty_equals_empty=False) for answer in question.answers)
-    if unanswered:
-        print(f"{unanswered} of {len(squad.questions)} questions are unanswered and score 0", file=sys.stderr)
-    total = len(squad.questions)
-    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1_sum / total}
-
-
-def evaluate_v2(
-    squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None, na_prob_thresh: float
-) -> dict[str, Any]:
-    for name, given in (("predictions", predictions), ("no-answer probabilities", na_probs)):
-        missing = [] if given is None else [question.id for question in squad.questions if question.id not in given]
-        if missing:
-            raise UserError(
-                f"the {name} lack {len(missing)} of the {len(squad.questions)} questions of {squad.path}, "
-                f"{missing[0]} the first: SQuAD v2.0 wants one for each"
-            )
+    check_predictions(squad, predictions, na_probs)
     metrics: dict[str, Callable[[str, str], float]] = {
-        "exact": exact_match,
-        "f1": lambda prediction, answer: f1(prediction, answer, empty_equals_empty=True),
+        "exact" if squad.version_2 else "exact_match": exact_match,
+        "f1": partial(f1, empty_equals_empty=squad.version_2),
     }
     raw_scores = {
         name: {
-            question.id: max(metric(predictions[question.id], answer) for answer in gold_answers(question))
+            question.id: max(metric(predictions[question.id], answer) for answer in gold_answers(question, squad))
+            if question.id in predictions
+            else 0.0
             for question in squad.questions
         }
         for name, metric in metrics.items()
     }
+    if not squad.version_2:
+        return {name: 100.0 * sum(scores.values()) / len(scores) for name, scores in raw_scores.items()}
     answerable = {question.id: bool(question.answers) for question in squad.questions}
 
     def thresholded(scores: dict[str, float]) -> dict[str, float]:
@@ -123,9 +94,31 @@ def evaluate_v2(
     return result
 
 
-def gold_answers(question: Question) -> list[str]:
-    """The answers that are not empty after normalization; the empty answer if there are none."""
-    return [answer.text for answer in question.answers if normalized(answer.text)] or [""]
+def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None) -> None:
+    missing = [question.id for question in squad.questions if question.id not in predictions]
+    if squad.version_2:
+        what = "predictions"
+        if not missing and na_probs is not None:
+            what, missing = "no-answer probabilities", [q.id for q in squad.questions if q.id not in na_probs]
+        if missing:
+            raise UserError(
+                f"the {what} lack {len(missing)} of the {len(squad.questions)} questions of {squad.path}, {missing[0]} "
+                "the first: SQuAD v2.0 wants one for each"
+            )
+        return
+    if na_probs is not None:
+        raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out --na-prob-file")
+    for question in squad.questions:
+        if not question.answers:
+            raise UserError(f"{squad.path}: question {question.id} has no answers to compare with")
+    if missing:
+        print(f"{len(missing)} of {len(squad.questions)} questions are unanswered and score 0", file=sys.stderr)
+
+
+def gold_answers(question: Question, squad: Squad) -> list[str]:
+    """The answers; in v2.0 those that are not empty after normalization, or the empty answer if there are none."""
+    texts = [answer.text for answer in question.answers]
+    return [text for text in texts if normalized(text)] or [""] if squad.version_2 else texts
 
 
 def best_threshold(

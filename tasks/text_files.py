@@ -58,12 +58,12 @@ def write_table(path: Path, rows: list[Row]) -> None:
         if format_of(path) == ".csv":
             csv.writer(text, lineterminator="\n").writerows([names, *cells])
         else:
-            text.writelines("\t".join(values).translate(NO_LINE_ENDS) + "\n" for values in [names, *cells])
+            text.writelines("\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in [names, *cells])
     content = text.getvalue().encode("utf-8")
     return write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-NO_LINE_ENDS = str.maketrans("\r\n", "  ")  # TSV has no quoting
+NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
 
 def as_cell(value: Any) -> str:
@@ -82,16 +82,17 @@ def arrow():
 def predict_file(
     source: Path,
     target: Path,
-    columns: list[str],
-    predict_rows: Callable[[list[tuple[int, Row]]], list[Row]],
+    columns: dict[str, str],
+    predict: Callable[[list[str], list[Row]], list[Row]],
     settings: dict[str, Any],
 ) -> None:
-    """Writes the rows of `source`, with the columns returned by `predict_rows`, to `target`. `settings`: all else that
-    the predictions depend on. Intermediate predictions with other settings are an error."""
-    extensions = (*FORMATS, ".npy") if settings.get("embed") else FORMATS
+    """Writes the rows of `source`, with the columns that `predict` returns for them, to `target`. predict: takes the
+    places of rows, for errors, and the rows by field. columns: column of each field. settings: all else that the
+    predictions depend on. Intermediate predictions with other settings are an error."""
+    extensions = (*FORMATS, ".npy") if settings["embed"] else FORMATS
     if format_of(target) not in extensions:
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
-    rows = read_table(source, columns)
+    rows = read_table(source, list(columns.values()))
     folder = target.with_name(f"{target.name}.parts")
     settings = json.loads(json.dumps(settings | {"input": file_digest(source)}, default=str))
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,9 @@ def predict_file(
         for first in range(0, len(rows), ROWS_PER_PART):
             part, chunk = folder / f"{first}.json", rows[first : first + ROWS_PER_PART]
             if not part.exists():
-                write_json(part, predict_rows(chunk), indent=None)
+                places = [f"{source}, line {line}" for line, _ in chunk]
+                fields = [{field: row[column] for field, column in columns.items()} for _, row in chunk]
+                write_json(part, predict(places, fields), indent=None)
             added += read_json(part, "predictions")
             bar.update(len(chunk))
     if repeated := added[0].keys() & rows[0][1].keys():

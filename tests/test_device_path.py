@@ -30,7 +30,8 @@ from run_config import (
 from run_setup import build_trainer
 from tasks import Task
 from tasks.pretraining import PretrainingTask
-from tasks.squad import LABELS, SquadTask
+from tasks.squad import SquadTask
+from tasks.squad_features import LABELS
 from trainer import Trainer
 
 META = torch.device("meta")

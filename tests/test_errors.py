@@ -111,7 +111,7 @@ def test_missing_package_is_an_error_of_one_line(program):
     assert re.fullmatch(r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line)
 
 
-@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py"])
+@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py"])
 @pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--no-such-flag", 2)])
 def test_command_line_is_answered_without_torch(program, flag, code, tmp_path):
     for package in ("torch", "numpy"):

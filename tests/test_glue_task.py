@@ -28,10 +28,9 @@ from tasks.glue import (
     find_labels,
     label_values,
     load_metrics,
-    predicted_words,
     score,
     truncated_lengths,
-    write_submission,
+    write_predictions,
 )
 from tasks.glue_files import TASKS, Examples, custom_task
 from tokenizer import BertTokenizer
@@ -39,6 +38,7 @@ from utils.errors import UserError
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)
+OWN = custom_task("text", None, "label")
 PAIRS = [
     ("The first text of a pair is rather long, and longer than the second one.", "The second one is short."),
     ("Short.", "This second text is the long one, with many words in it, more than fit into the limit of tokens."),
@@ -212,8 +212,8 @@ def test_the_logged_accuracy_counts_right_predictions():
 
 def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path):
     path = tmp_path / "own.csv"
-    assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"])) == ("1", "9", "10")
-    assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"])) == ("bad", "good", "ok")
+    assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"]), OWN) == ("1", "9", "10")
+    assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"]), OWN) == ("bad", "good", "ok")
     for labels, says in (
         (["1", "0.35"], "such as 0.35: add --regression"),
         (["x", "x"], "all labels are 'x'"),
@@ -221,7 +221,7 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path)
         (["2", "02"], "line 3: labels '2' and '02' are the same number"),
     ):
         with pytest.raises(UserError, match=says):
-            find_labels(examples_of(path, "ab", labels=labels))
+            find_labels(examples_of(path, "ab", labels=labels), OWN)
 
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path):
@@ -317,28 +317,24 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
 # --- submission files -------------------------------------------------------------------------------------------------
 
 
-def submit(folder, examples, logits, task, set_name):
-    return write_submission(folder, examples, predicted_words(logits, task), task, set_name)
-
-
 def test_submission_files_have_glues_names_and_columns(tmp_path):
     examples = examples_of(tmp_path / "test.tsv", "abc")
-    rte = submit(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
+    rte = write_predictions(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
     assert rte.name == "RTE.tsv"
     assert rte.read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
     mnli = [
-        submit(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
+        write_predictions(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
         for name in ("matched", "mismatched")
     ]
     assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
     scores = np.array([[5.4], [2.71828], [-0.1]], np.float32)
-    sts_b = submit(tmp_path, examples, scores, TASKS["sts-b"], "")
+    sts_b = write_predictions(tmp_path, examples, scores, TASKS["sts-b"], "")
     assert sts_b.read_text() == "index\tprediction\n0\t5.000\n1\t2.718\n2\t0.000\n"
 
 
 def test_superglues_submissions_are_json_lines(tmp_path):
     examples = dataclasses.replace(examples_of(tmp_path / "test.jsonl", "ab"), indices=["7", "9"])
-    path = submit(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
+    path = write_predictions(tmp_path, examples, logits_for(np.array([1, 0])), TASKS["boolq"], "")
     assert path.name == "BoolQ.jsonl"
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"idx": 7, "label": "true"},

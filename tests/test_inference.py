@@ -236,23 +236,27 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
-        ("classes", ["--question", "a", "--context", "b"], "has no tensors qa_outputs.*, but classifier.*"),
-        ("span", ["--text", "a"], "it is a model of run_squad.py, and these flags are for one of run_glue.py"),
-        ("masks", ["--text", "a"], "has no tensors classifier.*, but cls.predictions.*"),
+        ("classes", ["--question", "a", "--context", "b"], "has no effect on {model}, a model with classifier.*"),
+        ("span", ["--text", "a"], "--text has no effect on {model}, a model with qa_outputs.*"),
+        ("masks", ["--text", "a"], "--text has no effect on {model}, a model with cls.predictions.*"),
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
-        ("none", ["--text", "a"], "has no head to ask"),
-        ("tokens", ["--text", "a"], "has no bert.pooler.dense.bias"),
+        ("none", ["--text", "a"], "has no head"),
+        ("tokens", ["--text", "a"], "does not predict tags such as B-PER, but no classes"),
         ("classes", ["--text", "word " * 63], "the text has 65 tokens, and at most 64 are possible"),
         ("classes", ["--text", "word " * 31, "--text-pair", "word " * 31], "the text has 65 tokens"),
         ("span", ["--question", "word " * 30, "--context", "b"], "the question has 30 tokens, and at most 28"),
-        ("span", ["--question", "a"], "--question needs --context"),
-        ("span", ["--question", "a", "--context", "b", "--context-file", "c"], "give one of them"),
+        ("span", ["--question", "a"], "--question has no effect without --context or --context-file"),
+        (
+            "span",
+            ["--question", "a", "--context", "b", "--context-file", "c"],
+            "--context cannot be combined with --context-file",
+        ),
         ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt does not exist"),
         ("span", ["--question", "?", "--context", " "], "the passage has no words"),
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "max_position_embeddings 64"),
-        ("span", ["--question", "a", "--context", "b", "--text", "c"], "choose one"),
-        ("classes", ["--text-pair", "a"], "--text-pair needs --text"),
+        ("span", ["--question", "a", "--context", "b", "--text", "c"], "--text cannot be combined with --question"),
+        ("classes", ["--text-pair", "a"], "--text-pair has no effect without --text"),
         ("span", ["--bert_model", "bert-large-uncased", "--fp16"], "--bert-model is not a flag of this program"),
         ("span", ["--no_gpu"], "use --device cpu"),
     ],
@@ -263,7 +267,7 @@ def test_what_a_model_cannot_do_is_refused_in_one_line(models, capsys, model, fl
         run_main(lambda: inference.main(words))
     assert exit_.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert says in line
+    assert says.format(model=models[model]) in line
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,19 @@ from conftest import TINY, VOCAB_FILE
 from transformers import (
     AutoModel,
     BertConfig,
+    BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     BertTokenizerFast,
+    pipeline,
 )
 
 import inference
 from tasks import text_files
+from tasks.ner import entities
+from tasks.predictors import ClassPredictor
 from utils.errors import UserError
 
 TEXTS = ["a gripping film", "dull, and twice as long as it should be", "naïve", "so so", "the sea", "a, b\nc"]
@@ -99,15 +104,15 @@ def test_the_same_command_continues_and_another_is_refused(folder, tmp_path, mon
     model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv")
     run(model, source, tmp_path / "whole.csv", "--text-column", "review")
     predicted = []
-    real = inference.text_dataset
+    real = ClassPredictor.predict
 
-    def counted(model, rows, args):
-        predicted.extend(line for line, _ in rows)
+    def counted(model, places, rows):
+        predicted.extend(places)
         if len(predicted) == 6:
             raise KeyboardInterrupt
-        return real(model, rows, args)
+        return real(model, places, rows)
 
-    monkeypatch.setattr(inference, "text_dataset", counted)
+    monkeypatch.setattr(ClassPredictor, "predict", counted)
     with pytest.raises(KeyboardInterrupt):
         run(model, source, tmp_path / "parts.csv", "--text-column", "review")
     with pytest.raises(UserError, match="has predictions of another input, model or flags"):
@@ -131,6 +136,43 @@ def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
         inference.main([str(word) for word in words])
         lines = capsys.readouterr().out.splitlines()
         assert lines[:2] == [f"answer       {found['answer']}", f"probability  {found['probability']:.3f}"]
+
+
+def test_masked_words_of_a_file_are_those_of_transformers(folder, tokenizer, tmp_path):
+    model = folder(BertForMaskedLM)
+    texts = ["The capital of France is [MASK].", "A [MASK] of two [MASK], and more words after them", "[MASK]"]
+    run(model, write_csv(tmp_path / "in.csv", texts), tmp_path / "out.jsonl", "--text-column", "review")
+    fill = pipeline("fill-mask", model=str(model), tokenizer=tokenizer, device="cpu", top_k=5)
+    for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
+        expected = fill(text)
+        expected = expected if isinstance(expected[0], list) else [expected]
+        assert [list(words) for words in row["words"]] == [[e["token_str"] for e in each] for each in expected]
+        for words, each in zip(row["words"], expected, strict=True):
+            assert list(words.values()) == pytest.approx([entry["score"] for entry in each], abs=1e-5)
+        filled = text
+        for words in row["words"]:
+            filled = filled.replace("[MASK]", next(iter(words)), 1)
+        assert (row["review"], row["filled"]) == (text, filled)
+
+
+def test_entities_of_a_file_are_those_of_transformers(folder, tokenizer, tmp_path, capsys):
+    labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
+    model = folder(BertForTokenClassification, id2label=labels, label2id={v: k for k, v in labels.items()})
+    texts = ["Anna Smith lived in Paris", "the sea , at night"]
+    run(model, write_csv(tmp_path / "in.csv", texts), tmp_path / "out.jsonl", "--text-column", "review")
+    capsys.readouterr()
+    peer = BertForTokenClassification.from_pretrained(model).eval()
+    for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
+        encoded = tokenizer(text.split(), is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            found = peer(**encoded).logits[0].argmax(1).tolist()
+        words = encoded.word_ids(0)
+        tags = [labels[found[words.index(word)]] for word in range(len(text.split()))]
+        expected = [(" ".join(text.split()[a:b]), kind) for kind, a, b in sorted(entities(tags), key=lambda e: e[1])]
+        assert [(text[s["start"] : s["end"]], s["label"]) for s in row["spans"]] == expected
+        assert inference.main(["--init-checkpoint", str(model), "--device", "cpu", "--text", text]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == ["entities", *([f"  {kind}  {words}" for words, kind in expected] or ["  (none found)"])]
 
 
 # --- embeddings -------------------------------------------------------------------------------------------------------
@@ -212,10 +254,13 @@ def test_a_damaged_gz_file_is_named(folder, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--input", "a.csv"], "--input and --output go together"),
-        (["--input", "a.csv", "--output", "b.csv"], "--input needs --text-column"),
+        (["--input", "a.csv"], "--input has no effect without --output"),
+        (["--input", "a.csv", "--output", "b.csv"], "--input has no effect without --text-column or --question-column"),
         (["--text-column", "a", "--text", "b"], "--text-column has no effect without --input"),
-        (["--input", "a.csv", "--output", "b.csv", "--text-column", "a", "--text", "b"], "give one of them"),
+        (
+            ["--input", "a.csv", "--output", "b.csv", "--text-column", "a", "--text", "b"],
+            "--input cannot be combined with --text",
+        ),
         (
             ["--input", "a", "--output", "b", "--question-column", "q", "--context-column", "c", "--embed"],
             "--embed has",

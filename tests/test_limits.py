@@ -26,7 +26,7 @@ from small_runs import run_here
 import run_pretraining
 import run_squad
 from bert_config import BertConfig
-from tasks.squad import SquadDataset, max_context_bounds, window_bounds
+from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.errors import MACHINE_ERRORS, UserError, is_out_of_memory

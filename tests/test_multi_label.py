@@ -18,11 +18,12 @@ import run_glue
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from modeling import BertForSequenceClassification
-from tasks.multi_label import MultiLabelTask, multi_label_task
+from tasks.glue import ClassificationTask, score
+from tasks.glue_files import custom_task
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
-SPEC = multi_label_task("text", None, "label")
+SPEC = custom_task("text", None, "label", multi_label=True)
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 TEXTS = {"a red house": "red|house", "a blue house": "house", "red sky": "red", "a grey river": "", "red stone": "red"}
 
@@ -35,7 +36,7 @@ def write(path: Path, rows: dict[str, str]) -> Path:
 
 @pytest.mark.parametrize("num_sizes", [None, 1])
 def test_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
-    task, dataset = MultiLabelTask(SPEC, 16, train_file=write(tmp_path / "a.csv", TEXTS)).training_set(TOKENIZER)
+    task, dataset = ClassificationTask(SPEC, 16, train_file=write(tmp_path / "a.csv", TEXTS)).training_set(TOKENIZER)
     assert task.labels == ("house", "red")
     labels_NC = np.array([[1, 1], [1, 0], [0, 1], [0, 0], [0, 1]])
     torch.manual_seed(0)
@@ -67,7 +68,7 @@ def test_scores_are_those_of_scikit_learn():
     values[:, 4] = 0
     found = logits > 0
     labels = tuple("abcde")
-    scores = MultiLabelTask(dataclasses.replace(SPEC, labels=labels)).score(values, "", logits, None)
+    scores = score(logits, values, dataclasses.replace(SPEC, labels=labels))
     columns = precision_recall_fscore_support(values, found, zero_division=0)
     table = scores.pop("per_class")
     for label, row in zip(labels, zip(*columns, strict=True), strict=True):
@@ -95,11 +96,16 @@ def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
     folder = tmp_path / "custom" / "multi-label"
     scores = json.loads((folder / "scores.json").read_text())
     assert {name: scores[name] for name in SPEC.metrics} == dict.fromkeys(SPEC.metrics, 1.0)
-    rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()[1:]]
-    assert [set(labels.split("|")) for _, labels in rows] == [set(labels.split("|")) for labels in TEXTS.values()]
+    lines = (folder / "predictions.tsv").read_text().splitlines()
+    rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    predicted = [row["prediction"] for row in rows]
+    assert [row["text"] for row in rows] == list(TEXTS)
+    assert [set(labels.split("|")) for labels in predicted] == [set(labels.split("|")) for labels in TEXTS.values()]
     classify = pipeline("text-classification", model=str(folder / "60"), device="cpu", top_k=None)
-    for (_, labels), result in zip(rows, classify(list(TEXTS)), strict=True):
+    for row, labels, result in zip(rows, predicted, classify(list(TEXTS)), strict=True):
         assert {entry["label"] for entry in result if entry["score"] > 0.5} == set(filter(None, labels.split("|")))
+        for entry in result:
+            assert float(row[f"probability {entry['label']}"]) == pytest.approx(entry["score"], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +120,14 @@ def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
 def test_a_bad_line_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError) as error:
-        MultiLabelTask(SPEC, train_file=tmp_path / name).training_set(TOKENIZER)
+        ClassificationTask(SPEC, train_file=tmp_path / name).training_set(TOKENIZER)
     assert says in str(error.value)
 
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path):
     path = write(tmp_path / "a.csv", {"a": "x|y", "b": "x|z"})
     (tmp_path / "b.jsonl").write_text('{"text": "a", "label": ["x", "y"]}\n{"text": "a", "label": []}\n')
-    task, _ = MultiLabelTask(SPEC, train_file=tmp_path / "b.jsonl", eval_files={"": path}).training_set(TOKENIZER)
+    task, _ = ClassificationTask(SPEC, train_file=tmp_path / "b.jsonl", eval_files={"": path}).training_set(TOKENIZER)
     assert task.labels == ("x", "y")
     with pytest.raises(UserError, match="line 3: label 'z', expected one of x, y"):
         task.prediction_sets(TOKENIZER)

@@ -207,7 +207,11 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert run(files, tmp_path, *own_files(files, "--do-train", "--do-eval", "--do-predict")) == 0
     folder = tmp_path / "custom" / "classification"
     assert scores_in(folder) == {"accuracy": 1.0, "f1_macro": 1.0}
-    assert predictions_in(folder / "predictions.tsv") == ["ny"[int(label)] for _, label in sentences(21, 1)]
+    header, *rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
+    assert header == ["index", "prediction", "probability n", "probability y", "text"]
+    for row, (text, label) in zip(rows, sentences(21, 1), strict=True):
+        assert (row[1], row[4]) == ("ny"[int(label)], text)
+        assert float(row[2]) + float(row[3]) == pytest.approx(1) and float(row[2 + int(label)]) > 0.5
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import run_squad
 from data_loading.sample_order import sample_order
-from tasks.squad import SquadDataset
 from tasks.squad_answers import decode
-from tasks.squad_file import read_squad
+from tasks.squad_features import SquadDataset
+from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer
 from utils.errors import run_main
 
@@ -162,7 +162,9 @@ def test_transformers_gives_the_same_answers_from_the_checkpoint(trained, files)
 
     model = BertForQuestionAnswering.from_pretrained(newest(trained)).eval()
     dataset = SquadDataset(
-        read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10
+        read_squad(files["v1"]),
+        BertTokenizer(VOCAB_FILE),
+        SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10),
     )
     assert len(dataset) > len(dataset.squad.questions)
     logits = np.zeros((2, len(dataset.input_ids)), np.float32)
@@ -253,11 +255,8 @@ def test_training_losses_match_transformers(files, tmp_path):
     dataset = SquadDataset(
         read_squad(files["v2"]),
         BertTokenizer(VOCAB_FILE),
-        max_seq_length=28,
-        doc_stride=8,
-        max_query_length=10,
+        SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10, version_2_with_negative=True),
         training=True,
-        version_2_with_negative=True,
     )
     undecayed = [p for name, p in reference.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
     decayed = [p for name, p in reference.named_parameters() if not (name.endswith("bias") or "LayerNorm" in name)]
@@ -281,7 +280,9 @@ def test_training_losses_match_transformers(files, tmp_path):
 
 def test_number_of_steps_is_that_of_the_epochs_and_at_most_max_steps(files, tmp_path):
     dataset = SquadDataset(
-        read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10
+        read_squad(files["v1"]),
+        BertTokenizer(VOCAB_FILE),
+        SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10),
     )
     flags = ("--do-train", "--train-file", files["v1"], "--train-batch-size", 3, "--gradient-merge-steps", 2)
     assert run(files, tmp_path / "epochs", *flags, "--epochs", 1) == 0

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.squad import SquadDataset
-from tasks.squad_answers import decode, write_predictions
-from tasks.squad_file import Question, Squad, read_squad
+from tasks.squad import write_predictions
+from tasks.squad_answers import decode
+from tasks.squad_features import SquadDataset
+from tasks.squad_file import Question, Squad, SquadOptions, read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -23,7 +24,9 @@ SAMPLE = read_squad(ROOT / "data/sample/squad/dev-v2.0.json")
 def dataset_of(questions=12, max_seq_length=48, doc_stride=16):
     squad = Squad(SAMPLE.path, SAMPLE.contexts, SAMPLE.questions[:questions], SAMPLE.version_2)
     return SquadDataset(
-        squad, TOKENIZER, max_seq_length=max_seq_length, doc_stride=doc_stride, max_query_length=max_seq_length - 24
+        squad,
+        TOKENIZER,
+        SquadOptions(max_seq_length=max_seq_length, doc_stride=doc_stride, max_query_length=max_seq_length - 24),
     )
 
 
@@ -65,7 +68,7 @@ def test_decoding_matches_a_loop_over_all_spans(n_best_size, max_answer_length):
     dataset = dataset_of()
     assert len(dataset) > 2 * len(dataset.squad.questions)  # several windows a question
     logits = random_logits(dataset, seed=n_best_size)
-    predictions = decode(dataset, *logits, n_best_size=n_best_size, max_answer_length=max_answer_length)
+    predictions = decode(dataset, *logits, SquadOptions(n_best_size=n_best_size, max_answer_length=max_answer_length))
     assert predictions.null_odds is None
     for question_id, texts, _ in brute_force(dataset, *logits, n_best_size, max_answer_length):
         expected = sorted(texts.items(), key=lambda item: -item[1][0])[:n_best_size]
@@ -88,7 +91,9 @@ def test_no_answer_is_predicted_above_the_threshold(threshold):
     dataset = dataset_of()
     logits = random_logits(dataset, seed=3)
     logits[:, dataset.token_bounds[:-1]] += 12  # [CLS] competes
-    predictions = decode(dataset, *logits, version_2_with_negative=True, null_score_diff_threshold=threshold)
+    predictions = decode(
+        dataset, *logits, SquadOptions(version_2_with_negative=True, null_score_diff_threshold=threshold)
+    )
     empty = 0
     for question_id, texts, null in brute_force(dataset, *logits, 20, 30):
         best_text, (best_score, _, _) = max(texts.items(), key=lambda item: item[1][0])
@@ -125,7 +130,7 @@ def test_context_without_tokens_gets_an_empty_answer():
     dataset = SquadDataset(squad, TOKENIZER)
     logits = random_logits(dataset, seed=0)
     for version_2 in (False, True):
-        predictions = decode(dataset, *logits, version_2_with_negative=version_2)
+        predictions = decode(dataset, *logits, SquadOptions(version_2_with_negative=version_2))
         assert predictions.answers == {"q1": ""}
 
 
@@ -140,7 +145,7 @@ def test_failed_write_leaves_no_temporary_file(tmp_path):
 
 def test_prediction_files_hold_the_decoded_answers(tmp_path):
     dataset = dataset_of(questions=4)
-    predictions = decode(dataset, *random_logits(dataset, 0), version_2_with_negative=True)
+    predictions = decode(dataset, *random_logits(dataset, 0), SquadOptions(version_2_with_negative=True))
     path = write_predictions(tmp_path, predictions)
     assert json.loads(path.read_text(encoding="utf-8")) == predictions.answers
     folder = path.parent

@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import VOCAB_FILE
 
-from tasks.squad import SquadDataset
+from tasks.squad_features import SquadDataset
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError

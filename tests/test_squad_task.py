@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
 from data_loading.packing import STREAM_INPUTS
-from tasks.squad import SquadDataset, max_context_bounds, window_bounds
-from tasks.squad_file import Answer, Question, Squad, read_squad
+from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
+from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -107,11 +107,13 @@ def test_features_of_real_questions_match_google(path, lengths):
     dataset = SquadDataset(
         squad,
         TOKENIZER,
-        max_seq_length=max_seq_length,
-        doc_stride=doc_stride,
-        max_query_length=max_query_length,
+        SquadOptions(
+            max_seq_length=max_seq_length,
+            doc_stride=doc_stride,
+            max_query_length=max_query_length,
+            version_2_with_negative=True,
+        ),
         training=True,
-        version_2_with_negative=True,
     )
     stream = dataset.stream(np.arange(len(dataset)))
     expected = list(google_features(squad, *lengths, training=True))
@@ -145,7 +147,9 @@ def test_windows_match_the_tokenizers_package():
     for question in squad.questions:  # the package's stride is the overlap, which depends on the question's length
         capacity = 96 - 3 - len(TOKENIZER.encode(question.text))
         single = Squad(squad.path, squad.contexts, [question], squad.version_2)
-        dataset = SquadDataset(single, TOKENIZER, max_seq_length=96, doc_stride=capacity - 20, max_query_length=40)
+        dataset = SquadDataset(
+            single, TOKENIZER, SquadOptions(max_seq_length=96, doc_stride=capacity - 20, max_query_length=40)
+        )
         for feature in range(len(dataset)):
             assert dataset.stream([feature])["input_ids"].tolist() == expected.pop(0)
     assert not expected
@@ -193,9 +197,7 @@ def test_windows_cover_the_context_and_each_token_has_one_window_of_max_context(
     dataset = SquadDataset(
         squad_of(context, "cat " * 12),
         TOKENIZER,
-        max_seq_length=12 + 4 + spare,
-        doc_stride=stride,
-        max_query_length=query_length,
+        SquadOptions(max_seq_length=12 + 4 + spare, doc_stride=stride, max_query_length=query_length),
     )
     ids = TOKENIZER.encode(context)
     max_context = []
@@ -221,7 +223,9 @@ def test_answer_positions_give_the_text_of_the_answer(context, data):
     last = data.draw(st.integers(first, len(offsets) - 1))
     start, stop = offsets[first][0], offsets[last][1]
     squad = squad_of(context, answers=[Answer(context[start:stop], start)])
-    dataset = SquadDataset(squad, TOKENIZER, max_seq_length=30, doc_stride=7, max_query_length=10, training=True)
+    dataset = SquadDataset(
+        squad, TOKENIZER, SquadOptions(max_seq_length=30, doc_stride=7, max_query_length=10), training=True
+    )
     window_stops = dataset.window_starts + dataset.lengths - dataset.query_lengths - 3
     inside = (dataset.window_starts <= first) & (last < window_stops)
     for feature, positions in enumerate(zip(dataset.start_positions, dataset.end_positions, strict=True)):
@@ -285,4 +289,4 @@ def test_context_without_tokens_gives_one_feature():
 
 def test_windows_without_room_for_the_context_are_an_error():
     with pytest.raises(UserError, match="--max-seq-length 64 leaves no room"):
-        SquadDataset(squad_of("Anna sang."), TOKENIZER, max_seq_length=64, max_query_length=64)
+        SquadDataset(squad_of("Anna sang."), TOKENIZER, SquadOptions(max_seq_length=64, max_query_length=64))

@@ -1,0 +1,270 @@
+"""What inference.py does with a model, by its head: answers, classes, tags, masked words or sentence embeddings."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from bert_config import BertConfig
+from data_loading.packing import TokenStream
+from modeling import (
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSentenceEmbedding,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertPreTrainedModel,
+)
+from tasks.glue import ClassificationTask, TextDataset, probabilities
+from tasks.glue_files import Examples
+from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
+from tasks.squad_answers import decode
+from tasks.squad_features import SquadDataset
+from tasks.squad_file import Question, Squad, SquadOptions
+from tasks.text_files import Row
+from tasks.text_sequences import SequenceDataset, encode
+from tokenizer import MASK, BertTokenizer
+from utils.errors import UserError, one_line
+from utils.files import read_json, read_json_object
+
+EXCERPT = 500  # characters of context shown before and after the answer
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """columns: for a file. summary: values for the terminal; lists: lines for the terminal, by title."""
+
+    columns: Row
+    summary: Row
+    lists: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A loaded model. A subclass is for one head, whose tensors have the prefixes `tensors`. flags: flags of
+    inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses answers."""
+
+    model: BertPreTrainedModel
+    config: BertConfig
+    folder: Path
+    tokenizer: BertTokenizer
+    device: torch.device
+    batch_size: int
+    num_results: int
+    options: SquadOptions
+    truncate: bool
+    logits: Callable[[SequenceDataset, str], np.ndarray]
+    mark: tuple[str, str] = ("**", "**")
+
+    tensors: ClassVar[tuple[str, ...]]
+    model_class: ClassVar[type[BertPreTrainedModel]]
+    flags: ClassVar[tuple[str, ...]]
+    prompt: ClassVar[str] = "text"
+
+    @classmethod
+    def max_length(cls, config: BertConfig, folder: Path) -> int:
+        """Maximum tokens of a sequence if the user gives none."""
+        return config.max_position_embeddings
+
+    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+        """The predictions for `rows`, which have the strings `text` and maybe `pair`, or `question` and `context`.
+        places: names of the rows in errors."""
+        raise NotImplementedError
+
+    def check_length(self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it") -> None:
+        if tokens > maximum:
+            raise UserError(f"{place}: the {what} has {tokens} tokens, and at most {maximum} are possible: {advice}")
+
+    def n_best(self, results: list[tuple[float, str]]) -> list[str]:
+        return [f"{probability:.3f}  {one_line(text)}" for probability, text in results[: self.num_results]]
+
+
+class AnswerPredictor(Predictor):
+    """Answers to questions about passages."""
+
+    tensors = ("qa_outputs.",)
+    model_class = BertForQuestionAnswering
+    flags = (
+        *("question", "context", "context_file", "question_column", "context_column"),
+        *("doc_stride", "max_answer_length", "version_2_with_negative"),
+    )
+    prompt = "question"
+
+    @classmethod
+    def max_length(cls, config: BertConfig, folder: Path) -> int:
+        return min(SquadOptions.max_seq_length, config.max_position_embeddings)
+
+    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+        for place, row in zip(places, rows, strict=True):
+            tokens = {name: len(self.tokenizer.encode(row[name])) for name in ("question", "context")}
+            for name, what in (("question", "question"), ("context", "passage")):
+                if not tokens[name]:
+                    raise UserError(f"{place}: the {what} has no words: give a text")
+            self.check_length(place, "question", tokens["question"], self.options.max_query_length)
+        questions = [Question(str(i), row["question"], i, ()) for i, row in enumerate(rows)]
+        squad = Squad(Path(), [row["context"] for row in rows], questions, self.options.version_2_with_negative)
+        dataset = SquadDataset(squad, self.tokenizer, self.options)
+        found = decode(dataset, *self.logits(dataset, "token").T, self.options)
+        none = "(the passage has no answer)" if self.options.version_2_with_negative else "(none found)"
+        predictions = []
+        for question, row in zip(questions, rows, strict=True):
+            text = found.answers[question.id]
+            by_text = [(each["probability"], each["text"]) for each in found.nbest[question.id]]
+            probability = next(value for value, each in by_text if each == text)
+            lists = {"n best": self.n_best([(value, each or none) for value, each in by_text])}
+            if text:
+                lists["passage"] = [self.marked(row["context"], *found.characters[question.id])]
+            summary = {"answer": one_line(text) or none, "probability": f"{probability:.3f}"}
+            predictions.append(Prediction({"answer": text, "probability": probability}, summary, lists))
+        return predictions
+
+    def marked(self, context: str, start: int, stop: int) -> str:
+        """The answer, marked, with its context."""
+        before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
+        after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
+        left, middle, right = (one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after))
+        return f"{left.lstrip()}{self.mark[0]}{middle}{self.mark[1]}{right.rstrip()}"
+
+
+class ClassPredictor(Predictor):
+    """Classes, labels or numbers of texts and pairs of texts."""
+
+    tensors = ClassificationTask.heads
+    model_class = BertForSequenceClassification
+    flags = ("text", "text_pair", "text_column", "pair_column", "truncate")
+    prompt = "text (a tab before the second text of a pair)"
+
+    def text_dataset(self, places: list[str], rows: list[Row]) -> TextDataset:
+        pairs = [row["pair"] for row in rows] if "pair" in rows[0] else None
+        examples = Examples(Path(), [row["text"] for row in rows], pairs, None, [], [])
+        maximum = self.options.max_seq_length
+        dataset = TextDataset(examples, self.tokenizer, maximum if self.truncate else 2**30)
+        for place, length in zip(places, dataset.lengths, strict=True):
+            self.check_length(place, "text", length, maximum, "shorten it, or add --truncate")
+        return dataset
+
+    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+        logits_nC = self.logits(self.text_dataset(places, rows), "sequence")
+        if logits_nC.shape[1] == 1:
+            return [Prediction({"score": float(score)}, {"score": f"{score:.4f}"}) for (score,) in logits_nC]
+        labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(logits_nC.shape[1]))
+        multi_label, predictions = self.config.multi_label, []
+        for by_label in probabilities(logits_nC, labels, multi_label):
+            ranked = sorted(((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0])
+            chosen = {"labels": [label for label, p in by_label.items() if p > 0.5]} if multi_label else {}
+            columns = (chosen or {"label": ranked[0][1]}) | {f"probability {label}": p for label, p in by_label.items()}
+            summary = {"label": ranked[0][1], "probability": f"{ranked[0][0]:.3f}"}
+            predictions.append(Prediction(columns, summary, {"n best": self.n_best(ranked)}))
+        return predictions
+
+
+class TagPredictor(Predictor):
+    """Entities in texts."""
+
+    tensors = TokenClassificationTask.heads
+    model_class = BertForTokenClassification
+    flags = ("text", "text_column")
+
+    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+        task = TokenClassificationTask(self.options.max_seq_length).for_model(self.config, self.folder)
+        sentences = [sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)]
+        dataset = TaggedDataset(sentences, self.tokenizer, self.options.max_seq_length)
+        predictions = []
+        for sentence, spans in zip(sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True):
+            shown = [f"{span['label']}  {one_line(sentence.text[span['start'] : span['end']])}" for span in spans]
+            predictions.append(Prediction({"spans": spans}, {}, {"entities": shown or ["(none found)"]}))
+        return predictions
+
+
+class MaskPredictor(Predictor):
+    """The words that fit [MASK] in texts."""
+
+    tensors = ("cls.predictions.",)
+    model_class = BertForPreTraining
+    flags = ("fill_mask", "text_column")
+    prompt = f"text with {MASK}"
+
+    @torch.inference_mode()
+    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+        tokenizer, texts = self.tokenizer, [row["text"].split(MASK) for row in rows]
+        part_ids = iter(encode(tokenizer, [part for parts in texts for part in parts], "texts")[0])
+        ids_n = []
+        for place, parts in zip(places, texts, strict=True):
+            if len(parts) == 1:
+                raise UserError(f"{place}: the text has no {MASK}: write it where a word is missing")
+            ids = [tokenizer.cls_token_id]
+            for _ in parts:
+                ids += [*next(part_ids), tokenizer.mask_token_id]
+            ids_n.append([*ids[:-1], tokenizer.sep_token_id])  # no mask after the last part
+            self.check_length(place, "text", len(ids), self.options.max_seq_length)
+        lengths = np.array([len(ids) for ids in ids_n])
+        dataset = SequenceDataset(np.concatenate(ids_n), lengths, lengths, {})
+        by_length = np.argsort(-lengths, kind="stable")
+        found: dict[int, list[list[tuple[float, str]]]] = {}
+        self.model.eval()
+        for batch in np.split(by_length, range(self.batch_size, len(rows), self.batch_size)):
+            results = iter(self.best_words(dataset, batch))
+            found |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
+        return [self.prediction(parts, found[row]) for row, parts in enumerate(texts)]
+
+    def best_words(self, dataset: SequenceDataset, batch: np.ndarray) -> list[list[tuple[float, str]]]:
+        """For each mask of the sequences `batch`: probabilities and words, best first."""
+        stream = {name: torch.from_numpy(array).to(self.device) for name, array in dataset.stream(batch).items()}
+        positions_M = (stream["input_ids"] == self.tokenizer.mask_token_id).nonzero().squeeze(1)
+        tokens = TokenStream.from_batch(stream, int(dataset.lengths[batch].max()))
+        logits_MV = self.model(tokens, mlm_positions=positions_M).prediction_logits[:, : self.tokenizer.vocab_size]
+        if not logits_MV.isfinite().all():
+            raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
+        values_MK, ids_MK = logits_MV.float().softmax(1).topk(min(self.num_results, logits_MV.shape[1]))
+        words_MK = map(self.tokenizer.convert_ids_to_tokens, ids_MK.tolist())
+        return [list(zip(*pair, strict=True)) for pair in zip(values_MK.tolist(), words_MK, strict=True)]
+
+    def prediction(self, parts: list[str], results: list[list[tuple[float, str]]]) -> Prediction:
+        """`parts`: the text between the masks; `results`: the best words of each mask."""
+        filled = parts[0] + "".join(best[0][1] + part for best, part in zip(results, parts[1:], strict=True))
+        titles = ["n best"] if len(results) == 1 else [f"n best of {MASK} {i}" for i in range(1, len(results) + 1)]
+        words: list[Any] = [{word: value for value, word in best} for best in results]
+        lists = {title: self.n_best(best) for title, best in zip(titles, results, strict=True)}
+        return Prediction({"filled": filled, "words": words}, {"text": one_line(filled)}, lists)
+
+
+class EmbeddingPredictor(ClassPredictor):
+    """Sentence embeddings, as the folder's sentence-transformers files say. Without these files: mean pooling, no
+    normalization, which is sentence-transformers' default."""
+
+    tensors = ()
+    model_class = BertForSentenceEmbedding
+    flags = ("text_column", "pair_column", "truncate", "embed")
+
+    @classmethod
+    def max_length(cls, config: BertConfig, folder: Path) -> int:
+        file = folder / "sentence_bert_config.json"
+        limit = read_json_object(file, "the config").get("max_seq_length") if file.is_file() else None
+        return min(limit or math.inf, config.max_position_embeddings)
+
+    def normalizes(self) -> bool:
+        path = self.folder / "modules.json"
+        if not path.is_file():
+            return False
+        modules = {entry["type"].rpartition(".")[2]: entry["path"] for entry in read_json(path, "modules")}
+        pooling = read_json_object(self.folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
+        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
+        if modes != ["pooling_mode_mean_tokens"] or modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+            raise UserError(
+                f"{self.folder} embeds with {', '.join([*modules, *modes])}: only the mean of tokens is supported"
+            )
+        return "Normalize" in modules
+
+    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+        normalizes = self.normalizes()
+        vectors_NE = self.logits(self.text_dataset(places, rows), "sequence")
+        if normalizes:
+            vectors_NE = vectors_NE / np.maximum(np.linalg.norm(vectors_NE, axis=1, keepdims=True), 1e-12)
+        return [Prediction({"embedding": vector.tolist()}, {}) for vector in vectors_NE]
+
+
+PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)
