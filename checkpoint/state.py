@@ -72,6 +72,7 @@ class TrainState:
         # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
+        self.versions = {"torch": torch.__version__, "python": platform.python_version()}
         self.lock: FolderLock | None = None  # of the folder of steps
 
     def read_clock(self) -> None:
@@ -124,7 +125,7 @@ class TrainState:
             "train_seconds": self.train_seconds,
             "raw_train_seconds": self.raw_train_seconds,
             "arguments": self.metadata.arguments,
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "versions": self.versions,
         }
 
     # --- restore ---
