@@ -7,35 +7,17 @@ duration and first losses. Takes the flags of the run:
     python3 doctor.py glue --task-name mrpc --do-train ...
     python3 doctor.py --processes 8 ...                        # for a run of 8 processes; by default one
 
-Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if a check is wrong. The 64 MB file that
-measures the write speed of --output-dir is removed afterwards.
+Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if a check is wrong.
 """
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
-
-# isort: split
 import sys
 
 import run_glue
 import run_pretraining
 import run_squad
 from arguments import make_run_config
-from diagnostics.estimates import memory_line, memory_settings
-from diagnostics.machine import (
-    Findings,
-    check_compiler,
-    check_device,
-    check_disk,
-    check_memory,
-    check_packages,
-    check_tensorboard,
-)
-from diagnostics.training import check_data, check_folder, check_overfitting, check_run_losses, check_updates
-from optimizer import import_fused_lamb
-from run_setup import start_runtime
-from tasks.glue import load_metrics
 from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.errors import UserError
+from utils.errors import UserError, run_main
 from utils.launcher import read_environment
 from utils.progress import print_line
 
@@ -59,46 +41,39 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     return name, known.processes, args
 
 
-def examine(name: str, processes: int, args: Arguments) -> Findings:
-    findings = Findings()
-    config = make_run_config(args, processes)
+def examine(name: str, processes: int, args: Arguments) -> int:
+    """Prints the findings and returns the number of wrong ones."""
+    from diagnostics import checks  # here, so that --help and errors of the command line do not wait for torch
+    from diagnostics.estimates import memory_settings
+    from run_setup import start_runtime
+
+    findings, config = checks.Findings(), make_run_config(args, processes)
     # The run in one process: the same global batch, unsharded, without logs.
     alone = args.replace(global_batch_size=config.loader.global_batch_size, **args.tagged("alone"))
-    check_packages(findings)
-    for is_needed, check in [
-        (args.compile != "none", check_compiler),
-        (args.tensorboard_dir is not None, check_tensorboard),
-        (args.optimizer == "FusedLAMB", import_fused_lamb),
-        (name == "glue" and args.do_eval, load_metrics),
-    ]:
-        with findings.check():
-            check() if is_needed else None
+    with findings.check():
+        checks.check_packages(findings, config)
     with findings.check(), start_runtime(make_run_config(alone, 1), "doctor") as runtime:
-        check_device(findings, runtime, processes)
+        checks.check_device(findings, runtime, processes)
         plan = PROGRAMS[name].plan_training(alone, runtime)
-        model, checkpoint_seconds = plan.make_model(), None
-        with findings.check():
-            checkpoint_seconds = check_disk(findings, plan.config.trainer.checkpoint_folder, model)
-        for check in (check_data, check_folder, check_overfitting):
+        for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
-                check(findings, plan, runtime)
+                check(findings, plan)
+        with findings.check():
+            checks.check_overfitting(findings, plan, runtime)
         with findings.check():
             settings = memory_settings(config)
-            check_memory(findings, model, settings)
-            findings.report("ok", memory_line(model, settings))
-            check_updates(findings, plan, runtime, settings, checkpoint_seconds)
-        with findings.check():
-            check_run_losses(findings, plan, args.output_dir, args.report_file)
-    return findings
+            checks.check_memory(findings, plan, settings)
+            checks.check_updates(findings, plan, runtime, settings)
+    return findings.num_wrong
 
 
 def main(argv: list[str] | None = None) -> int:
     name, processes, args = parse_arguments(sys.argv[1:] if argv is None else argv)
     if read_environment().world_size > 1:
         raise UserError("doctor.py is one process: start it without torchrun, and give --processes N")
-    findings = examine(name, processes, args)
-    print_line(f"{findings.num_wrong} wrong: see above" if findings.num_wrong else "nothing is wrong")
-    return 2 if findings.num_wrong else 0
+    num_wrong = examine(name, processes, args)
+    print_line(f"{num_wrong} wrong: see above" if num_wrong else "nothing is wrong")
+    return 2 if num_wrong else 0
 
 
 if __name__ == "__main__":

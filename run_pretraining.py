@@ -42,8 +42,6 @@ FLAGS = (
          "start phase 2 with phase 1's optimizer state and number of updates too, and with a new schedule, as "
          "DeepSpeed's bing_bert; --max-steps then counts the updates of both phases", ("--from-phase1-final-params",),
          result=True),
-    Flag("--estimate", bool, False,
-         "after --benchmark, print the time of the whole run and which GPUs its memory fits", ("--benchmark",)),
 )
 # fmt: on
 
@@ -91,36 +89,10 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 
 def pretrain(args: Arguments, runtime: Runtime) -> int:
-    from metrics import RecordingSink
-
     plan = plan_training(args, runtime)
-    recorder = RecordingSink()
-    if args.estimate:
-        runtime.reporter.sinks.append(recorder)
     runtime.reporter.log("PARAMETER", {"batch_size_per_gpu": args.batch_size})
     trainer = plan.build_trainer(runtime)
-    exit_code = trainer.train(plan.make_loader(trainer))
-    if args.estimate and runtime.distributed.is_main and () in recorder.records:
-        print_run_estimate(plan, recorder.records[()], runtime)
-    return exit_code
-
-
-def print_run_estimate(plan: TrainingPlan, metrics: dict[str, float], runtime: Runtime) -> None:
-    """metrics: the result of --benchmark."""
-    from diagnostics.estimates import RunSize, devices_line, memory_line, memory_settings, time_line
-    from utils.progress import print_line
-
-    config, world_size = plan.config, runtime.distributed.world_size
-    size = RunSize(
-        config.trainer.max_steps,
-        config.loader.global_batch_size,
-        metrics["step_seconds"],
-        metrics["model_tflops"] * 1e12 * world_size * metrics["step_seconds"],
-        runtime.device.type,
-        world_size,
-    )
-    for line in (time_line(size), devices_line(size), memory_line(plan.make_model(), memory_settings(config))):
-        print_line(f"estimate: {line}")
+    return trainer.train(plan.make_loader(trainer))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -28,8 +28,7 @@ from precision import LossScale, select_precision, slow_bfloat16
 from run_config import RunConfig
 from tasks import Task
 from trainer import Trainer
-from utils.affinity import set_cpu_affinity
-from utils.device import keep_freed_memory, select_device, set_num_threads, total_memory
+from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads, total_memory
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.launcher import stop_with_launcher
@@ -52,7 +51,7 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     timeouts = (settings.timeout_minutes, settings.collective_timeout_minutes)
     with may_lose_terminal(), init_distributed(device, *timeouts) as distributed:
         if settings.cpu_affinity:
-            set_cpu_affinity(device, distributed.local_rank, distributed.local_world_size)
+            set_cpu_affinity(device)
         if distributed.is_main:
             for message in (f"{title} on {distributed.world_size} x {device.type}", *settings.messages):
                 print_line(message)

@@ -162,7 +162,9 @@ class Trainer:
     # --- before and after ---
 
     def _begin(self) -> None:
-        self.reporter.log("PARAMETER", self.state.metadata.arguments | {"SEED": self.state.metadata.seed})
+        metadata, processes = self.state.metadata, self.distributed.world_size
+        settings = {"SEED": metadata.seed, "processes": processes, **self.state.versions}
+        self.reporter.log("PARAMETER", metadata.arguments | settings)
         self.reporter.log("PARAMETER", {"train_start": True})
         if not self.config.benchmark:
             self.state.claim_folder(self.config.checkpoint_folder, self.config.record)

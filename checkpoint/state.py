@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
-from utils.files import FolderLock, lock_folder, read_json_object, temporary_path
+from utils.files import lock_folder, read_json_object, temporary_path
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # modeling imports this package
@@ -72,7 +72,8 @@ class TrainState:
         # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
-        self.lock: FolderLock | None = None  # of the folder of steps
+        self.versions = {"torch": torch.__version__, "python": platform.python_version()}
+        self.lock: TextIO | None = None  # of the folder of steps
 
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
@@ -124,7 +125,7 @@ class TrainState:
             "train_seconds": self.train_seconds,
             "raw_train_seconds": self.raw_train_seconds,
             "arguments": self.metadata.arguments,
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "versions": self.versions,
         }
 
     # --- restore ---

@@ -1,4 +1,4 @@
-"""Estimates a training run's memory, from the model and the flags, and its time, from the measured time of an update.
+"""Estimates the memory of a training run from the model and the flags.
 
 `phases` yields the live memory at each point of an update: the end of the forward pass, the backward pass of each layer
 and of the embeddings, and the optimizer step. The maximum is the peak. All sequences are assumed to have full length,
@@ -30,15 +30,6 @@ from utils.progress import print_line
 FLOAT32 = 4
 COMPONENTS = ("weights", "gradients", "optimizer state", "activations", "logits and loss", "weight copies")
 COMPONENTS += ("communication buffers", "checkpoint copy")
-LIBRARY_BYTES = 2**30  # CUDA and NCCL
-GPU_SIZES = (80, 40, 24, 16)  # GB
-# Model TFLOP/s of BERT-large on an A100 80GB in mixed precision at length 512: 103 sequences/s, NVIDIA's published
-# figure (docs/results.md), times the 1.02 TFLOP of a sequence.
-A100_TFLOPS = 105
-DEVICE_COUNTS = (1, 8, 64)
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -270,58 +261,3 @@ def format_estimate(model: BertPreTrainedModel, settings: MemorySettings) -> str
             "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on a GPU.",
         ]
     )
-
-
-def memory_line(model: BertPreTrainedModel, settings: MemorySettings) -> str:
-    """A line that says which GPUs have enough memory for the run."""
-    needed = estimate_memory(model, replace(settings, device=torch.device("cuda"))).total + LIBRARY_BYTES
-    text = f"memory on a GPU: {needed / 1e9:.1f} GB per process"
-    for verdict, fits in (("fits", True), ("does not fit", False)):
-        if sizes := [str(size) for size in GPU_SIZES if (needed <= size * 1e9) == fits]:
-            text += f", {verdict} {', '.join(sizes)} GB"
-    return text
-
-
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunSize:
-    """update_seconds and update_flops: for one update over all processes, on `device_type`."""
-
-    max_steps: int
-    global_batch_size: int
-    update_seconds: float
-    update_flops: float
-    device_type: str
-    world_size: int
-
-    @property
-    def seconds(self) -> float:
-        return self.max_steps * self.update_seconds
-
-
-def time_line(size: RunSize) -> str:
-    return (
-        f"{size.max_steps:,} updates of {size.global_batch_size:,} sequences, each {format_time(size.update_seconds)}, "
-        f"take {format_time(size.seconds)} on {size.world_size} x {size.device_type}, without evaluation and saving"
-    )
-
-
-def devices_line(size: RunSize) -> str:
-    """Estimated time on more GPUs: scaled linearly if measured on GPUs, otherwise from a published speed."""
-    one, counts = size.max_steps * size.update_flops / (A100_TFLOPS * 1e12), DEVICE_COUNTS
-    source = f"if GPUs reach the {A100_TFLOPS} TFLOPS that NVIDIA published for BERT-large on an A100"
-    if size.device_type == "cuda":
-        one, counts = size.seconds * size.world_size, [count for count in counts if count != size.world_size]
-        source = "if speed is proportional to the number of GPUs"
-    times = [f"{count} GPU{'s' if count > 1 else ''} {format_time(one / count)}" for count in counts]
-    return f"{source}: {', '.join(times)}"
-
-
-def format_time(seconds: float) -> str:
-    """Seconds, minutes, hours or days."""
-    for unit, length, limit in (("s", 1, 120), ("minutes", 60, 7200), ("hours", 3600, 48 * 3600)):
-        if seconds < limit:
-            return f"{seconds / length:.2g} {unit}" if seconds < 10 else f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 86400:,.1f} days"

@@ -12,7 +12,6 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing 
 MAX_POINTS, MAX_HOVERS, MAX_MARKS = 160, 60, 60  # per line; per chart; resumes, skips and evaluations per line
 MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
-TIME_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 LOG_BASES, LOG_RATIO = {"grad_norm": 10, "loss_scale": 2}, 50  # of logarithmic axes, if values range this widely
 SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
 FROM_ZERO = ("per_second", "utilization", "data_wait")  # endings of metrics whose axis starts at zero
@@ -51,22 +50,14 @@ class Axis:
         return list(zip(self.pixels(self.ticks), map(show, self.ticks), strict=True))
 
 
-def make_chart(
-    metric: str, title: str, series: list[Series], over_time: bool, show: Callable[[float], str]
-) -> dict[str, Any] | None:
-    """`metric` of all series over steps or time, in SVG paths and pixels; None if it has no finite value.
+def make_chart(metric: str, title: str, series: list[Series], show: Callable[[float], str]) -> dict[str, Any] | None:
+    """`metric` of all series over steps, in SVG paths and pixels; None if it has no finite value.
 
-    show: writes a value as text.
+    show: formats a value.
     """
-    longest = max((point.seconds for one in series for point in one.stage.points), default=0)
-    unit, seconds = next((unit for unit in TIME_UNITS if longest >= 3 * unit[1]), TIME_UNITS[-1])
-    unit = unit if over_time else "step"
-
-    def place(step: float, time: float) -> float:
-        return time / seconds if over_time else step
 
     def values(points: list[Point]) -> np.ndarray:
-        found = [(place(p.step, p.seconds), p.metrics[metric]) for p in points if metric in p.metrics]
+        found = [(p.step, p.metrics[metric]) for p in points if metric in p.metrics]
         return np.array(found, float).reshape(-1, 2).T  # x and y
 
     data = [(one, values(one.stage.points), values(one.stage.evaluations)) for one in series]
@@ -75,7 +66,7 @@ def make_chart(
     if not len(y):
         return None
     base = LOG_BASES.get(metric, 0) if 0 < LOG_RATIO * y.min() < y.max() else 0
-    x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=not over_time)
+    x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=True)
     y_axis = Axis(np.append(y, 0) if metric.endswith(FROM_ZERO) else y, BOTTOM, TOP, base)
     curves, readings = [], []
     for one, (all_x, all_y), evaluations in data:
@@ -85,8 +76,8 @@ def make_chart(
         x_pixels = x_axis.pixels(x)
         marks = [*zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]), strict=True)]
         few = [*zip(x_pixels, y_axis.pixels(y), strict=True)] if np.isfinite(y).sum() < 3 else []
-        events = one.stage.resumes, [(p.step, p.seconds) for p in one.stage.points if p.skipped]
-        resumes, skips = (x_axis.pixels([place(*found[i]) for i in spread(len(found))]) for found in events)
+        events = one.stage.resumes, [p.step for p in one.stage.points if p.skipped]
+        resumes, skips = (x_axis.pixels([found[i] for i in spread(len(found))]) for found in events)
         curves.append(
             {
                 "style": one.style,
@@ -103,17 +94,16 @@ def make_chart(
     ends = [f"{label} {show(y[0])} to {show(y[-1])}" for label, _, y in readings if len(y)]
     return {
         "title": title,
-        "description": f"{title} by {unit}: {'; '.join(ends)}",
-        "x_label": unit,
+        "description": f"{title} by step: {'; '.join(ends)}",
         "x_ticks": x_axis.labelled("{:,.6g}".format),
         "y_ticks": y_axis.labelled(show),
         "curves": curves,
-        "hovers": make_hovers(readings, x_axis, unit, show),
+        "hovers": make_hovers(readings, x_axis, show),
     }
 
 
 def make_hovers(
-    readings: list[tuple[str, np.ndarray, np.ndarray]], axis: Axis, unit: str, show: Callable[[float], str]
+    readings: list[tuple[str, np.ndarray, np.ndarray]], axis: Axis, show: Callable[[float], str]
 ) -> list[tuple[float, float, list[str]]]:
     """Strips of the plot: left and width in pixels, and the values in it. `readings`: labels, x and y."""
     places = np.unique(np.concatenate([x for _, x, _ in readings]))
@@ -122,7 +112,7 @@ def make_hovers(
     hovers = []
     for place, left, right in zip(places, edges, edges[1:], strict=False):
         inside = [(label, y[(left <= x) & (x < right)]) for label, x, y in readings]
-        texts = [f"step {place:,.0f}" if unit == "step" else f"{place:.4g} {unit}"]
+        texts = [f"step {place:,.0f}"]
         texts += [f"{label} {show(values.mean())}".strip() for label, values in inside if len(values)]
         first, last = np.clip(axis.pixels([left, right]), LEFT, RIGHT)
         hovers.append((first, last - first, texts))

@@ -30,7 +30,7 @@ WORDS = {
 }
 # Left out where tokens_per_second is logged, which says the same.
 OTHER_SPEEDS = ("sequences_per_second", "step_seconds", "model_tflops", "seqs_per_sec", "step_cost", "step_samples")
-# Final results that repeat the figures of the steps.
+# Final results that repeat metrics of the steps.
 REPEATED_RESULTS = ("step", "final_loss", "e2e_train_time", "raw_train_time", "training_sequences_per_second")
 MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
@@ -54,16 +54,15 @@ def make_section(series: list[Series]) -> dict[str, Any]:
     metrics = dict.fromkeys(name for point in points for name in point.metrics)
     order = [name for name in dict.fromkeys((*ORDER, *metrics)) if name in metrics]
     order = [name for name in order if name not in OTHER_SPEEDS or "tokens_per_second" not in metrics]
-    views = (False, True)[: len(series)]  # over steps, and to compare speeds, over time
-    charts = [[make_chart(name, title_of(name), series, view, partial(show, name)) for view in views] for name in order]
+    charts = [make_chart(name, title_of(name), series, partial(show, name)) for name in order]
     return {
         "title": stages[0].title,
         "series": series,
         "facts": sorted(rows([stage_facts(stage) for stage in stages]), key=lambda row: not row[0][1]),
         "differences": differences(stages).items() if len(stages) > 1 else None,
-        "charts": [views for views in charts if views[0] is not None],
+        "charts": [chart for chart in charts if chart is not None],
         "starts": [(one, start) for one in series if len(one.stage.sessions) > 1 for start in starts(one.stage)],
-        "settings": rows([dict(sorted(stage.settings.items())) | stage.versions for stage in stages]),
+        "settings": rows([dict(sorted(stage.settings.items())) for stage in stages]),
     }
 
 
@@ -158,15 +157,14 @@ ENVIRONMENT = jinja2.Environment(
 ENVIRONMENT.filters |= {"breakable": breakable, "setting": show_setting, "time": show_time, "px": "{:.4g}".format}
 
 
-def render(runs: list[Run], refresh_seconds: float | None = None) -> str:
-    """Renders the page. refresh_seconds: reload interval in the browser."""
+def render(runs: list[Run]) -> str:
+    """Renders the page."""
     sections = [make_section(series) for series in group_series(runs)]
     return ENVIRONMENT.get_template("page.html.jinja").render(
         runs=runs,
         now=datetime.datetime.now().timestamp(),
         last_record=max(session.ended for run in runs for stage in run.stages for session in stage.sessions),
-        refresh_seconds=refresh_seconds,
         sections=sections,
-        curves=[curve for section in sections for views in section["charts"] for curve in views[0]["curves"]],
+        curves=[curve for section in sections for chart in section["charts"] for curve in chart["curves"]],
         keys={one.label: one for section in sections for one in section["series"] if one.label}.values(),
     )

@@ -68,10 +68,9 @@ class Stage:
     seed: Any
     sessions: list[Session]
     settings: dict[str, Any]  # of the last session
-    versions: dict[str, Any]
     points: list[Point] = field(default_factory=list)
     evaluations: list[Point] = field(default_factory=list)  # names without eval_
-    resumes: list[tuple[int, float]] = field(default_factory=list)  # step before the resume, seconds
+    resumes: list[int] = field(default_factory=list)  # the step before each resume
     results: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,7 +137,7 @@ def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, floa
         if not line.startswith(PREFIX) or not isinstance(data, dict) or not all(0 <= t <= MAX_SECONDS for t in times):
             return None
         if step in ("PARAMETER", ["PARAMETER"], []):
-            # Some figures are logged under NVIDIA's name in capitals, too.
+            # Some metrics are logged under NVIDIA's name in capitals, too.
             unique = [name for name in data if name == name.lower() or name.lower() not in data]
             data = {name: data[name] for name in unique if name not in PROGRESS_MARKS}
             return None, scalars(data) if step else data, bool(step), *times
@@ -177,11 +176,6 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
         if "output_dir" not in session.settings:  # a prediction that was made later
             session.settings = before.settings | session.settings
     return sessions, unusable
-
-
-def has_records(path: Path) -> bool:
-    """Whether the folder or log file `path` is there and has a session."""
-    return path.exists() and any(read_sessions(file)[0] for file in find_log_files(path))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
@@ -224,7 +218,7 @@ def make_stages(sessions: list[Session]) -> list[Stage]:
 
 def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
     """Joins sessions: from the first step that a session logs, its records replace those of the sessions before."""
-    stage = Stage(name, seed, sessions, sessions[-1].settings, find_versions(sessions[-1]))
+    stage = Stage(name, seed, sessions, sessions[-1].settings)
     before = 0.0  # seconds in earlier sessions
     for session in sessions:
         if session.steps:
@@ -232,9 +226,9 @@ def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
             first = min(step for step, _, _ in session.steps)
             stage.points = [point for point in stage.points if point.step < first]
             stage.evaluations = [point for point in stage.evaluations if point.step < first]
-            stage.resumes = [resume for resume in stage.resumes if resume[0] < first]
+            stage.resumes = [step for step in stage.resumes if step < first]
             if stage.points:
-                stage.resumes.append((stage.points[-1].step, before))
+                stage.resumes.append(stage.points[-1].step)
             add_points(stage, session, before)
         stage.results |= as_fractions(name, session.results)
         before += session.ended - session.started
@@ -267,31 +261,18 @@ def add_points(stage: Stage, session: Session, before: float) -> None:
         stage.points.append(point)
 
 
-def find_versions(session: Session) -> dict[str, Any]:
-    """Software versions and number of processes from the newest checkpoint near the log."""
-    found = [file for depth in ("*/*", "*/*/*") for file in session.file.parent.glob(f"{depth}/*_progress.json")]
-    found = [file for file in found if file.parts[-3] == session.stage_name and file.parts[-2].isdecimal()]
-    for file in sorted(found, key=lambda file: int(file.parts[-2]), reverse=True):
-        try:
-            progress = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            return scalars({**progress["versions"], "processes": progress["world_size"]})
-        except (OSError, *UNUSABLE):
-            continue  # a checkpoint that is just being removed
-    return {}
-
-
 def comparable(stage: Stage) -> dict[str, Any]:
-    """Settings and versions without what names the run's own folder."""
+    """Settings without what names the run's own folder."""
     output_dir = str(stage.settings.get("output_dir", ""))
     settings = {name: value for name, value in stage.settings.items() if name not in ("output_dir", "report_file")}
     for name, value in settings.items():
         if output_dir and isinstance(value, str) and value.startswith(output_dir + "/"):
             settings[name] = "<output-dir>" + value.removeprefix(output_dir)
-    return settings | stage.versions
+    return settings
 
 
 def differences(stages: list[Stage]) -> dict[str, list[Any]]:
-    """By setting or version that differs: its value in each of the stages."""
+    """By setting that differs: its value in each of the stages."""
     values = [comparable(stage) for stage in stages]
     rows = {name: [value.get(name) for value in values] for name in sorted(set().union(*values))}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT
 
-from utils.device import default_num_threads, peak_flops, select_device, set_num_threads
+from utils.device import default_num_threads, peak_flops, select_device, set_cpu_affinity, set_num_threads
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -66,7 +67,32 @@ def test_more_processes_than_gpus_is_an_error_with_both_numbers(two_gpus, monkey
         select_device("auto")
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
+# --- cores and threads ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("list_of_cores", "bound"),
+    [
+        ("0-3,8,10-11\n", {0, 1, 2, 3, 8}),
+        ("5", {5}),
+        ("0-1,64-65", {0, 1}),
+        ("64-65", None),
+        ("\n", None),
+        (None, None),
+    ],
+)
+def test_a_process_is_bound_to_the_available_cores_near_its_gpu(monkeypatch, tmp_path, list_of_cores, bound):
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {GPU: gpu}.get)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
+    calls = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: calls.append(cores))
+    if list_of_cores is not None:
+        (tmp_path / "0000:1b:00.0").mkdir()
+        (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text(list_of_cores)
+    set_cpu_affinity(CPU, tmp_path)
+    set_cpu_affinity(GPU, tmp_path)
+    assert calls == ([] if bound is None else [bound])
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ PROGRAMS = (
     *("run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py", "doctor.py", "report.py"),
     *("create_pretraining_data.py", "convert_checkpoint.py", "data/prepare.py"),
 )
+PRETRAIN = ("--input-dir=x", "--output-dir=y", "--max-steps=1")
 TRAIN = ("--do-train", "--train-file=x", "--output-dir=y", "--max-steps=1")
 
 
@@ -101,7 +102,8 @@ def run_program(*words, **variables) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_missing_package_is_an_error_of_one_line(program):
     arguments = {
-        "run_pretraining.py": ["--input-dir=x", "--output-dir=y", "--max-steps=1"],
+        "run_pretraining.py": PRETRAIN,
+        "doctor.py": PRETRAIN,
         "run_squad.py": TRAIN,
         "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
         "inference.py": ["--init-checkpoint=x"],
@@ -111,7 +113,7 @@ def test_missing_package_is_an_error_of_one_line(program):
     assert re.fullmatch(r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line)
 
 
-@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py"])
+@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py", "doctor.py"])
 @pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--no-such-flag", 2)])
 def test_command_line_is_answered_without_torch(program, flag, code, tmp_path):
     for package in ("torch", "numpy"):

@@ -29,6 +29,21 @@ def select_device(choice: str) -> torch.device:
     return device
 
 
+def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> None:
+    """Binds this process to those of its cores that are in the NUMA node of the GPU `device`, if sysfs tells them. Does
+    nothing for a CPU device, where the system schedules all processes."""
+    if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+        return
+    gpu = torch.cuda.get_device_properties(device)
+    path = sysfs / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" / "local_cpulist"
+    ranges = path.read_text().strip().split(",") if path.is_file() else []  # such as 0-3,8,10-11
+    cores: set[int] = set()
+    for first, _, last in (part.partition("-") for part in ranges if part):
+        cores.update(range(int(first), int(last or first) + 1))
+    if near := cores & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, near)
+
+
 def default_num_threads() -> int:
     """This process's share of the machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,16 @@
-"""The doctor's checks of a run: data, folder, overfitting of one batch, time per update, and losses.
+"""The doctor's checks of a run: packages, device, disk, data, folder, overfitting, memory, time and losses.
 
-Updates use the production trainer. Legend: n samples.
+Updates use the production trainer. Each check reports a line, or raises UserError.
 """
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterable
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +18,29 @@ from typing import Any
 import numpy as np
 import torch
 
+from checkpoint.folder import checkpoint_steps
 from checkpoint.identity import check_record
 from checkpoint.state import find_start
+from checkpoint.writer import KEPT_CHECKPOINTS
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from diagnostics.estimates import MemorySettings, RunSize, devices_line, format_time, time_line
-from diagnostics.machine import Findings, needed_and_free_memory
+from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics import RecordingSink, Reporter
 from parallel.runtime import Runtime
-from reporting.records import has_records, read_runs
-from run_config import OptimizerConfig, ScheduleConfig, StartConfig
+from precision import slow_bfloat16
+from run_config import OptimizerConfig, RunConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
-from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
-from utils.errors import UserError
+from utils import requirements
+from utils.errors import UserError, one_line
+from utils.measure import available_memory
 from utils.progress import print_line
 
+ROOT = Path(__file__).resolve().parent.parent
+CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
+LIBRARY_BYTES = 2**30  # CUDA and NCCL
 CHECKED_SAMPLES = 2000
-UNKNOWN_WORDS = 0.05  # fraction of all tokens
+MAX_UNKNOWN = 0.05  # fraction of all tokens
 # Overfitting: a small model of the same class, without dropout.
 OVERFIT_SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
@@ -38,41 +48,130 @@ OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
 MEASURED_SECONDS = 3.0
 CPU_FLOPS_PER_THREAD, GPU_FLOPS = 40e9, 50e12
 # Tolerances of the loss checks.
-INITIAL_LOSS_BELOW, INITIAL_LOSS_ABOVE = 0.5, 1.0
-FREQUENCY_LOSS_ABOVE, DIVERGED_ABOVE = 0.5, 1.0
-SETTLED_STEP = 200  # by then, a run has learned word frequencies
-LONG_RUN_SECONDS = 10 * 86400
+INITIAL_LOSS_BELOW, INITIAL_LOSS_ABOVE, DIVERGED_ABOVE = 0.5, 1.0, 1.0
+
+
+class Findings:
+    """Prints each finding as one line and counts those that are wrong."""
+
+    def __init__(self) -> None:
+        self.num_wrong = 0
+
+    def report(self, level: str, text: str) -> None:
+        """level: ok, warning or wrong."""
+        print_line(f"{level:<8} {one_line(text)}")
+        self.num_wrong += level == "wrong"
+
+    @contextlib.contextmanager
+    def check(self) -> Iterator[None]:
+        """Reports a UserError as a finding."""
+        try:
+            yield
+        except UserError as error:
+            self.report("wrong", str(error))
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def check_packages(findings: Findings, config: RunConfig) -> None:
+    for problem in (problems := requirements.problems([ROOT / "requirements.txt"])):
+        findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
+    compiler = os.environ.get("CXX", "g++")
+    if config.parallel.compile != "none" and shutil.which(compiler) is None:
+        raise UserError(f"--compile needs a C++ compiler, and {compiler} is not found: install one, or set CXX")
+    if not problems:
+        versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
+        findings.report("ok", f"{versions}, packages of requirements.txt")
+
+
+def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
+    """Reports the device. Its availability and precision were checked when `runtime` was made."""
+    dtype, name = runtime.precision.dtype, str(runtime.precision.dtype).removeprefix("torch.")
+    if runtime.device.type == "cpu":
+        findings.report("ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads")
+        if shutil.which("nvidia-smi") is not None and not torch.cuda.is_available():
+            version = f"PyTorch {torch.__version__} finds no GPU: install a build of PyTorch for CUDA"
+            findings.report("warning", f"an NVIDIA driver is installed, but {version}")
+        if slow := slow_bfloat16(runtime.precision, runtime.device):
+            findings.report("warning", slow)
+        return
+    findings.report("ok", f"computes in {name} on {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+    if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        findings.report("warning", "GPUs with tensor cores are several times faster with --amp")
+    if processes > 1 and not torch.distributed.is_nccl_available():
+        raise UserError("this PyTorch has no NCCL, which several GPUs need: install a build for CUDA on Linux")
+    if processes == 1 < torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        findings.report("warning", f"this machine has {found} GPUs, and the run uses one: start it with torchrun")
+
+
+def check_disk(findings: Findings, plan: TrainingPlan) -> None:
+    """Checks that the run's folder is writable and has space for its checkpoints."""
+    folder, size = plan.config.trainer.checkpoint_folder, CHECKPOINT_BYTES * num_parameters(plan.make_model())
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise UserError(
+            f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another folder, or change "
+            f"its permissions"
+        ) from error
+    # Older checkpoints are removed only after a new one is written.
+    missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
+    free = shutil.disk_usage(existing).free
+    text = f"disk: {free / 1e9:,.1f} GB free for {folder}; it needs {missing} more checkpoints of {size / 1e9:.3g} GB"
+    if missing * size > free:
+        raise UserError(f"{text}: free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir")
+    findings.report("ok", text)
+
+
+def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySettings) -> None:
+    needed, free = needed_and_free_memory(plan, settings)
+    place = "GPU" if settings.device.type == "cuda" else "machine"
+    text = f"memory: {needed / 2**30:.1f} GiB needed (estimated), {free / 2**30:.1f} GiB free on this {place}"
+    if needed > free:
+        raise UserError(
+            f"{text}: lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for flags "
+            f"that save memory"
+        )
+    findings.report("ok", text)
+
+
+def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tuple[float, float]:
+    """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
+    needed = estimate_memory(plan.make_model(), settings).total + LIBRARY_BYTES
+    if settings.device.type == "cuda":
+        torch.cuda.empty_cache()  # from earlier checks
+        return needed, torch.cuda.mem_get_info()[0]
+    return needed * settings.world_size, available_memory()
 
 
 # --- data and folder --------------------------------------------------------------------------------------------------
 
 
-def check_data(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> None:
+def check_data(findings: Findings, plan: TrainingPlan) -> None:
     """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
-    dataset, vocab_file, indices = plan.dataset, plan.choice.vocab_file, sample_indices(plan)
+    dataset, indices = plan.dataset, sample_indices(plan, CHECKED_SAMPLES)
     samples = dataset.read(indices)
     token_ids = samples.stream(np.arange(len(indices)))["input_ids"]
-    unknown = float((token_ids == BertTokenizer(vocab_file).unk_token_id).mean())
-    if unknown > UNKNOWN_WORDS:
-        findings.report(
-            "wrong",
-            f"{unknown:.0%} of the tokens are [UNK]: the vocabulary or its casing does not fit the text: choose "
-            f"another --vocab-file or casing",
-        )
+    unknown = float((token_ids == BertTokenizer(plan.choice.vocab_file).unk_token_id).mean())
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} of them all ids are "
-        f"in range, {unknown:.2%} of the tokens are unknown, and the mean length is {samples.lengths.mean():.0f}"
+        f"in range, {unknown:.2%} of the tokens are [UNK], and the mean length is {samples.lengths.mean():.0f}"
     )
+    if unknown > MAX_UNKNOWN:
+        raise UserError(f"{text}: the vocabulary or its casing does not fit: choose another --vocab-file or casing")
     findings.report("ok", text)
 
 
-def sample_indices(plan: TrainingPlan, count: int = CHECKED_SAMPLES) -> np.ndarray:
+def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
     """Up to `count` indices, evenly spaced over the data set."""
     return np.unique(np.linspace(0, len(plan.dataset) - 1, count).astype(np.int64))
 
 
-def check_folder(findings: Findings, plan: TrainingPlan, _runtime: Runtime) -> None:
+def check_folder(findings: Findings, plan: TrainingPlan) -> None:
     """Checks that the run may write to its folder, and reports where it starts."""
     folder, record, start = plan.config.trainer.checkpoint_folder, plan.config.trainer.record, plan.config.start
     saves = record is not None and not start.overwrite
@@ -129,21 +228,15 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
     findings.report("ok", text)
 
 
-def check_updates(
-    findings: Findings,
-    plan: TrainingPlan,
-    runtime: Runtime,
-    settings: MemorySettings,
-    checkpoint_seconds: float | None,
-) -> None:
-    """Trains the real model for a few updates and checks the time, the first loss and the learning rate. Slow updates
-    are measured on fewer sequences and scaled. settings: those of the run."""
-    loader, trainer, processes = plan.config.loader, plan.config.trainer, settings.world_size
+def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, settings: MemorySettings) -> None:
+    """Trains the real model for three updates on one batch. Reports the run's duration, and checks the losses. Slow
+    updates are measured on fewer sequences and scaled. settings: those of the run."""
+    loader, processes, max_steps = plan.config.loader, settings.world_size, plan.config.trainer.max_steps
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(plan, runtime, per_process)
     micro_batches = -(-measured // loader.batch_size)
     alone = replace(settings, parallel=runtime.parallel, world_size=1, micro_batches=micro_batches, saves=False)
-    needed, free = needed_and_free_memory(plan.make_model(), alone)
+    needed, free = needed_and_free_memory(plan, alone)
     if needed > free:
         findings.report("warning", "time: not measured, because the model does not fit one process here")
         return
@@ -155,20 +248,14 @@ def check_updates(
     optimizer = metrics["optimizer_ms"] / 1e3
     measured = len(batch.lengths)  # fewer, if the data set is small
     update = (metrics["step_seconds"] - optimizer) * per_process / measured + optimizer
-    per_sequence = metrics["model_tflops"] * 1e12 / metrics["sequences_per_second"]
-    flops = per_sequence * loader.global_batch_size
-    size = RunSize(trainer.max_steps, loader.global_batch_size, update, flops, runtime.device.type, processes)
     how = "measured" if measured == per_process else f"measured on {measured} of {per_process} sequences and scaled"
     how += ", without communication" if processes > 1 else ""
-    is_long = size.seconds > LONG_RUN_SECONDS
-    advice = f": use more devices, fewer steps or a smaller model; {devices_line(size)}" if is_long else ""
-    findings.report("warning" if is_long else "ok", f"time: {time_line(size)} ({how}){advice}")
-    if checkpoint_seconds is not None:
-        interval = update * trainer.steps_per_checkpoint
-        is_slow = checkpoint_seconds > interval
-        text = f"a checkpoint takes {format_time(checkpoint_seconds)}, and one is due every {format_time(interval)}"
-        advice = ": raise --num-steps-per-checkpoint, or choose a faster disk" if is_slow else ""
-        findings.report("warning" if is_slow else "ok", f"{text}{advice}")
+    findings.report(
+        "ok",
+        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {format_time(update)}, take "
+        f"{format_time(max_steps * update)} on {processes} x {runtime.device.type}, without evaluation and saving "
+        f"({how})",
+    )
     check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
     check_learning_rate(findings, plan, losses)
 
@@ -183,7 +270,12 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
     return per_process if 2 * count >= per_process else count
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
+def format_time(seconds: float) -> str:
+    """Seconds, minutes, hours or days."""
+    for unit, length, limit in (("s", 1, 120), ("minutes", 60, 7200), ("hours", 3600, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.2g} {unit}" if seconds < 10 else f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86400:,.1f} days"
 
 
 def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool) -> None:
@@ -209,51 +301,3 @@ def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[flo
     if not all(loss < losses[0] + DIVERGED_ABOVE for loss in losses):  # or NaN
         raise UserError(f"{text}: lower --learning-rate")
     findings.report("ok", text)
-
-
-def check_run_losses(findings: Findings, plan: TrainingPlan, output_dir: Path, report_file: Path | None = None) -> None:
-    """Checks the losses that the run has logged so far, if any."""
-    losses = logged_losses(plan, output_dir, report_file)
-    if not losses:
-        findings.report("ok", f"no losses of this run are logged in {output_dir} yet")
-        return
-    step, last = losses[-1]
-    lowest = min(finite := [loss for _, loss in losses if math.isfinite(loss)] or [math.nan])
-    settled = max(plan.config.schedule.warmup_proportion * plan.config.trainer.max_steps, SETTLED_STEP)
-    limit = frequency_loss(plan)
-    text = f"the run's loss went from {losses[0][1]:.2f} at step {losses[0][0]} to {last:.2f} at step {step}"
-    advice = "look at the report page, and lower --learning-rate"
-    if not last <= lowest + DIVERGED_ABOVE:  # or NaN
-        raise UserError(f"{text}: it diverges: {advice}")
-    if plan.initial_loss is not None and max(finite) > plan.initial_loss + INITIAL_LOSS_ABOVE + 1:
-        raise UserError(f"{text}, with {max(finite):.2f} between, far above that of random weights: {advice}")
-    if limit is not None and step > settled and lowest > limit + FREQUENCY_LOSS_ABOVE:
-        raise UserError(
-            f"{text}, and by now it should be below {limit:.2f}, that of a model which only knows word frequencies: "
-            f"check the data, or change --learning-rate"
-        )
-    known = "" if limit is None else f"; a model that only knows word frequencies has {limit:.2f}"
-    findings.report("ok", f"{text}{known}")
-
-
-def logged_losses(plan: TrainingPlan, output_dir: Path, report_file: Path | None) -> list[tuple[int, float]]:
-    """The steps and losses in the log of this phase."""
-    for path in filter(None, (output_dir, report_file)):
-        for stage in (stage for run in read_runs([path]) for stage in run.stages) if has_records(path) else ():
-            is_same_folder = Path(stage.settings.get("output_dir", "")).resolve() == output_dir.resolve()
-            if is_same_folder and stage.name == plan.config.metadata.phase:
-                return [(point.step, point.metrics["loss"]) for point in stage.points]
-    return []
-
-
-def frequency_loss(plan: TrainingPlan) -> float | None:
-    """The loss of a model that predicts token frequencies: the entropy of the labels with the Miller-Madow correction
-    for n labels, plus ln 2 for next-sentence prediction."""
-    dataset, indices = plan.dataset, sample_indices(plan)
-    if not isinstance(dataset, PretrainingDataset):
-        return None
-    counts = np.bincount(dataset.read(indices).stream(np.arange(len(indices)))["mlm_labels"])
-    counts = counts[counts > 0]
-    share = counts / counts.sum()
-    entropy = float(-(share * np.log(share)).sum()) + (len(counts) - 1) / (2 * counts.sum())
-    return entropy + (math.log(2) if dataset.has_next_sentence else 0.0)
