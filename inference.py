@@ -25,22 +25,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from checkpoint.folder import find_model_folder
 from checkpoint.model_choice import choose_model
 from checkpoint.weights import open_model_weights
 from evaluation import check_finite, predict
-from modeling import (
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSentenceEmbedding,
-    BertForSequenceClassification,
-)
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
 from run_setup import load_fine_tuned
-from tasks.glue import ClassificationTask, TextDataset
+from tasks.glue import TextDataset
 from tasks.glue_files import Examples
 from tasks.squad import SquadTask
 from tasks.squad_file import Question, Squad
@@ -136,7 +130,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 class LoadedModel:
     parallel: ParallelModel
     tokenizer: BertTokenizer
-    config: BertConfig
+    config: ModelConfig
     max_seq_length: int
     runtime: Runtime
     batch_size: int = 8
@@ -150,7 +144,7 @@ def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
     selection = ModelSelection(CUSTOM, False, args.config_file, args.vocab_file, args.do_lower_case)
     choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
     config = choice.config
-    longest = MAX_WINDOW if head.model_class is BertForQuestionAnswering else config.max_position_embeddings
+    longest = MAX_WINDOW if head.name == "question_answering" else config.max_position_embeddings
     max_seq_length = args.max_seq_length or min(longest, config.max_position_embeddings)
     if max_seq_length > config.max_position_embeddings:
         raise UserError(
@@ -158,7 +152,7 @@ def open_model(args: Arguments, head: "Head", folder: Path) -> LoadedModel:
             f"{config.max_position_embeddings}: lower it"
         )
     runtime = Runtime(select_device(args.device))
-    parallel = load_fine_tuned(head.model_class, config, folder, head.required, runtime, log=lambda _text: None)
+    parallel = load_fine_tuned(head.name, config, folder, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
     tokenizer = BertTokenizer(choice.vocab_file, choice.do_lower_case)
     return LoadedModel(parallel, tokenizer, config, max_seq_length, runtime, args.batch_size)
@@ -323,9 +317,9 @@ def predict_all_rows(args: Arguments, head: "Head", folder: Path) -> None:
     embedding = EmbeddingConfig.read(folder) if args.embed else None
     if embedding is not None and args.max_seq_length is None:
         model = replace(model, max_seq_length=min(model.max_seq_length, embedding.max_seq_length))
-    if head.model_class is BertForPreTraining:
+    if head.name == "masked_lm":
         raise UserError(f"{folder} is not fine-tuned: fine-tune it, or add --embed")
-    if (args.question_column is not None) != (head.model_class is BertForQuestionAnswering):
+    if (args.question_column is not None) != (head.name == "question_answering"):
         raise UserError(f"{folder} is a model of {head.made_by}, which needs other columns: see --help")
 
     def predict_rows(rows: list[tuple[int, Row]]) -> list[Row]:
@@ -357,7 +351,7 @@ def text_dataset(model: LoadedModel, rows: list[tuple[int, Row]], args: Argument
     return TextDataset(examples, model.tokenizer, model.max_seq_length)
 
 
-def class_columns(config: BertConfig, logits_C: torch.Tensor) -> Row:
+def class_columns(config: ModelConfig, logits_C: torch.Tensor) -> Row:
     """The predicted label(s) and the probability of each class, or the score for regression."""
     if len(logits_C) == 1:
         return {"score": float(logits_C)}
@@ -422,11 +416,11 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class Head:
-    """A model head: its tensors are named `prefix...`, `required` must all be present, `flags` apply only to it."""
+    """A model head: `name` is a key of modeling.MODELS, `prefix` starts the names of its tensors in BERT, and `flags`
+    apply only to it."""
 
+    name: str
     prefix: str
-    required: tuple[str, ...]
-    model_class: type
     use: Callable[[LoadedModel, Arguments], None]
     flags: tuple[str, ...]
     made_by: str
@@ -434,25 +428,22 @@ class Head:
 
 HEADS = (
     Head(
+        "question_answering",
         "qa_outputs.",
-        ("qa_outputs.",),
-        BertForQuestionAnswering,
         ask_questions,
         ("question", "context", "context_file", "doc_stride", "max_answer_length", "version_2_with_negative"),
         "run_squad.py",
     ),
     Head(
+        "sequence_classification",
         "classifier.",
-        ClassificationTask.heads,
-        BertForSequenceClassification,
         classify_texts,
         ("text", "text_pair"),
         "run_glue.py",
     ),
     Head(
+        "masked_lm",
         "cls.predictions.",
-        ("cls.predictions.",),
-        BertForPreTraining,
         fill_masks,
         ("fill_mask",),
         "run_pretraining.py",
@@ -460,7 +451,7 @@ HEADS = (
 )
 
 
-EMBEDDING = Head("", (), BertForSentenceEmbedding, lambda _model, _args: None, (), "sentence-transformers")
+EMBEDDING = Head("sentence_embedding", "", lambda _model, _args: None, (), "sentence-transformers")
 
 
 def choose_head(args: Arguments, folder: Path) -> Head:

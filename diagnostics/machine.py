@@ -14,7 +14,7 @@ import torch
 from checkpoint.folder import checkpoint_steps
 from checkpoint.writer import KEPT_CHECKPOINTS
 from diagnostics.estimates import LIBRARY_BYTES, MemorySettings, estimate_memory, num_parameters
-from modeling import BertPreTrainedModel
+from modeling import PreTrainedModel
 from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from utils import requirements
@@ -88,7 +88,7 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
         findings.report("warning", f"this machine has {found} GPUs, and the run uses one: start it with torchrun")
 
 
-def check_memory(findings: Findings, model: BertPreTrainedModel, settings: MemorySettings) -> None:
+def check_memory(findings: Findings, model: PreTrainedModel, settings: MemorySettings) -> None:
     needed, free = needed_and_free_memory(model, settings)
     place = "GPU" if settings.device.type == "cuda" else "machine"
     text = f"memory: {needed / 2**30:.1f} GiB are needed (estimated), {free / 2**30:.1f} GiB are free on this {place}"
@@ -100,7 +100,7 @@ def check_memory(findings: Findings, model: BertPreTrainedModel, settings: Memor
     findings.report("ok", text)
 
 
-def needed_and_free_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tuple[float, float]:
+def needed_and_free_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[float, float]:
     """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
     needed = estimate_memory(model, settings).total + LIBRARY_BYTES
     if settings.device.type == "cuda":
@@ -109,7 +109,7 @@ def needed_and_free_memory(model: BertPreTrainedModel, settings: MemorySettings)
     return needed * settings.world_size, available_memory()
 
 
-def check_disk(findings: Findings, folder: Path, model: BertPreTrainedModel) -> float:
+def check_disk(findings: Findings, folder: Path, model: PreTrainedModel) -> float:
     """Checks that `folder` is writable and has space for checkpoints. Returns the seconds to write one."""
     size = CHECKPOINT_BYTES * num_parameters(model)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
