@@ -2,12 +2,14 @@
 
 An implementation is a class. It is constructed once per forward pass with the stream's layout and called by each layer:
 
-    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens)
+    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-`memory` returns the bytes of one call. To add an implementation, write the class and add it to `IMPLEMENTATIONS`.
+With a `window`, a token attends to at most that many tokens on each side. `RotaryAttention` adds rotary positions to a
+prepared attention. `memory` returns the bytes of one call. To add an implementation, write the class and add it to
+`IMPLEMENTATIONS`.
 
-Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
+Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size, F rotary frequencies (D / 2).
 """
 
 from typing import Protocol
@@ -25,7 +27,9 @@ class PreparedAttention(Protocol):
         """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H, D]."""
 
     @staticmethod
-    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+    def memory(
+        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+    ) -> AttentionMemory:
         """Bytes of one call. rows: number of tokens whose output is used."""
 
 
@@ -35,11 +39,12 @@ class PreparedAttention(Protocol):
 class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None):
         # The operator leaves tokens outside all sequences undefined, so filler tokens form sequences here.
         ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
         filler_ends = (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)
         self.cu_seqlens, self.max_seqlen = torch.cat([cu_seqlens, filler_ends]), max_seqlen
+        self.window = window
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         # torch's public varlen_attn has no dropout. This operator has dropout and is differentiable.
@@ -52,11 +57,15 @@ class FlashAttention:
             dropout_prob,
             False,  # is_causal
             False,  # return_debug_mask
+            window_size_left=self.window,
+            window_size_right=self.window,
         )
         return out_THD
 
     @staticmethod
-    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+    def memory(
+        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+    ) -> AttentionMemory:
         # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp of the softmax.
         states = sizes.tokens * hidden_size * (4 if rows < sizes.tokens else 3)
         return AttentionMemory(states * sizes.product + sizes.tokens * num_heads * 4)
@@ -68,26 +77,58 @@ class FlashAttention:
 class PaddedAttention:
     """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None):
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
-        # Softmax over no keys is NaN, so the rows of an empty sequence attend to all keys.
-        self.mask_N11S = (real_NS | ~real_NS.any(dim=1, keepdim=True))[:, None, None, :]
+        mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window
+        if window is not None:
+            offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
+            mask = mask & ((offsets_S - offsets_S[:, None]).abs() <= window)
+        # Softmax over no keys is NaN, so padding that sees no token attends to all keys.
+        self.mask = mask | ~mask.any(dim=-1, keepdim=True)
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         query_NHSD, key_NHSD, value_NHSD = qkv_T3HD[self.index_NS].permute(2, 0, 3, 1, 4)
         out_NHSD = F.scaled_dot_product_attention(
-            query_NHSD, key_NHSD, value_NHSD, attn_mask=self.mask_N11S, dropout_p=dropout_prob
+            query_NHSD, key_NHSD, value_NHSD, attn_mask=self.mask, dropout_p=dropout_prob
         )
         return out_NHSD.transpose(1, 2).flatten(0, 1)[self.place_T]
 
     @staticmethod
-    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+    def memory(
+        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+    ) -> AttentionMemory:
         padded, pairs = sizes.sequences * sizes.max_seqlen, sizes.pairs(num_heads)
         if sizes.device_type == "cpu":  # probabilities before and after dropout, and its mask
             kept = 5 * padded * hidden_size * sizes.product + pairs * (2 * sizes.product + has_dropout)
             return AttentionMemory(kept, backward=2 * pairs * sizes.product)
         return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
+
+
+# --- rotary positions -------------------------------------------------------------------------------------------------
+
+
+def rotary_table(position_ids: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles position / theta^(2f / D), both [T, 1, 1, F] float32."""
+    exponents_F = torch.arange(0, head_size, 2, dtype=torch.float32, device=position_ids.device) / head_size
+    angles_TF = position_ids[:, None].float() * (1.0 / theta**exponents_F)
+    return angles_TF.cos()[:, None, None], angles_TF.sin()[:, None, None]
+
+
+class RotaryAttention:
+    """`attention` with rotary positions (Su et al., 2021): rotates element f and f + D/2 of queries and keys by the
+    angle f of the token's position. table: see `rotary_table`."""
+
+    def __init__(self, attention: PreparedAttention, table: tuple[Tensor, Tensor]):
+        self.attention = attention
+        self.cos_T11F, self.sin_T11F = table
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        query_key, value_T1HD = qkv_T3HD.split([2, 1], dim=1)
+        first, second = query_key.float().chunk(2, dim=-1)
+        cos, sin = self.cos_T11F, self.sin_T11F
+        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv_T3HD.dtype)
+        return self.attention(torch.cat([rotated, value_T1HD], dim=1), dropout_prob)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -100,11 +141,13 @@ IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
 COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 
-def prepare_attention(implementation: str, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> PreparedAttention:
+def prepare_attention(
+    implementation: str, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None
+) -> PreparedAttention:
     """Prepares attention over sequences with offsets `cu_seqlens` [N+1], int32, of at most `max_seqlen` tokens, in a
     stream of `num_tokens` tokens. Tokens after the last sequence are filler; their output is finite but unspecified.
-    `implementation` is a key of `IMPLEMENTATIONS`."""
-    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens)
+    `implementation` is a key of `IMPLEMENTATIONS`; window: see the top of this file."""
+    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:

@@ -40,7 +40,7 @@ def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
     """Trains, scores and predicts as the flags request; returns the exit code."""
     config = make_run_config(args)
     if args.estimate_memory is not None:
-        print_estimate(task.model_class, config)
+        print_estimate(task.head, config)
         return 0
     with start_runtime(config, title) as runtime:
         return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
@@ -76,7 +76,7 @@ class TrainingSet:
         plan = plan_run(
             config,
             self.choice,
-            self.task.model_class,
+            self.task.head,
             self.task,
             self.dataset,
             str(Path(self.task.name, name)),
@@ -252,7 +252,7 @@ def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
     config = with_labels(choice, task).config
-    parallel = load_fine_tuned(task.model_class, config, model_folder, task.heads, runtime)
+    parallel = load_fine_tuned(task.head, config, model_folder, runtime)
     predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)
     return 0
 

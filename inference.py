@@ -27,6 +27,7 @@ from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, option
 from utils.errors import UserError, one_line, run_main
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    from bert_config import ModelConfig
     from tasks.predictors import Prediction, Predictor
 
 WEIGHTS = (".safetensors", ".bin")
@@ -100,13 +101,22 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def choose_predictor(args: Arguments, folder: Path) -> type[Predictor]:
+def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type[Predictor]:
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is none."""
     from checkpoint.weights import open_model_weights
+    from modeling import MODELS
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
+    from utils.files import read_json_object
 
     names = tuple(open_model_weights(folder))
-    heads = [each for each in PREDICTORS if all(any(n.startswith(t) for n in names) for t in each.tensors)]
+    models = {each: MODELS[type(config)][each.head] for each in PREDICTORS}
+    heads = [
+        each for each, model in models.items() if all(any(n.startswith(t) for n in names) for t in model.optional_heads)
+    ]
+    # ModernBERT's classifiers of texts and of tokens have the same tensors.
+    if (folder / "config.json").is_file():
+        architectures = read_json_object(folder / "config.json", "the config").get("architectures")
+        heads = [each for each in heads if [models[each].__name__] == architectures] or heads
     if args.embed:
         heads = [EmbeddingPredictor]
     if not heads:
@@ -118,8 +128,8 @@ def choose_predictor(args: Arguments, folder: Path) -> type[Predictor]:
             return head
     wrong = min(set(given) - set(heads[0].flags)).replace("_", "-")
     raise UserError(
-        f"--{wrong} has no effect on {folder}, a model with {heads[0].tensors[0]}*: use another model, or its flags "
-        f"{', '.join('--' + name.replace('_', '-') for name in heads[0].flags)}"
+        f"--{wrong} has no effect on {folder}, a {models[heads[0]].__name__}: use another model, or its "
+        f"flags {', '.join('--' + name.replace('_', '-') for name in heads[0].flags)}"
     )
 
 
@@ -139,10 +149,10 @@ def open_model(args: Arguments) -> Predictor:
     if args.init_checkpoint.is_file():
         raise UserError(f"--init-checkpoint {args.init_checkpoint} is a file: make a folder with convert_checkpoint.py")
     folder = find_model_folder(args.init_checkpoint)
-    head = choose_predictor(args, folder)
     selection = ModelSelection(CUSTOM, False, args.config_file, args.vocab_file, args.do_lower_case)
     choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
     config = choice.config
+    head = choose_predictor(args, folder, config)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)
     if max_seq_length > config.max_position_embeddings:
         raise UserError(
@@ -150,7 +160,7 @@ def open_model(args: Arguments) -> Predictor:
             f"{config.max_position_embeddings}: lower it"
         )
     runtime = Runtime(select_device(args.device))
-    parallel = load_fine_tuned(head.model_class, config, folder, head.tensors, runtime, log=lambda _text: None)
+    parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
     prediction = PredictionConfig(args.batch_size)
     return head(

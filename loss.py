@@ -75,12 +75,17 @@ class PreTrainingSums(NamedTuple):
 
 
 def pretraining_sums(
-    prediction_logits_MV: Tensor, seq_relationship_logits_N2: Tensor, mlm_labels_M: Tensor, nsp_labels_N: Tensor
+    prediction_logits_MV: Tensor,
+    seq_relationship_logits_N2: Tensor | None,
+    mlm_labels_M: Tensor,
+    nsp_labels_N: Tensor,
 ) -> PreTrainingSums:
     """Losses and numbers of correct predictions for masked tokens and next-sentence pairs. Filler (label -100) and data
-    without next-sentence pairs (label -1) are ignored."""
-    nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
+    without next-sentence pairs (label -1) are ignored; a model without the next-sentence head gives None."""
     mlm_loss, mlm_correct = summed_cross_entropy(prediction_logits_MV, mlm_labels_M)
+    if seq_relationship_logits_N2 is None:
+        return PreTrainingSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
+    nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
     nsp_loss, nsp_correct = summed_cross_entropy(seq_relationship_logits_N2, nsp_labels_N)
     return PreTrainingSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
 

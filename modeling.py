@@ -1,4 +1,5 @@
-"""BERT (Devlin et al., 2018) on token streams: the encoder, and heads for pre-training, spans and classification.
+"""BERT (Devlin et al., 2018) and ModernBERT (Warner et al., 2024) on token streams, with heads for pre-training, spans,
+classification and embeddings. The encoders' layers are in encoders/.
 
 Parameters carry Hugging Face's names and shapes. Every model takes either of two inputs:
 
@@ -9,15 +10,15 @@ Padded input is converted to a stream first. All token-wise layers run on real t
 sequence boundaries (attention.py). Models also report the FLOPs and memory of a step (`training_flops`,
 `activation_memory`).
 
-Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
-H heads, D head size, E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
+`make_model` makes the model with a given head for a config. To add an encoder, write it in encoders/, its models here,
+and add them to `MODELS`.
 
-The encoder and all heads are in one file, as in Hugging Face's and Google's code.
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
+E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,31 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import IMPLEMENTATIONS, PreparedAttention, default_implementation, prepare_attention
-from bert_config import BertConfig
+from attention import PreparedAttention, RotaryAttention, default_implementation, prepare_attention, rotary_table
+from bert_config import BertConfig, ModelConfig, ModernBertConfig
 from cpu.dropout import Dropout
 from cpu.packed_linear import PackedLinear
 from data_loading.packing import PassSizes, TokenStream, to_padded
-
-# Values of `hidden_act` in a config.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
-
-
-class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see packing.PassSizes): activations saved for backward (`kept`, including
-    its input; `input` alone; `linear_outputs`), peak activation gradients (`backward`), and 16-bit or fused copies of
-    weights, during the layer's own pass (`weight_copies`) or the whole forward pass (`cached_copies`)."""
-
-    kept: int
-    input: int
-    linear_outputs: int
-    backward: int
-    weight_copies: int
-    cached_copies: int
+from encoders.bert import BertEmbeddings, BertEncoder, BertPooler, BertSelfAttention
+from encoders.modernbert import ModernBertEmbeddings, ModernBertLayer, make_norm
+from encoders.modules import ACTIVATIONS, LayerMemory, Linear, VocabularyEmbedding
 
 
 class ActivationMemory(NamedTuple):
@@ -61,195 +45,6 @@ class ActivationMemory(NamedTuple):
     head: int
 
 
-# --- the encoder ------------------------------------------------------------------------------------------------------
-
-
-class Linear(nn.Linear):
-    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once."""
-
-    def reset_parameters(self) -> None:
-        pass
-
-
-class Embedding(nn.Embedding):
-    """nn.Embedding that skips its own initialization, like Linear."""
-
-    def reset_parameters(self) -> None:
-        pass
-
-
-class VocabularyEmbedding(Embedding):
-    """Word embeddings, padded to a multiple of 64 rows in memory. The padding rows are zero, get no gradient, and are
-    not part of the state dict."""
-
-    def __init__(self, config: BertConfig):
-        super().__init__(config.padded_vocab_size, config.hidden_size)
-        self.vocab_size = config.vocab_size
-        self.register_state_dict_post_hook(VocabularyEmbedding.strip_vocab_padding)
-        self.register_load_state_dict_pre_hook(VocabularyEmbedding.pad_vocab)
-
-    @staticmethod
-    def strip_vocab_padding(module, state_dict, prefix, local_metadata) -> None:
-        state_dict[prefix + "weight"] = state_dict[prefix + "weight"][: module.vocab_size]
-
-    @staticmethod
-    def pad_vocab(module, state_dict, prefix, *_) -> None:
-        weight_VE = state_dict.get(prefix + "weight")
-        if weight_VE is not None and len(weight_VE) == module.vocab_size:
-            padding_rows = module.num_embeddings - module.vocab_size
-            state_dict[prefix + "weight"] = F.pad(weight_VE, (0, 0, 0, padding_rows))
-
-
-class BertEmbeddings(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.word_embeddings = VocabularyEmbedding(config)
-        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        hidden_TE = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
-        hidden_TE = hidden_TE + self.position_embeddings(position_ids)
-        return self.dropout(self.LayerNorm(hidden_TE))
-
-
-class BertSelfAttention(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.num_attention_heads = config.num_attention_heads
-        self.dropout_prob = config.attention_probs_dropout_prob
-        self.query = Linear(config.hidden_size, config.hidden_size)
-        self.key = Linear(config.hidden_size, config.hidden_size)
-        self.value = Linear(config.hidden_size, config.hidden_size)
-        self.qkv: nn.Module | None = None  # fused, see `prepare_for_inference`
-
-    def fuse_qkv(self) -> tuple[Tensor, Tensor]:
-        """Fused weight [3E, E] and bias [3E] of query, key and value, so that one product reads and casts the hidden
-        states once."""
-        projections = (self.query, self.key, self.value)
-        return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
-
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention) -> Tensor:
-        qkv = self.qkv(hidden_TE) if self.qkv is not None else F.linear(hidden_TE, *self.fuse_qkv())
-        qkv_T3HD = qkv.unflatten(-1, (3, self.num_attention_heads, -1))
-        return attention(qkv_T3HD, self.dropout_prob if self.training else 0.0).flatten(1)
-
-
-class BertResidualOutput(nn.Module):
-    """Output of the attention and feed-forward blocks: dense, dropout, residual, LayerNorm. With pre-LN, LayerNorm is
-    applied to the block's input instead (Xiong et al., 2020), by `normalize_input`."""
-
-    def __init__(self, in_features: int, config: BertConfig):
-        super().__init__()
-        self.pre_layer_norm = config.pre_layer_norm
-        self.dense = Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def normalize_input(self, hidden_TE: Tensor) -> Tensor:
-        return self.LayerNorm(hidden_TE) if self.pre_layer_norm else hidden_TE
-
-    def forward(self, inner: Tensor, residual_TE: Tensor) -> Tensor:
-        output_TE = self.dropout(self.dense(inner), residual_TE)
-        return output_TE if self.pre_layer_norm else self.LayerNorm(output_TE)
-
-
-class BertAttention(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.self = BertSelfAttention(config)
-        self.output = BertResidualOutput(config.hidden_size, config)
-
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
-        context_TE = self.self(self.output.normalize_input(hidden_TE), attention)
-        if output_R is not None:
-            context_TE, hidden_TE = context_TE.index_select(0, output_R), hidden_TE.index_select(0, output_R)
-        return self.output(context_TE, hidden_TE)
-
-
-class BertIntermediate(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.dense = Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, hidden_TE: Tensor) -> Tensor:
-        return self.activation(self.dense(hidden_TE))
-
-
-class BertLayer(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.config = config
-        self.attention = BertAttention(config)
-        self.intermediate = BertIntermediate(config)
-        self.output = BertResidualOutput(config.intermediate_size, config)
-
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
-        attended_TE = self.attention(hidden_TE, attention, output_R)
-        return self.output(self.intermediate(self.output.normalize_input(attended_TE)), attended_TE)
-
-    def forward_flops(self, lengths_N: np.ndarray) -> float:
-        """FLOPs of the matrix products for sequences of these real lengths."""
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        return float(lengths_N.sum() * (8 * hidden**2 + 4 * hidden * inner) + 4 * np.square(lengths_N).sum() * hidden)
-
-    def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
-        """rows: number of tokens that are computed after attention."""
-        config, product, residual = self.config, sizes.product, sizes.residual
-        hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-        attention = IMPLEMENTATIONS[sizes.attention].memory(
-            sizes, config.num_attention_heads, hidden, config.attention_probs_dropout_prob > 0, rows
-        )
-        # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the activation function.
-        mask = sizes.mask if config.hidden_dropout_prob else 0
-        after_attention = rows * (2 * hidden * (residual + mask) + (2 * hidden + 2 * inner) * product)
-        # When the backward pass reaches attention, the activations of the rest of the layer are freed.
-        feed_forward_backward = rows * (2 * hidden * residual + 2 * inner * product)
-        attention_backward = tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
-        cached = (hidden**2 + 2 * hidden * inner) * product if sizes.autocast else 0  # query, key and value are fused
-        return LayerMemory(
-            kept=tokens * hidden * product + attention.kept + after_attention,
-            input=tokens * hidden * residual,
-            linear_outputs=(3 * tokens * hidden + rows * (2 * hidden + inner)) * product,
-            backward=max(feed_forward_backward, attention_backward),
-            weight_copies=3 * hidden**2 * product + cached,
-            cached_copies=cached,
-        )
-
-
-class BertEncoder(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
-        if config.pre_layer_norm:
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(
-        self, hidden_TE: Tensor, attentions: Sequence[PreparedAttention], output_R: Tensor | None = None
-    ) -> Tensor:
-        """Returns the last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer then skips
-        the other tokens after its attention. `attentions`: one per layer."""
-        for layer, attention in zip(self.layer[:-1], attentions[:-1], strict=True):
-            hidden_TE = layer(hidden_TE, attention)
-        hidden = self.layer[-1](hidden_TE, attentions[-1], output_R)
-        return self.LayerNorm(hidden) if hasattr(self, "LayerNorm") else hidden
-
-
-class BertPooler(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, first_NE: Tensor) -> Tensor:
-        return torch.tanh(self.dense(first_NE))
-
-
-# --- the models -------------------------------------------------------------------------------------------------------
-
-
 class EncoderOutput(NamedTuple):
     last_hidden_state: (
         Tensor  # [T, E] of a stream, [B, S, E] of padded input, zero on padding; or [M, E] at `output_positions`
@@ -259,7 +54,7 @@ class EncoderOutput(NamedTuple):
 
 class PreTrainingOutput(NamedTuple):
     prediction_logits: Tensor  # [M, V] at `mlm_positions`; without them [T, V], or [B, S, V] of padded input
-    seq_relationship_logits: Tensor  # [N, 2] or [B, 2]
+    seq_relationship_logits: Tensor | None = None  # [N, 2] or [B, 2]; None without the next-sentence head
 
 
 class SpanOutput(NamedTuple):
@@ -276,28 +71,32 @@ class ClassificationOutput(NamedTuple):
     logits: Tensor  # [N, C], or [B, C] of padded input; of tokens [T, C] or [B, S, C]
 
 
-class BertPreTrainedModel(nn.Module):
-    """Base class: initial weights, inference mode, costs, and loading from Hugging Face model folders."""
+class PreTrainedModel(nn.Module):
+    """Base class: initial weights, inference mode, costs, and loading from Hugging Face model folders.
 
-    base_model_prefix = "bert"
+    base_model_prefix: name of the encoder in models with a head. optional_heads: prefixes of tensors that a model
+    folder may lack."""
 
-    def __init__(self, config: BertConfig):
+    base_model_prefix: str
+    optional_heads: tuple[str, ...]
+
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
 
     @property
-    def base_model(self) -> "BertModel":
+    def base_model(self) -> "EncoderModel":
         """The encoder of a model with a head."""
         return getattr(self, self.base_model_prefix, self)
 
     @property
     def layers(self) -> nn.ModuleList:
-        return self.base_model.encoder.layer
+        return self.base_model.layers
 
     @property
-    def word_embeddings(self) -> Embedding:
-        return self.base_model.embeddings.word_embeddings
+    def word_embeddings(self) -> VocabularyEmbedding:
+        return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
 
     def training_flops(self, lengths_N, num_targets: float) -> float:
         """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with `num_targets` masked
@@ -318,9 +117,10 @@ class BertPreTrainedModel(nn.Module):
     def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
         # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
-        rows = sizes.targets + sizes.sequences if sizes.targets else tokens
+        pooled = sizes.sequences if self.base_model.pooling == "cls" else 0
+        rows = sizes.targets + pooled if sizes.targets else tokens
         # On a CPU, a dropout mask has as many bytes per element as the states.
-        mask = (residual if sizes.mask > 1 else 1) if self.config.hidden_dropout_prob else 0
+        mask = (residual if sizes.mask > 1 else 1) if self.config.embedding_dropout else 0
         *first, last = self.layers
         return ActivationMemory(
             embeddings=tokens * hidden * (residual + mask),
@@ -342,10 +142,14 @@ class BertPreTrainedModel(nn.Module):
                 elif isinstance(module, nn.LayerNorm):
                     value.fill_(1.0)
                 else:
-                    value.normal_(std=self.config.initializer_range)
+                    self.draw_matrix(name, value)
                 if isinstance(module, VocabularyEmbedding):
                     value[module.vocab_size :] = 0
                 yield key, value
+
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        """Draws the initial weight of the linear layer or embedding `name`."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def init_weights(self, parts: str | tuple[str, ...] = "") -> None:
@@ -381,22 +185,30 @@ class BertPreTrainedModel(nn.Module):
         return load_pretrained(cls, folder, **kwargs)
 
 
-class BertModel(BertPreTrainedModel):
-    """The encoder with its pooler. `attention_implementation` is a key of attention.IMPLEMENTATIONS, or `auto`: the
+class EncoderModel(PreTrainedModel):
+    """The base class of encoders. `attention_implementation` is a key of attention.IMPLEMENTATIONS, or `auto`: the
     fastest one for the device.
 
-    With `output_positions` [M], indices into the stream (or the flattened padded input), the last hidden states are
-    [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the pooled tokens."""
+    pooling: `cls` for the pooled state of the first token of each sequence, `mean` for the mean over its tokens, or
+    None. With `output_positions` [M], indices into the stream (or the flattened padded input), the last hidden states
+    are [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the first tokens
+    that are pooled."""
 
-    optional_heads = ("pooler.",)
+    embeddings: nn.Module
 
-    def __init__(self, config: BertConfig, add_pooling_layer: bool = True):
+    def __init__(self, config: ModelConfig, pooling: str | None):
         super().__init__(config)
+        self.pooling = pooling
+        self.pooler: nn.Module | None = None
         self.attention_implementation = "auto"
-        self.embeddings = BertEmbeddings(config)
-        self.encoder = BertEncoder(config)
-        self.pooler = BertPooler(config) if add_pooling_layer else None
-        self.init_weights()
+
+    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
+        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only. `attentions`: one per layer."""
+        raise NotImplementedError
+
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        """Prepares the attention of each layer."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -409,16 +221,21 @@ class BertModel(BertPreTrainedModel):
         if not isinstance(input_ids, TokenStream):
             return self._forward_padded(input_ids, attention_mask, token_type_ids, output_positions)
         stream = input_ids
-        hidden_TE = self.embeddings(stream.input_ids, stream.token_type_ids, stream.position_ids)
+        hidden_TE = self.embeddings(stream)
         attentions = self.prepare_attentions(stream, hidden_TE)
+        if self.pooling == "mean":
+            last_TE = self.encode(hidden_TE, attentions)
+            return EncoderOutput(last_TE, sequence_means(last_TE, stream.cu_seqlens))
+        if self.pooling is None:
+            return EncoderOutput(self.encode(hidden_TE, attentions, output_positions), None)
         # An empty filler sequence may start at T. Its pooled state is not used.
         first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
         if output_positions is None:
-            last_TE = self.encoder(hidden_TE, attentions)
-            return EncoderOutput(last_TE, self.pooler(last_TE[first_N]) if self.pooler is not None else None)
-        last_RE = self.encoder(hidden_TE, attentions, torch.cat([first_N, output_positions]))
+            last_TE = self.encode(hidden_TE, attentions)
+            return EncoderOutput(last_TE, self._pool(last_TE[first_N]))
+        last_RE = self.encode(hidden_TE, attentions, torch.cat([first_N, output_positions]))
         first_NE, last_ME = last_RE.tensor_split([len(first_N)])
-        return EncoderOutput(last_ME, self.pooler(first_NE) if self.pooler is not None else None)
+        return EncoderOutput(last_ME, self._pool(first_NE))
 
     def _forward_padded(self, input_ids, attention_mask, token_type_ids, output_positions) -> EncoderOutput:
         stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
@@ -427,21 +244,220 @@ class BertModel(BertPreTrainedModel):
         encoded = self(stream)
         return EncoderOutput(to_padded(encoded.last_hidden_state, flat_T, *input_ids.shape), encoded.pooler_output)
 
-    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
-        """Prepares the attention of each layer. BERT's layers share one."""
-        implementation = self._attention_implementation(hidden_TE)
-        shared = prepare_attention(implementation, stream.cu_seqlens, stream.max_seqlen, stream.num_tokens)
-        return [shared] * len(self.encoder.layer)
+    def pooled(self, input_ids: Tensor | TokenStream, *padded: Tensor | None) -> Tensor:
+        """The pooled states [N, E], without the other hidden states."""
+        token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
+        nothing = token_ids.new_empty(0) if self.pooling == "cls" else None
+        return self(input_ids, *padded, output_positions=nothing).pooler_output
+
+    def _pool(self, first_NE: Tensor) -> Tensor:
+        return first_NE if self.pooler is None else self.pooler(first_NE)
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
         return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
 
-    def _attention_implementation(self, hidden_TE: Tensor) -> str:
-        if self.attention_implementation != "auto":
-            return self.attention_implementation
-        device = hidden_TE.device
-        autocast = torch.is_autocast_enabled(device.type) if device.type == "cuda" else False
-        return default_implementation(device, torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype)
+    def prepare_attention(self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None) -> PreparedAttention:
+        implementation = self.attention_implementation
+        if implementation == "auto":
+            device = hidden_TE.device
+            autocast = torch.is_autocast_enabled(device.type) if device.type == "cuda" else False
+            dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
+            implementation = default_implementation(device, dtype)
+        return prepare_attention(implementation, stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window)
+
+
+def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The mean of the hidden states of each sequence, [N, E]."""
+    tokens_T = torch.arange(len(hidden_TE), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)  # N for filler
+    sums = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1], dtype=torch.float32)
+    sums_NE = sums.index_add(0, sequence_T, hidden_TE.float())[:-1]
+    return sums_NE / cu_seqlens.diff().clamp(min=1)[:, None]
+
+
+def vocabulary_logits(hidden_ME: Tensor, embedding_VE: Tensor, bias: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [M, V] of an output matrix that is tied to the word embeddings. Those of the vocabulary's padding rows are
+    -inf, so their probability and gradient are exactly zero."""
+    bias = embedding_VE.new_zeros(vocab_size) if bias is None else bias
+    bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
+    return F.linear(hidden_ME, embedding_VE, bias_V)
+
+
+# --- the heads --------------------------------------------------------------------------------------------------------
+
+
+class MaskedLanguageModel(PreTrainedModel):
+    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the stream (or the
+    flattened padded input), the vocabulary is predicted for those tokens only."""
+
+    def predictions(self, hidden_ME: Tensor) -> Tensor:
+        """Logits of the vocabulary with its padding."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        mlm_positions: Tensor | None = None,
+    ) -> PreTrainingOutput:
+        hidden, pooled_NE = self.base_model(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
+        logits = self.predictions(hidden)
+        if mlm_positions is None:  # drop the vocabulary padding
+            logits = logits[..., : self.config.vocab_size]
+        return PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        hidden = self.config.hidden_size
+        return num_targets * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
+
+
+class ClassificationModel(PreTrainedModel):
+    """An encoder with a linear layer on its output; ModernBERT transforms the output first (`head`)."""
+
+    classifier_name = "classifier"
+
+    def add_classifier(self, num_outputs: int, dropout: float) -> None:
+        self.head = self.make_transform()
+        self.dropout = Dropout(dropout)
+        setattr(self, self.classifier_name, Linear(self.config.hidden_size, num_outputs))
+        self.init_weights(self.optional_heads)
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        return getattr(self, self.classifier_name)(self.dropout(self.head(hidden)))
+
+    def classifier_flops(self, rows: float, num_outputs: int) -> float:
+        hidden = self.config.hidden_size
+        transform = 0 if isinstance(self.head, nn.Identity) else 2 * hidden**2
+        return rows * (transform + 2 * hidden * num_outputs)
+
+
+class QuestionAnswering(ClassificationModel):
+    """An encoder with a span head: a start and an end logit per token."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.add_classifier(2, self.span_dropout)
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> SpanOutput:
+        hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return SpanOutput(*self.classify(hidden).unbind(dim=-1))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return self.classifier_flops(num_tokens, 2)
+
+
+class SequenceClassification(ClassificationModel):
+    """An encoder with a classifier on the pooled state: a logit per label, or the predicted value if there is one label
+    (regression)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(config.classifier_pooling)
+        self.add_classifier(config.num_labels, config.classifier_dropout)
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        return ClassificationOutput(self.classify(self.base_model.pooled(input_ids, attention_mask, token_type_ids)))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        pooler = self.base_model.head_flops(num_tokens, num_sequences, num_targets)
+        return pooler + self.classifier_flops(num_sequences, self.config.num_labels)
+
+
+class TokenClassification(ClassificationModel):
+    """An encoder with a classifier on each token: a logit per label of the config."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.add_classifier(config.num_labels, config.classifier_dropout)
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return ClassificationOutput(self.classify(hidden))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return self.classifier_flops(num_tokens, self.config.num_labels)
+
+
+class SentenceEmbedding(PreTrainedModel):
+    """The mean of the last hidden states of each sequence, as the `logits` [N, E] of the output."""
+
+    optional_heads = ()
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder("mean")
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        return ClassificationOutput(self.base_model.pooled(input_ids, attention_mask, token_type_ids))
+
+    @property
+    def num_outputs(self) -> int:
+        return self.config.hidden_size
+
+
+# --- BERT -------------------------------------------------------------------------------------------------------------
+
+
+class BertPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "bert"
+    config_class = BertConfig
+    span_dropout = 0.0
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.bert = BertModel(self.config, pooling)
+
+    def make_transform(self) -> nn.Module:
+        return nn.Identity()
+
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        value.normal_(std=self.config.initializer_range)
+
+
+class BertModel(BertPreTrainedModel, EncoderModel):
+    """The encoder with its pooler."""
+
+    optional_heads = ("pooler.",)
+
+    def __init__(self, config: BertConfig, pooling: str | None = "cls"):
+        super().__init__(config, pooling)
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.pooler = BertPooler(config) if pooling == "cls" else None
+        self.init_weights()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.encoder.layer
+
+    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
+        return self.encoder(hidden_TE, attentions, output_R)
+
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        return [self.prepare_attention(stream, hidden_TE)] * len(self.layers)
 
 
 class BertPredictionHeadTransform(nn.Module):
@@ -464,145 +480,203 @@ class BertLMPredictionHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
-        # Logits of the vocabulary's padding rows are -inf, so their probability and gradient are exactly zero.
-        bias_V = F.pad(self.bias, (0, len(embedding_VE) - len(self.bias)), value=-math.inf)
-        return F.linear(self.transform(hidden_ME), embedding_VE, bias_V)
+        return vocabulary_logits(self.transform(hidden_ME), embedding_VE, self.bias, len(self.bias))
 
 
 class BertPreTrainingHeads(nn.Module):
-    def __init__(self, config: BertConfig):
+    def __init__(self, config: BertConfig, next_sentence: bool):
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
-        self.seq_relationship = Linear(config.hidden_size, 2)
+        if next_sentence:
+            self.seq_relationship = Linear(config.hidden_size, 2)
 
 
-class BertForPreTraining(BertPreTrainedModel):
-    """BERT with the masked-language-model and next-sentence heads. With `mlm_positions` [M], indices into the stream
-    (or the flattened padded input), the vocabulary is predicted for those tokens only."""
+class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
+    """BERT with the masked-language-model head only."""
 
-    optional_heads = ("cls.", "bert.pooler.")
+    optional_heads = ("cls.",)
+    next_sentence = False
 
     def __init__(self, config: BertConfig):
         super().__init__(config)
-        self.bert = BertModel(config)
-        self.cls = BertPreTrainingHeads(config)
+        self.add_encoder("cls" if self.next_sentence else None)
+        self.cls = BertPreTrainingHeads(config, self.next_sentence)
         self.init_weights("cls.")
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        *,
-        mlm_positions: Tensor | None = None,
-    ) -> PreTrainingOutput:
-        hidden, pooled_NE = self.bert(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
-        logits = self.cls.predictions(hidden, self.bert.embeddings.word_embeddings.weight)
-        if mlm_positions is None:  # drop the vocabulary padding
-            logits = logits[..., : self.config.vocab_size]
-        return PreTrainingOutput(logits, self.cls.seq_relationship(pooled_NE))
+    def predictions(self, hidden_ME: Tensor) -> Tensor:
+        return self.cls.predictions(hidden_ME, self.word_embeddings.weight)
+
+
+class BertForPreTraining(BertForMaskedLM):
+    """BERT with the masked-language-model and next-sentence heads."""
+
+    optional_heads = ("cls.", "bert.pooler.")
+    next_sentence = True
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
         hidden = self.config.hidden_size
-        masked_tokens = num_targets * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
+        masked_tokens = super().head_flops(num_tokens, num_sequences, num_targets)
         return masked_tokens + num_sequences * (2 * hidden**2 + 4 * hidden)
 
 
-class BertForQuestionAnswering(BertPreTrainedModel):
-    """BERT with a span head: a start and an end logit per token."""
-
+class BertForQuestionAnswering(BertPreTrainedModel, QuestionAnswering):
     optional_heads = ("qa_outputs.",)
-
-    def __init__(self, config: BertConfig):
-        super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
-        self.qa_outputs = Linear(config.hidden_size, 2)
-        self.init_weights("qa_outputs.")
-
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> SpanOutput:
-        hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
-        return SpanOutput(*self.qa_outputs(hidden).unbind(dim=-1))
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
-        return num_tokens * 4 * self.config.hidden_size
+    classifier_name = "qa_outputs"
 
 
-class BertForSequenceClassification(BertPreTrainedModel):
-    """BERT with a classifier on the pooled first token: a logit per label, or the predicted value if there is one label
-    (regression)."""
-
+class BertForSequenceClassification(BertPreTrainedModel, SequenceClassification):
     optional_heads = ("classifier.", "bert.pooler.")
 
-    def __init__(self, config: BertConfig):
-        super().__init__(config)
-        self.bert = BertModel(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.classifier = Linear(config.hidden_size, config.num_labels)
-        self.init_weights("classifier.")
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> ClassificationOutput:
-        token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
-        nothing = token_ids.new_empty(0)  # so the last layer computes only the pooled tokens
-        encoded = self.bert(input_ids, attention_mask, token_type_ids, output_positions=nothing)
-        return ClassificationOutput(self.classifier(self.dropout(encoded.pooler_output)))
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
-        hidden = self.config.hidden_size
-        return num_sequences * (2 * hidden**2 + 2 * hidden * self.config.num_labels)
-
-
-class BertForTokenClassification(BertPreTrainedModel):
-    """BERT with a classifier on each token: a logit per label of the config."""
-
+class BertForTokenClassification(BertPreTrainedModel, TokenClassification):
     optional_heads = ("classifier.",)
 
-    def __init__(self, config: BertConfig):
-        super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.classifier = Linear(config.hidden_size, config.num_labels)
-        self.init_weights("classifier.")
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> ClassificationOutput:
-        hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
-        return ClassificationOutput(self.classifier(self.dropout(hidden)))
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
-        return num_tokens * 2 * self.config.hidden_size * self.config.num_labels
+class BertForSentenceEmbedding(BertPreTrainedModel, SentenceEmbedding):
+    pass
 
 
-class BertForSentenceEmbedding(BertPreTrainedModel):
-    """The mean of the last hidden states of each sequence of a stream, as the `logits` [N, E] of the output."""
+# --- ModernBERT -------------------------------------------------------------------------------------------------------
+
+
+class ModernBertPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "model"
+    config_class = ModernBertConfig
+    optional_heads = ("head.", "classifier.")
+
+    @property
+    def span_dropout(self) -> float:
+        return self.config.classifier_dropout
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.model = ModernBertModel(self.config, pooling)
+
+    def make_transform(self) -> nn.Module:
+        return ModernBertPredictionHead(self.config)
+
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        """A normal distribution, truncated at `initializer_cutoff_factor` standard deviations."""
+        config = self.config
+        std = config.initializer_range
+        if name.endswith(("Wo", "head.dense")):
+            std /= math.sqrt(2 * config.num_hidden_layers)
+        elif name == "classifier":
+            std = config.hidden_size**-0.5
+        limit = config.initializer_cutoff_factor * std
+        nn.init.trunc_normal_(value, std=std, a=-limit, b=limit)
+
+
+class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
+    """The encoder. Local layers attend to a window; local and global layers have rotary positions of different
+    frequencies."""
 
     optional_heads = ()
 
-    def __init__(self, config: BertConfig):
-        super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
-
-    def forward(self, stream: TokenStream) -> ClassificationOutput:
-        lengths_N = stream.cu_seqlens.diff()
-        real = int(stream.cu_seqlens[-1])
-        sequence_T = torch.arange(len(lengths_N), device=lengths_N.device).repeat_interleave(lengths_N)
-        hidden_TE = self.bert(stream).last_hidden_state[:real].float()
-        sums_NE = hidden_TE.new_zeros(len(lengths_N), hidden_TE.shape[1]).index_add_(0, sequence_T, hidden_TE)
-        return ClassificationOutput(sums_NE / lengths_N.clamp(min=1)[:, None])
+    def __init__(self, config: ModernBertConfig, pooling: str | None = None):
+        super().__init__(config, pooling)
+        self.embeddings = ModernBertEmbeddings(config)
+        self.layers = nn.ModuleList(ModernBertLayer(config, index) for index in range(config.num_hidden_layers))
+        self.final_norm = make_norm(config)
+        self.init_weights()
 
     @property
-    def num_outputs(self) -> int:
-        return self.config.hidden_size
+    def layers(self) -> nn.ModuleList:
+        return self._modules["layers"]
+
+    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
+        for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
+            hidden_TE = layer(hidden_TE, attention)
+        return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
+
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        config = self.config
+        prepared: dict[int | None, PreparedAttention] = {}  # by window
+        for layer in self.layers:
+            if layer.window not in prepared:
+                theta = config.global_rope_theta if layer.window is None else config.local_rope_theta
+                prepared[layer.window] = RotaryAttention(
+                    self.prepare_attention(stream, hidden_TE, layer.window),
+                    rotary_table(stream.position_ids, config.head_size, theta),
+                )
+        return [prepared[layer.window] for layer in self.layers]
+
+
+class ModernBertPredictionHead(nn.Module):
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
+        self.activation = ACTIVATIONS[config.classifier_activation]
+        self.norm = make_norm(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden)))
+
+
+class ModernBertDecoder(nn.Module):
+    """The bias of the output matrix, which is tied to the token embeddings."""
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
+
+
+class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
+    """ModernBERT with the masked-language-model head."""
+
+    optional_heads = ("head.", "decoder.")
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.head = self.make_transform()
+        self.decoder = ModernBertDecoder(config)
+        self.init_weights(self.optional_heads)
+
+    def predictions(self, hidden_ME: Tensor) -> Tensor:
+        return vocabulary_logits(
+            self.head(hidden_ME), self.word_embeddings.weight, self.decoder.bias, self.config.vocab_size
+        )
+
+
+class ModernBertForQuestionAnswering(ModernBertPreTrainedModel, QuestionAnswering):
+    pass
+
+
+class ModernBertForSequenceClassification(ModernBertPreTrainedModel, SequenceClassification):
+    pass
+
+
+class ModernBertForTokenClassification(ModernBertPreTrainedModel, TokenClassification):
+    pass
+
+
+class ModernBertForSentenceEmbedding(ModernBertPreTrainedModel, SentenceEmbedding):
+    optional_heads = ()
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
+
+# The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the encoder learns them.
+MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
+    BertConfig: {
+        "pretraining": BertForPreTraining,
+        "masked_lm": BertForMaskedLM,
+        "question_answering": BertForQuestionAnswering,
+        "sequence_classification": BertForSequenceClassification,
+        "token_classification": BertForTokenClassification,
+        "sentence_embedding": BertForSentenceEmbedding,
+    },
+    ModernBertConfig: {
+        "pretraining": ModernBertForMaskedLM,
+        "masked_lm": ModernBertForMaskedLM,
+        "question_answering": ModernBertForQuestionAnswering,
+        "sequence_classification": ModernBertForSequenceClassification,
+        "token_classification": ModernBertForTokenClassification,
+        "sentence_embedding": ModernBertForSentenceEmbedding,
+    },
+}
+
+
+def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
+    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`."""
+    return MODELS[type(config)][head](config)

@@ -14,7 +14,10 @@ ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
 COMPILE_MODES = ("none", "layers", "model")
 CUSTOM = "custom"  # the model name of an architecture that has no file in bert_configs/
-BERT_MODELS = ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", CUSTOM)
+BERT_MODELS = (
+    *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
+    *("modernbert-base", "modernbert-large", CUSTOM),
+)
 DEFAULT_BERT_MODEL = "bert-large-uncased"
 
 

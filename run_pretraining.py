@@ -58,8 +58,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
+    from bert_config import BertConfig
     from checkpoint.model_choice import choose_model
-    from modeling import BertForPreTraining
     from run_setup import plan_run
     from tasks.pretraining import PretrainingTask, open_dataset, verify_checksums
 
@@ -74,16 +74,17 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     if args.verify_data:
         for checked in filter(None, (dataset, eval_dataset)):
             verify_checksums(checked, runtime.distributed)
+    next_sentence = dataset.has_next_sentence and isinstance(bert_config, BertConfig)
     made_lower_case = bool(dataset.attributes.get("do_lower_case", choice.do_lower_case))
     return plan_run(
         config,
         dataclasses.replace(choice, do_lower_case=made_lower_case),
-        BertForPreTraining,
-        PretrainingTask(dataset.has_next_sentence, args.max_seq_length),
+        "pretraining" if next_sentence else "masked_lm",
+        PretrainingTask(next_sentence, args.max_seq_length),
         dataset,
         "phase2" if args.phase2 else "phase1",
         runtime,
-        initial_loss=math.log(bert_config.vocab_size) + (math.log(2) if dataset.has_next_sentence else 0),
+        initial_loss=math.log(bert_config.vocab_size) + (math.log(2) if next_sentence else 0),
         eval_dataset=eval_dataset,
     )
 
@@ -98,12 +99,11 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     from diagnostics.estimates import print_estimate
-    from modeling import BertForPreTraining
     from run_setup import start_runtime
 
     config = make_run_config(args)
     if args.estimate_memory is not None:
-        print_estimate(BertForPreTraining, config)
+        print_estimate("pretraining", config)
         return 0
     with start_runtime(config, "pre-training") as runtime:
         return pretrain(args, runtime)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from checkpoint.identity import make_record
 from checkpoint.model_choice import ModelChoice
 from checkpoint.state import TrainState, find_start, load_weights
@@ -18,7 +18,7 @@ from data_loading.packing import MicroBatchLimits, stream_sizes
 from evaluation import evaluate
 from lr_scheduler import make_schedule
 from metrics import make_reporter
-from modeling import BertPreTrainedModel
+from modeling import PreTrainedModel, make_model
 from optimizer import make_optimizer, spec_of
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
@@ -71,7 +71,7 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
-def check_memory(model: BertPreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
+def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
 
     tensors_per_parameter: 1 for weights only, 3 for weights and two optimizer moments. All are float32, except in
@@ -109,19 +109,18 @@ def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
 
 
 def load_fine_tuned(
-    model_class: type[BertPreTrainedModel],
-    config: BertConfig,
+    head: str,
+    config: ModelConfig,
     folder: Path,
-    required: tuple[str, ...],
     runtime: Runtime,
     log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
-    """Loads the model in `folder` for prediction. required: prefixes of heads that must be present."""
+    """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must have all of it."""
     with torch.device("meta"):
-        model = model_class(config)
+        model = make_model(head, config)
     check_memory(model, runtime)
     parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
-    load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, required)
+    load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, has_head=True)
     return parallel
 
 
@@ -130,21 +129,21 @@ def load_fine_tuned(
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything needed to build a run; nothing is allocated yet. initial_loss: expected loss of random weights, or
-    None."""
+    """Everything needed to build a run; nothing is allocated yet. head: a key of modeling.MODELS. initial_loss: the
+    expected loss of random weights, or None."""
 
     choice: ModelChoice
-    model_class: type[BertPreTrainedModel]
+    head: str
     task: Task
     dataset: StreamDataset
     config: RunConfig
     initial_loss: float | None = None
     eval_dataset: StreamDataset | None = None
 
-    def make_model(self) -> BertPreTrainedModel:
+    def make_model(self) -> PreTrainedModel:
         """Builds the model on the meta device."""
         with torch.device("meta"):
-            return self.model_class(self.choice.config)
+            return make_model(self.head, self.choice.config)
 
     def build_trainer(self, runtime: Runtime) -> Trainer:
         torch.manual_seed(self.config.metadata.seed)
@@ -157,7 +156,7 @@ class TrainingPlan:
 def plan_run(
     config: RunConfig,
     choice: ModelChoice,
-    model_class: type[BertPreTrainedModel],
+    head: str,
     task: Task,
     dataset: StreamDataset,
     phase: str,
@@ -208,7 +207,7 @@ def plan_run(
             do_lower_case=choice.do_lower_case,
         ),
     )
-    return TrainingPlan(choice, model_class, task, dataset, config, initial_loss, eval_dataset)
+    return TrainingPlan(choice, head, task, dataset, config, initial_loss, eval_dataset)
 
 
 def count_steps(config: RunConfig, num_samples: int) -> int:
@@ -223,7 +222,7 @@ def count_steps(config: RunConfig, num_samples: int) -> int:
 
 
 def build_trainer(
-    model: BertPreTrainedModel,
+    model: PreTrainedModel,
     task: Task,
     config: RunConfig,
     runtime: Runtime,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_config import BertConfig
+from bert_config import BertConfig, ModelConfig, config_from_dict
 from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import check_tokenizer_folder, read_tokenizer_file, read_vocabulary
@@ -29,7 +29,7 @@ class ModelChoice:
     """`name`: the folder for results; the name of a file in bert_configs/, or `custom`."""
 
     name: str
-    config: BertConfig
+    config: ModelConfig
     vocab_file: Path
     do_lower_case: bool
 
@@ -53,9 +53,11 @@ def choose_model(
     if folder is not None:
         name = name_of(config)
     if selection.pre_layer_norm:
+        if not isinstance(config, BertConfig):
+            raise UserError(f"--pre-layer-norm is for BERT, and {name} always has it: leave it out")
         config = dataclasses.replace(config, pre_layer_norm=True)
     if (dropout := selection.dropout) is not None:
-        config = dataclasses.replace(config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+        config = config.with_dropout(dropout)
 
     vocab_file, casing = selection.vocab_file, None
     if vocab_file is None and folder is not None and (folder / VOCAB_FILE).is_file():
@@ -67,9 +69,10 @@ def choose_model(
     elif vocab_file is None:
         if name == CUSTOM:
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
-        # Google's models of the same casing share one vocabulary.
-        vocab_file = ROOT / "vocab" / f"bert-base-{'uncased' if 'uncased' in name else 'cased'}-vocab.txt"
-    num_words = len(read_vocabulary(vocab_file)[0])
+        # Models of the same casing share one vocabulary.
+        vocab_file = ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
+    vocabulary = read_vocabulary(vocab_file)[0]
+    num_words = len(vocabulary)
     if not num_words <= config.vocab_size <= -(-num_words // 64) * 64:
         raise UserError(
             f"{vocab_file} holds {num_words} words; the config's vocab_size is {config.vocab_size}: use the vocabulary "
@@ -79,7 +82,7 @@ def choose_model(
         do_lower_case = casing if isinstance(casing, bool) else is_uncased(vocab_file)
     if folder is not None and selection.vocab_file is None:
         check_tokenizer_folder(folder, casing if isinstance(casing, bool) else do_lower_case)
-    return ModelChoice(name, config, vocab_file, do_lower_case)
+    return ModelChoice(name, config.with_vocabulary(vocabulary), vocab_file, do_lower_case)
 
 
 def extract_vocabulary(path: Path) -> tuple[Path, bool]:
@@ -103,14 +106,14 @@ def initial_folder(start: StartConfig) -> str | None:
     return str(folder) if folder is not None and (folder / CONFIG_FILE).is_file() else None
 
 
-def read_config(path: Path) -> BertConfig:
+def read_config(path: Path) -> ModelConfig:
     try:
-        return BertConfig.from_dict(read_json_object(path, "the config"))
+        return config_from_dict(read_json_object(path, "the config"))
     except ValueError as error:
         raise UserError(f"{path}: {error}: correct the config") from error
 
 
-def name_of(config: BertConfig) -> str:
+def name_of(config: ModelConfig) -> str:
     """The name of this architecture in bert_configs/, or `custom`."""
     return next((path.stem for path in sorted(CONFIGS.glob("*.json")) if read_config(path) == config), CUSTOM)
 

@@ -288,12 +288,10 @@ def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
     return progress
 
 
-def load_weights(
-    parallel: "ParallelModel", folder: Path, log: Callable[[str], None], required: tuple[str, ...] = ()
-) -> None:
+def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], None], has_head: bool = False) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
     parameters = parallel.named_parameters()
-    weights = select_weights(parallel.model, open_model_weights(folder), folder, log, required)
+    weights = select_weights(parallel.model, open_model_weights(folder), folder, log, has_head)
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()

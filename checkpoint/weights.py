@@ -19,7 +19,7 @@ from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line
 
-HEADS = ("cls.", "qa_outputs.", "classifier.")
+HEADS = ("cls.", "qa_outputs.", "classifier.", "head.", "decoder.")
 UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
 SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
@@ -114,18 +114,19 @@ def forbidden_class(path: Path, name: str) -> UserError:
 
 def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict[str, LazyTensor]:
     """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops buffers and copies of
-    tied weights, and adds or removes the prefix `bert.`."""
+    tied weights, and adds or removes the encoder's prefix, such as `bert.`."""
     renamed = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if not name.endswith(("position_ids", "predictions.decoder.weight", "predictions.decoder.bias")):
+        if not name.endswith(("position_ids", "decoder.weight", "predictions.decoder.bias")):
             renamed[name] = tensor
-    model_has_prefix = hasattr(model, "bert")
-    tensors_have_prefix = any(name.startswith("bert.") for name in renamed)
+    prefix = f"{model.base_model_prefix}."
+    model_has_prefix = model.base_model is not model
+    tensors_have_prefix = any(name.startswith(prefix) for name in renamed)
     if model_has_prefix and not tensors_have_prefix:
-        return {name if name.startswith(HEADS) else f"bert.{name}": tensor for name, tensor in renamed.items()}
+        return {name if name.startswith(HEADS) else prefix + name: tensor for name, tensor in renamed.items()}
     if not model_has_prefix and tensors_have_prefix:
-        return {name.removeprefix("bert."): tensor for name, tensor in renamed.items()}
+        return {name.removeprefix(prefix): tensor for name, tensor in renamed.items()}
     return renamed
 
 
@@ -152,7 +153,7 @@ def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter in a checkpoint, which has no vocabulary padding."""
     # DeepSpeed's ZeRO stage 3 has the shape of a parameter in another attribute.
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
-    name = next(name for name in shapes if name.endswith("word_embeddings.weight"))
+    name = next(name for name in shapes if name.endswith(("word_embeddings.weight", "tok_embeddings.weight")))
     shapes[name] = (model.config.vocab_size, *shapes[name][1:])
     return shapes
 
@@ -178,15 +179,15 @@ def select_weights(
     tensors: Mapping[str, LazyTensor],
     source: str | Path,
     log: Callable[[str], None] = print_line,
-    required: tuple[str, ...] = (),
+    has_head: bool = False,
 ) -> dict[str, LazyTensor]:
     """Selects the tensors for the parameters of `model`, by name. Skips heads of other tasks and heads missing from
     `tensors`; messages name both. Raises UserError for any other missing, unexpected or misshapen tensor.
 
-    required: prefixes of heads that must be present, for prediction."""
+    has_head: the model's head must be present, for prediction."""
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
     head = "classifier.weight"
-    if not required and head in given and head in wanted and given[head].shape != wanted[head]:  # another task's head
+    if not has_head and head in given and head in wanted and given[head].shape != wanted[head]:  # another task's head
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
     misshapen = [
         f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
@@ -204,7 +205,7 @@ def select_weights(
             f"{source}: {', '.join(wrong_types[:3])} are not floating-point numbers: fetch or write it again"
         )
     missing = sorted(wanted.keys() - given.keys())
-    if required and (untrained := [name for name in missing if name.startswith(required)]):
+    if has_head and (untrained := [name for name in missing if name.startswith(model.optional_heads)]):
         raise UserError(f"{source} has no {untrained[0]}: it was not fine-tuned for this task, so add --do-train")
     if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
@@ -219,11 +220,13 @@ def select_weights(
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):
-    """`model_class` with the config and the weights in `folder`; see BertPreTrainedModel.from_pretrained."""
+    """`model_class` with the config and the weights in `folder`; see PreTrainedModel.from_pretrained."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
     config = read_config(folder / CONFIG_FILE)
+    if not isinstance(config, model_class.config_class):
+        raise UserError(f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load")
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
     weights = select_weights(model, open_model_weights(folder), folder)

@@ -1,7 +1,7 @@
 """Attention on batches of sequences of similar length, for CPUs.
 
 Legend: T tokens in the stream, N sequences of a bucket, L its longest sequence, H heads, D head size, C channels
-(query, key, value), B = N * H.
+(query, key, value), B = N * H, Q queries and K keys of a tile.
 """
 
 import itertools
@@ -21,6 +21,7 @@ MIN_EQUAL_LENGTHS = 4  # this many sequences of equal length form their own buck
 # 16-bit states are padded to a multiple of this, so that the shapes of the products recur (see packing.stream_sizes).
 # torch's softmax takes two thirds as long for 160 columns as for 150, because it computes the last 22 one by one.
 LENGTH_MULTIPLE = 32
+TILE_QUERIES = 128  # queries of a tile, with a window: fewer compute fewer pairs beyond it, in more calls
 
 
 class LengthBucket(NamedTuple):
@@ -85,9 +86,29 @@ def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucke
     return [LengthBucket(start, lengths, rounded(max(lengths))) for start, lengths in buckets]
 
 
+class Tile(NamedTuple):
+    """A block of queries with all keys that they attend to. `outside_QK`: pairs beyond the window, if there are any."""
+
+    queries: slice
+    keys: slice
+    outside_QK: Tensor | None
+
+
+def attention_tiles(length: int, window: int | None) -> list[Tile]:
+    """The tiles of sequences of `length` tokens: one without a window, otherwise one per block of queries."""
+    if window is None or length <= window + 1:
+        return [Tile(slice(0, length), slice(0, length), None)]
+    tiles, offsets_L = [], torch.arange(length)
+    for start in range(0, length, TILE_QUERIES):
+        queries = slice(start, min(start + TILE_QUERIES, length))
+        keys = slice(max(start - window, 0), min(queries.stop + window, length))
+        tiles.append(Tile(queries, keys, (offsets_L[queries, None] - offsets_L[keys]).abs() > window))
+    return tiles
+
+
 class LengthBucketedFunction(torch.autograd.Function):
-    """softmax(QK' / sqrt(D)) V per bucket, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. The output is
-    zero after the first `num_tokens` tokens.
+    """softmax(QK' / sqrt(D)) V per bucket and tile, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. The
+    output is zero after the first `num_tokens` tokens.
 
     On a CPU, scaled_dot_product_attention has a 4 times slower backward pass in bfloat16, is even slower with dropout,
     and needs a mask. This function saves the probabilities for the backward pass: 2 bytes per token pair and head in
@@ -95,24 +116,35 @@ class LengthBucketedFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, qkv_T3HD: Tensor, buckets: list[LengthBucket], num_tokens: int, dropout_prob: float) -> Tensor:
+    def forward(
+        ctx, qkv_T3HD: Tensor, buckets: list[tuple[LengthBucket, list[Tile]]], num_tokens: int, dropout_prob: float
+    ) -> Tensor:
         out_THD = torch.empty_like(qkv_T3HD[:, 0], memory_format=torch.contiguous_format)
         out_THD[num_tokens:] = 0
         scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
+        # Finite, because a row of padding may attend to padding only.
+        lowest = torch.finfo(qkv_T3HD.dtype).min
         keep_scale = 1.0
         saved: list[Tensor | None] = []
-        for bucket in buckets:
+        for bucket, tiles in buckets:
             qkv_3NHLD = bucket.to_padded(qkv_T3HD)
-            query, key, value = qkv_3NHLD.flatten(1, 2)
-            scores_BLL = torch.bmm(query.mul_(scale), key.transpose(1, 2))
-            for row, length in enumerate(bucket.lengths):
-                if length < scores_BLL.shape[-1]:
-                    scores_BLL.unflatten(0, (len(bucket.lengths), -1))[row, :, :, length:] = -math.inf
-            probs_BLL = scores_BLL.softmax(dim=-1)
-            mask, keep_scale = dropout_mask(probs_BLL, dropout_prob)
-            out_BLD = torch.bmm(apply_mask(probs_BLL, mask), value).mul_(keep_scale)
-            bucket.to_stream(out_BLD.view_as(qkv_3NHLD[:1]), out_THD[:, None])
-            saved += [qkv_3NHLD, probs_BLL, mask]
+            query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)
+            query_BLD.mul_(scale)
+            out_BLD = torch.empty_like(query_BLD)
+            saved.append(qkv_3NHLD)
+            for queries, keys, outside_QK in tiles:
+                scores_BQK = torch.bmm(query_BLD[:, queries], key_BLD[:, keys].transpose(1, 2))
+                if outside_QK is not None:
+                    scores_BQK.masked_fill_(outside_QK, lowest)
+                for row, length in enumerate(bucket.lengths):
+                    if length < keys.stop:
+                        scores_NHQK = scores_BQK.unflatten(0, (len(bucket.lengths), -1))
+                        scores_NHQK[row, :, :, max(length - keys.start, 0) :] = lowest
+                probs_BQK = scores_BQK.softmax(dim=-1)
+                mask, keep_scale = dropout_mask(probs_BQK, dropout_prob)
+                torch.bmm(apply_mask(probs_BQK, mask), value_BLD[:, keys], out=out_BLD[:, queries])
+                saved += [probs_BQK, mask]
+            bucket.to_stream(out_BLD.mul_(keep_scale).view_as(qkv_3NHLD[:1]), out_THD[:, None])
         ctx.save_for_backward(*saved)
         ctx.buckets, ctx.num_tokens, ctx.scale, ctx.keep_scale = buckets, num_tokens, scale, keep_scale
         return out_THD
@@ -122,36 +154,51 @@ class LengthBucketedFunction(torch.autograd.Function):
         grad_T3HD = grad_THD.new_empty(len(grad_THD), 3, *grad_THD.shape[1:])
         grad_T3HD[ctx.num_tokens :] = 0
         saved = iter(ctx.saved_tensors)
-        for bucket, qkv_3NHLD, probs_BLL, mask in zip(ctx.buckets, saved, saved, saved, strict=True):
-            query, key, value = qkv_3NHLD.flatten(1, 2)  # the query is already scaled
+        for bucket, tiles in ctx.buckets:
+            qkv_3NHLD = next(saved)
+            query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)  # the query is already scaled
             grad_BLD = bucket.to_padded(grad_THD[:, None]).flatten(0, 2).mul_(ctx.keep_scale)
-            grad_3NHLD = torch.empty_like(qkv_3NHLD)
-            grad_query, grad_key, grad_value = grad_3NHLD.flatten(1, 2)
-            torch.bmm(apply_mask(probs_BLL, mask).transpose(1, 2), grad_BLD, out=grad_value)
-            grad_probs_BLL = apply_mask(torch.bmm(grad_BLD, value.transpose(1, 2)), mask)
-            grad_scores_BLL = torch._softmax_backward_data(grad_probs_BLL, probs_BLL, -1, probs_BLL.dtype)
-            torch.bmm(grad_scores_BLL, key, out=grad_query).mul_(ctx.scale)
-            torch.bmm(grad_scores_BLL.transpose(1, 2), query, out=grad_key)
+            is_single = len(tiles) == 1  # tiles add to the gradients of the keys that they share
+            grad_3NHLD = torch.empty_like(qkv_3NHLD) if is_single else torch.zeros_like(qkv_3NHLD)
+            grad_query_BLD, grad_key_BLD, grad_value_BLD = grad_3NHLD.flatten(1, 2)
+            for (queries, keys, _), probs_BQK, mask in zip(tiles, saved, saved, strict=False):
+                grad_BQD, query_BQD = grad_BLD[:, queries], query_BLD[:, queries]
+                dropped_BKQ = apply_mask(probs_BQK, mask).transpose(1, 2)
+                grad_probs_BQK = apply_mask(torch.bmm(grad_BQD, value_BLD[:, keys].transpose(1, 2)), mask)
+                grad_scores_BQK = torch._softmax_backward_data(grad_probs_BQK, probs_BQK, -1, probs_BQK.dtype)
+                torch.bmm(grad_scores_BQK, key_BLD[:, keys], out=grad_query_BLD[:, queries])
+                if is_single:
+                    torch.bmm(dropped_BKQ, grad_BQD, out=grad_value_BLD)
+                    torch.bmm(grad_scores_BQK.transpose(1, 2), query_BQD, out=grad_key_BLD)
+                else:
+                    grad_value_BLD[:, keys].baddbmm_(dropped_BKQ, grad_BQD)
+                    grad_key_BLD[:, keys].baddbmm_(grad_scores_BQK.transpose(1, 2), query_BQD)
+            grad_query_BLD.mul_(ctx.scale)
             bucket.to_stream(grad_3NHLD, grad_T3HD)
         return grad_T3HD, None, None, None
 
 
 class LengthBucketedAttention:
-    """Attention without a mask on batches of sequences of similar length. Reads the lengths on the host, so it is for
-    CPUs only and cannot be compiled."""
+    """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
+    Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int):
-        self.cu_seqlens = cu_seqlens.tolist()
-        self.buckets: list[LengthBucket] | None = None
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None):
+        self.cu_seqlens, self.window = cu_seqlens.tolist(), window
+        self.buckets: list[tuple[LengthBucket, list[Tile]]] | None = None
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         if self.buckets is None:  # shared by all layers
-            self.buckets = length_buckets(self.cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1)
+            multiple = LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1
+            buckets = length_buckets(self.cu_seqlens, multiple)
+            self.buckets = [(bucket, attention_tiles(bucket.padded_length, self.window)) for bucket in buckets]
         return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
 
     @staticmethod
-    def memory(sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int) -> AttentionMemory:
+    def memory(
+        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+    ) -> AttentionMemory:
         # Query, key and value; the probabilities and their dropout mask.
-        pairs = sizes.pairs(num_heads)
-        kept = sizes.product * (3 * sizes.tokens * hidden_size + pairs * (1 + has_dropout))
-        return AttentionMemory(kept, backward=2 * pairs * sizes.product)
+        tiles = attention_tiles(sizes.max_seqlen, window)
+        tile_pairs = [(q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences for q, k, _ in tiles]
+        kept = sizes.product * (3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout))
+        return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)

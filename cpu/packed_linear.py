@@ -11,10 +11,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         # 128 is the expected number of rows; any number works.
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 128)
-        self.bias = linear.bias.detach()
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.dtype = linear.weight.dtype
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
-        hidden_TE = hidden_TE.to(self.bias.dtype)
+        hidden_TE = hidden_TE.to(self.dtype)
         return torch.ops.mkldnn._linear_pointwise(hidden_TE, self.weight, self.bias, "none", [], "")
 
     @staticmethod

@@ -19,7 +19,7 @@ from attention import COMPILED_ON_CPU, default_implementation
 from checkpoint.model_choice import choose_model
 from data_loading.packing import MicroBatchLimits, PassSizes
 from loss import FLOAT32_ROWS
-from modeling import BertPreTrainedModel
+from modeling import PreTrainedModel, make_model
 from optimizer import SPECS
 from parallelize import check_parallel
 from precision import DTYPES, Precision
@@ -101,7 +101,7 @@ def num_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def estimate_memory(model: BertPreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
+def estimate_memory(model: PreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
     """The estimate for `model`, which may be on the meta device."""
     resident, host = resident_memory(model, settings)
     alive = {name: resident + memory for name, memory in phases(model, settings)}
@@ -110,7 +110,7 @@ def estimate_memory(model: BertPreTrainedModel, settings: MemorySettings) -> Mem
     return MemoryEstimate(moment, {part: int(alive[moment][part]) for part in COMPONENTS}, largest, dict(host))
 
 
-def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
+def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
     """Bytes that stay allocated between updates, on the device and on the host."""
     on_cpu, precision = settings.device.type == "cpu", settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
@@ -131,14 +131,14 @@ def resident_memory(model: BertPreTrainedModel, settings: MemorySettings) -> tup
     return state, checkpoint
 
 
-def update_buffers(model: BertPreTrainedModel, settings: MemorySettings) -> Counter:
+def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
     """Temporary memory of an optimizer step, besides gradients and state."""
     sizes = [p.numel() for p in model.parameters()]
     elements = SPECS[settings.optimizer].update_elements(sizes, settings.updates_all_tensors_at_once)
     return Counter({"optimizer state": FLOAT32 * elements / settings.parallel.shard_degree})
 
 
-def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
+def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
     """Yields the name of each phase of an update, and its live bytes besides `resident_memory`."""
     sizes, parallel, precision = settings.pass_sizes, settings.parallel, settings.precision
     memory, mode, shards = model.activation_memory(sizes), parallel.activation_checkpoint, parallel.shard_degree
@@ -235,16 +235,16 @@ def memory_settings(config: RunConfig) -> MemorySettings:
     )
 
 
-def print_estimate(model_class: type[BertPreTrainedModel], config: RunConfig) -> None:
+def print_estimate(head: str, config: RunConfig) -> None:
     """Implements --estimate-memory: prints the table on the first process. Allocates no model."""
     with torch.device("meta"):
-        model = model_class(choose_model(config.model, config.start).config)
+        model = make_model(head, choose_model(config.model, config.start).config)
     text = format_estimate(model, memory_settings(config))
     if reports_errors():
         print_line(text)
 
 
-def format_estimate(model: BertPreTrainedModel, settings: MemorySettings) -> str:
+def format_estimate(model: PreTrainedModel, settings: MemorySettings) -> str:
     """A table for the terminal."""
     estimate, precision = estimate_memory(model, settings), settings.precision
     dtype = str(precision.dtype).removeprefix("torch.") + (" with float32 weights" if precision.autocast else "")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch, StepBatch
-from modeling import BertPreTrainedModel
+from modeling import PreTrainedModel
 from optimizer import apply_step, gradients, total_norm
 from precision import MasterWeights, Precision
 from utils.distributed import DistributedContext
@@ -31,7 +31,7 @@ class ParallelModel:
     shard_group: "dist.ProcessGroup | None" = None
     saves_rows = True
 
-    def __init__(self, model: BertPreTrainedModel, precision: Precision):
+    def __init__(self, model: PreTrainedModel, precision: Precision):
         self.model = self.module = model
         self.masters = MasterWeights(model) if precision.pure else None
         if precision.pure:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch w
     import numpy as np
     from torch import Tensor, nn
 
-    from bert_config import BertConfig
+    from bert_config import ModelConfig
     from data_loading.loader import MicroBatch
     from tasks.text_sequences import SequenceDataset
 
@@ -43,15 +43,14 @@ class PredictionSet:
 class FineTuningTask(Task, Protocol):
     """A fine-tuning task with its files; used by fine_tuning.py.
 
-    name: folder for results. heads: prefixes of the head's tensors in a fine-tuned model. labels: class names of the
+    name: folder for results. head: a key of modeling.MODELS. labels: class names of the
     model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
     `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
     that it may write. initial_loss: expected loss of random weights, or None.
     """
 
     name: str
-    model_class: type[Any]
-    heads: tuple[str, ...]
+    head: str
     labels: tuple[str, ...]
     multi_label: bool
     logits_axis: str
@@ -63,7 +62,7 @@ class FineTuningTask(Task, Protocol):
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
         """Reads the training file. Returns the task with the file's labels, and the samples."""
 
-    def for_model(self, config: BertConfig, folder: Path) -> Self:
+    def for_model(self, config: ModelConfig, folder: Path) -> Self:
         """The task for a fine-tuned model. Raises UserError if the model in `folder` has other labels."""
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:

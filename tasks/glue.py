@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from modeling import BertForSequenceClassification
 from tasks import PredictionSet
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.text_files import Row, write_table
@@ -53,8 +52,7 @@ class ClassificationTask:
     balanced: bool = False
     class_weights: tuple[float, ...] = ()
 
-    model_class = BertForSequenceClassification
-    heads = ("classifier.", "bert.pooler.")
+    head = "sequence_classification"
     logits_axis = "sequence"
 
     @property
@@ -119,7 +117,7 @@ class ClassificationTask:
             task = replace(task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist()))
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
-    def for_model(self, config: BertConfig, folder: Path) -> "ClassificationTask":
+    def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
         if config.multi_label != self.multi_label:
             kind = "a model of one label per text" if self.multi_label else "a model of several labels per text"
             raise UserError(f"{folder} is {kind}, which {self.spec.name} is not: use another model")

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from modeling import BertForTokenClassification
 from tasks import PredictionSet
 from tasks.glue_files import MAX_SEQ_LENGTH, read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
@@ -55,8 +54,7 @@ class TokenClassificationTask:
     labels: tuple[str, ...] = ()
 
     name = "ner"
-    model_class = BertForTokenClassification
-    heads = ("classifier.",)
+    head = "token_classification"
     logits_axis = "token"
     multi_label = False
     metric = "f1"
@@ -86,7 +84,7 @@ class TokenClassificationTask:
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels)
         return replace(self, labels=labels), dataset
 
-    def for_model(self, config: BertConfig, folder: Path) -> "TokenClassificationTask":
+    def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
         wrong = [label for label in config.labels if not TAG.fullmatch(label)]
         if wrong or not config.labels:
             raise UserError(

@@ -9,17 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from data_loading.packing import TokenStream
-from modeling import (
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSentenceEmbedding,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertPreTrainedModel,
-)
-from tasks.glue import ClassificationTask, TextDataset, probabilities
+from modeling import PreTrainedModel
+from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.squad_answers import decode
@@ -45,11 +38,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A loaded model. A subclass is for one head, whose tensors have the prefixes `tensors`. flags: flags of
+    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
     inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses answers."""
 
-    model: BertPreTrainedModel
-    config: BertConfig
+    model: PreTrainedModel
+    config: ModelConfig
     folder: Path
     tokenizer: BertTokenizer
     device: torch.device
@@ -60,13 +53,12 @@ class Predictor:
     logits: Callable[[SequenceDataset, str], np.ndarray]
     mark: tuple[str, str] = ("**", "**")
 
-    tensors: ClassVar[tuple[str, ...]]
-    model_class: ClassVar[type[BertPreTrainedModel]]
+    head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
     prompt: ClassVar[str] = "text"
 
     @classmethod
-    def max_length(cls, config: BertConfig, folder: Path) -> int:
+    def max_length(cls, config: ModelConfig, folder: Path) -> int:
         """Maximum tokens of a sequence if the user gives none."""
         return config.max_position_embeddings
 
@@ -86,8 +78,7 @@ class Predictor:
 class AnswerPredictor(Predictor):
     """Answers to questions about passages."""
 
-    tensors = ("qa_outputs.",)
-    model_class = BertForQuestionAnswering
+    head = "question_answering"
     flags = (
         *("question", "context", "context_file", "question_column", "context_column"),
         *("doc_stride", "max_answer_length", "version_2_with_negative"),
@@ -95,7 +86,7 @@ class AnswerPredictor(Predictor):
     prompt = "question"
 
     @classmethod
-    def max_length(cls, config: BertConfig, folder: Path) -> int:
+    def max_length(cls, config: ModelConfig, folder: Path) -> int:
         return min(SquadOptions.max_seq_length, config.max_position_embeddings)
 
     def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
@@ -133,8 +124,7 @@ class AnswerPredictor(Predictor):
 class ClassPredictor(Predictor):
     """Classes, labels or numbers of texts and pairs of texts."""
 
-    tensors = ClassificationTask.heads
-    model_class = BertForSequenceClassification
+    head = "sequence_classification"
     flags = ("text", "text_pair", "text_column", "pair_column", "truncate")
     prompt = "text (a tab before the second text of a pair)"
 
@@ -165,8 +155,7 @@ class ClassPredictor(Predictor):
 class TagPredictor(Predictor):
     """Entities in texts."""
 
-    tensors = TokenClassificationTask.heads
-    model_class = BertForTokenClassification
+    head = "token_classification"
     flags = ("text", "text_column")
 
     def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
@@ -183,8 +172,7 @@ class TagPredictor(Predictor):
 class MaskPredictor(Predictor):
     """The words that fit [MASK] in texts."""
 
-    tensors = ("cls.predictions.",)
-    model_class = BertForPreTraining
+    head = "masked_lm"
     flags = ("fill_mask", "text_column")
     prompt = f"text with {MASK}"
 
@@ -236,12 +224,11 @@ class EmbeddingPredictor(ClassPredictor):
     """Sentence embeddings, as the folder's sentence-transformers files say. Without these files: mean pooling, no
     normalization, which is sentence-transformers' default."""
 
-    tensors = ()
-    model_class = BertForSentenceEmbedding
+    head = "sentence_embedding"
     flags = ("text_column", "pair_column", "truncate", "embed")
 
     @classmethod
-    def max_length(cls, config: BertConfig, folder: Path) -> int:
+    def max_length(cls, config: ModelConfig, folder: Path) -> int:
         file = folder / "sentence_bert_config.json"
         limit = read_json_object(file, "the config").get("max_seq_length") if file.is_file() else None
         return min(limit or math.inf, config.max_position_embeddings)

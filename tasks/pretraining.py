@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from data_loading.hdf5_shards import KEYS, MappedShards, Shard, open_shards
 from data_loading.loader import MicroBatch
 from data_loading.packing import Label, TokenStream
@@ -234,7 +234,7 @@ class PretrainingSamples:
         )
 
 
-def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> None:
+def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: ModelConfig, loader: LoaderConfig) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
     for what, flag, wanted, found in [
         ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
@@ -256,7 +256,7 @@ def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertC
         )
 
 
-def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> PretrainingDataset:
+def open_dataset(folder: Path, vocab_file: Path, bert_config: ModelConfig, loader: LoaderConfig) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     check_data(dataset, vocab_file, bert_config, loader)
     if dataset.bytes_in_memory > 2**30:

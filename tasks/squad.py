@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from bert_config import BertConfig
+from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import TokenStream
 from loss import span_sum
-from modeling import BertForQuestionAnswering
 from tasks import PredictionSet
 from tasks.squad_answers import Predictions, decode
 from tasks.squad_features import LABELS, SquadDataset
@@ -37,8 +36,7 @@ class SquadTask(SquadOptions):
     scores: bool = False
 
     name = "squad"
-    model_class = BertForQuestionAnswering
-    heads = ("qa_outputs.",)
+    head = "question_answering"
     labels = ()
     logits_axis = "token"
     multi_label = False
@@ -60,7 +58,7 @@ class SquadTask(SquadOptions):
     def training_set(self, tokenizer) -> tuple["SquadTask", SquadDataset]:
         return self, SquadDataset(read_squad(self.train_file), tokenizer, self, training=True)
 
-    def for_model(self, config: BertConfig, folder: Path) -> "SquadTask":
+    def for_model(self, config: ModelConfig, folder: Path) -> "SquadTask":
         return self
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:

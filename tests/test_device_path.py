@@ -13,7 +13,7 @@ from benchmarks.common.training import RandomDataset, batch_stats
 from bert_config import BertConfig
 from data_loading.loader import make_step_batch
 from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
-from modeling import BertForPreTraining, BertForQuestionAnswering, BertPreTrainedModel
+from modeling import BertForPreTraining, BertForQuestionAnswering, PreTrainedModel
 from optimizer import make_optimizer
 from parallel.runtime import Runtime
 from precision import Precision
@@ -70,7 +70,7 @@ class RandomQuestions(RandomDataset):
 
 
 def make_trainer(
-    model_class: type[BertPreTrainedModel],
+    model_class: type[PreTrainedModel],
     task: Task,
     loader: LoaderConfig,
     precision: Precision,

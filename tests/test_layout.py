@@ -16,7 +16,7 @@ LAYERS = {
     "setup": {"run_setup", "fine_tuning", "arguments", "diagnostics", "checkpoint_formats", "reporting", "elastic"},
     "training": {"trainer", "evaluation", "tasks", "data_preparation"},
     "strategies": {"parallelize", "parallel"},
-    "model": {"modeling", "attention", "cpu", "loss", "optimizer", "lr_scheduler", "precision", "metrics"},
+    "model": {"modeling", "encoders", "attention", "cpu", "loss", "optimizer", "lr_scheduler", "precision", "metrics"},
     "data and files": {"data_loading", "checkpoint", "tokenizer"},
     "configs": {"run_config", "bert_config"},
     "utils": {"utils"},

@@ -10,7 +10,7 @@ from benchmarks.common.results import ROOT
 from bert_config import BertConfig
 from data_loading.loader import StepBatch
 from metrics import GlobalBatchStats
-from modeling import BertPreTrainedModel
+from modeling import PreTrainedModel
 from optimizer import parameter_groups
 from parallel.runtime import Runtime
 from precision import select_precision
@@ -48,7 +48,7 @@ def make_runtime(device_name: str, amp: bool, pure: bool = False, tf32: bool = F
 
 
 def make_trainer(
-    model: BertPreTrainedModel,
+    model: PreTrainedModel,
     task: Task,
     loader: LoaderConfig,
     runtime: Runtime,

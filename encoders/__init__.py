@@ -1,0 +1,1 @@
+"""Encoders, one per file: embeddings, layers, and their floating-point operations and memory."""

@@ -1,0 +1,69 @@
+"""What the encoders share: linear layers, embeddings with a padded vocabulary, activation functions.
+
+Legend: T tokens in the stream, E hidden size, V vocabulary (padded to a multiple of 64 in memory).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_config import ModelConfig
+
+# Values of `hidden_act` and `hidden_activation` in a config.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class LayerMemory(NamedTuple):
+    """Bytes of one layer in a training step (see packing.PassSizes): activations saved for backward (`kept`, including
+    its input; `input` alone; `linear_outputs`), peak activation gradients (`backward`), and 16-bit or fused copies of
+    weights, during the layer's own pass (`weight_copies`) or the whole forward pass (`cached_copies`)."""
+
+    kept: int
+    input: int
+    linear_outputs: int
+    backward: int
+    weight_copies: int
+    cached_copies: int
+
+
+class Linear(nn.Linear):
+    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding that skips its own initialization, like Linear."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class VocabularyEmbedding(Embedding):
+    """Word embeddings, padded to a multiple of 64 rows in memory. The padding rows are zero, get no gradient, and are
+    not part of the state dict."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.padded_vocab_size, config.hidden_size)
+        self.vocab_size = config.vocab_size
+        self.register_state_dict_post_hook(VocabularyEmbedding.strip_vocab_padding)
+        self.register_load_state_dict_pre_hook(VocabularyEmbedding.pad_vocab)
+
+    @staticmethod
+    def strip_vocab_padding(module, state_dict, prefix, local_metadata) -> None:
+        state_dict[prefix + "weight"] = state_dict[prefix + "weight"][: module.vocab_size]
+
+    @staticmethod
+    def pad_vocab(module, state_dict, prefix, *_) -> None:
+        weight_VE = state_dict.get(prefix + "weight")
+        if weight_VE is not None and len(weight_VE) == module.vocab_size:
+            padding_rows = module.num_embeddings - module.vocab_size
+            state_dict[prefix + "weight"] = F.pad(weight_VE, (0, 0, 0, padding_rows))
