@@ -115,7 +115,7 @@ def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files, tmp_path):
         return found
 
     squad = read_squad(files["v1"])
-    dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), max_seq_length=28, doc_stride=8, max_query_length=10)
+    dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), SquadOptions(28, 8, 10))
     questions, windows = len(squad.questions), len(dataset)
     assert questions < windows
     marks = {"predict_start": True, "eval_start": True, "SEED": 42, "predict_batch_size": 8}
