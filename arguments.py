@@ -131,7 +131,8 @@ GLOBAL_FLAGS = (
 )
 
 TRAINING_FLAGS = (
-    Flag("--optimizer", OPTIMIZERS, adam.name, "FusedLAMB is apex's LAMB", result=True),
+    Flag("--optimizer", OPTIMIZERS, adam.name,
+         "Muon updates the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB", result=True),
     Flag("--gradient-merge-steps --gradient-accumulation-steps", batch_size, 1,
          "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",)),
     Flag("--global-batch-size", batch_size, None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
+OPTIMIZERS = ("Lamb", "AdamW", "Muon", "FusedLAMB")
 DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
 AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
