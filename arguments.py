@@ -78,6 +78,7 @@ def positive_int_or_minus_one(text: str) -> int:
 TRAIN = ("--do-train",)
 LAMB = (*TRAIN, "--optimizer Lamb")
 POLY, EXPONENTIAL = (*TRAIN, "--lr-decay poly"), (*TRAIN, "--lr-decay warmup_exp_decay_exp")
+TRAPEZOID = (*TRAIN, "--lr-decay warmup_stable_decay")
 SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
 SHARDED = ("--data-parallel-shard-degree",)
 adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
@@ -90,6 +91,9 @@ GLOBAL_FLAGS = (
     Flag("--config-file", optional_path, None,
          "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom"),
     Flag("--pre-layer-norm", bool, False, "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert"),
+    Flag("--global-rope-theta", bounded_float(1, 1e12), None,
+         "ModernBERT's theta of the rotary positions of global layers, larger for longer sequences; by default that of "
+         "the config"),
     Flag("--dropout", fraction, None, "dropout of hidden states and attention; by default that of the config", TRAIN),
     Flag("--log-freq --logging-steps", positive_int, trainer.log_freq, "updates between log lines",
          deepspeed="steps_per_print"),
@@ -131,7 +135,8 @@ GLOBAL_FLAGS = (
 )
 
 TRAINING_FLAGS = (
-    Flag("--optimizer", OPTIMIZERS, adam.name, "FusedLAMB is apex's LAMB", result=True),
+    Flag("--optimizer", OPTIMIZERS, adam.name,
+         "Muon updates the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB", result=True),
     Flag("--gradient-merge-steps --gradient-accumulation-steps", batch_size, 1,
          "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",)),
     Flag("--global-batch-size", batch_size, None,
@@ -151,6 +156,8 @@ TRAINING_FLAGS = (
          EXPONENTIAL, result=True),
     Flag("--lr-offset", non_negative_float, schedule.offset, "added to the learning rate by warmup_exp_decay_exp",
          EXPONENTIAL, result=True),
+    Flag("--lr-decay-proportion", fraction, schedule.decay_proportion,
+         "share of the updates for the decay at the end; for warmup_stable_decay", TRAPEZOID, result=True),
     Flag("--beta1 --adam-beta1", decay_factor, adam.betas[0], "decay of the first moment", TRAIN, result=True),
     Flag("--beta2 --adam-beta2", decay_factor, adam.betas[1], "decay of the second moment", TRAIN, result=True),
     Flag("--epsilon --adam-epsilon", positive_float, adam.eps, "epsilon of the optimizer", TRAIN, result=True,
@@ -278,6 +285,8 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
     have no effect or that contradict each other."""
     args = parse_with_deepspeed(parser, argv)
     parser.check_flags(args)
+    if args.lr_decay == "warmup_stable_decay" and args.warmup_proportion + args.lr_decay_proportion > 1:
+        parser.error("--warmup-proportion and --lr-decay-proportion are more than all updates together: lower one")
     if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
         parser.error(
             f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
@@ -349,6 +358,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             rate=args.lr_decay_rate,
             decay_steps=args.lr_decay_steps,
             offset=args.lr_offset,
+            decay_proportion=args.lr_decay_proportion,
         ),
         parallel_config(args, world_size),
         StartConfig(
@@ -384,6 +394,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             args.vocab_file,
             args.get("do_lower_case"),
             args.pre_layer_norm,
+            args.global_rope_theta,
             args.dropout,
         ),
         PredictionConfig(args.get("predict_batch_size", args.batch_size), args.seed, *benchmark),

@@ -66,6 +66,15 @@ def warmup_exp_decay_exp(
     return lr * f + offset
 
 
+def warmup_stable_decay(k: float, total: int, lr: float, warmup: int, decay_proportion: float) -> float:
+    """The trapezoidal schedule: warmup, then `lr`, then lr * (1 - sqrt(p)) over the last updates, with p from 0 to 1
+    (Haegele et al., 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations")."""
+    warm, decay = _warm(k, lr, warmup), decay_proportion * total
+    if warm is not None or k <= total - decay:
+        return lr if warm is None else warm
+    return lr * (1 - math.sqrt(min((k - total + decay) / decay, 1.0)))
+
+
 def rate_table(schedule: Callable[[int], float], first: int, last: int, device: torch.device) -> Tensor:
     """Learning rates of the updates `first` to `last`, float32 on `device`. The update counter is on the device too, so
     a look-up needs no synchronization. Raises UserError if there are more than MAX_UPDATES."""
@@ -90,6 +99,8 @@ def _schedule_from_zero(config: ScheduleConfig, total: int) -> Callable[[int], f
         return lambda k: warmup_exp_decay_exp(
             k, total, lr, config.warmup_proportion, config.rate, config.decay_steps, config.offset
         )
+    if config.decay == "warmup_stable_decay":
+        return lambda k: warmup_stable_decay(k, total, lr, warmup, config.decay_proportion)
     shapes = {"linear": linear, "cosine": cosine, "exponential": exponential, "constant": constant, "noam": noam}
     shape = shapes[config.decay]
     return lambda k: shape(k, total, lr, warmup)

@@ -1,4 +1,4 @@
-"""Optimizers: LAMB, PyTorch's AdamW, apex's FusedLAMB.
+"""Optimizers: LAMB, Muon, PyTorch's AdamW, apex's FusedLAMB.
 
 All optimizers follow the protocol of PyTorch's fused optimizers. `apply_step` sets two one-element tensors before
 `step()`: gradients are divided by `grad_scale` (loss scale times clipping), and the step is skipped if `found_inf` is
@@ -6,11 +6,13 @@ not zero. The `lr` of a group may be a tensor, so that the schedule can be on th
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
@@ -213,6 +215,121 @@ class Lamb(torch.optim.Optimizer):
         return torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0)
 
 
+# Parameters that stack several matrices along their rows, by the end of their names: query, key and value; both halves
+# of GeGLU.
+STACKED_MATRICES = {"Wqkv.weight": 3, "Wi.weight": 2}
+
+
+def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is a matrix of one of the encoder's layers, which Muon orthogonalizes."""
+    return len(shape) == 2 and re.search(r"\blayers?\.\d+\.", name) is not None
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al., 2024) for the matrices of hidden layers, AdamW for all other parameters:
+
+        m = b m + (1-b) g;  u = b m + (1-b) g                       b: `momentum` (Nesterov's form)
+        w = (1 - lr * weight_decay) w - 0.2 sqrt(max(rows, columns)) * lr * orthogonalize(u)
+
+    The factor gives updates the size of AdamW's (Liu et al., 2025), so that one learning rate serves both. This is
+    the arithmetic of torch.optim.Muon with `match_rms_adamw`; torch's class has no shards, no `grad_scale` and no
+    `found_inf`, and reads the learning rate on the host. Query, key and value are orthogonalized separately.
+
+    Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices. On shards, the rows of
+    a matrix are gathered, and every rank orthogonalizes all matrices.
+
+    Args:
+        params: groups of parameters, as `muon_groups` makes them; float32.
+        lr, betas, eps: of both methods; betas and eps are AdamW's.
+        momentum: decay of Muon's momentum.
+        shard_group: see Lamb.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float | Tensor,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        momentum: float = 0.95,
+        shard_group: "dist.ProcessGroup | None" = None,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum})
+        self.shard_group = shard_group
+
+    @torch.no_grad()
+    def step(self) -> None:
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            if group["stacked"]:
+                for p, rows in zip(group["params"], group["rows"], strict=True):
+                    if p.grad is not None:
+                        self._update_matrix(p, rows, group, grad_scale, found_inf)
+            elif params := [p for p in group["params"] if p.grad is not None]:
+                self._adamw(params, group, grad_scale, found_inf)
+
+    def _adamw(self, params: list[Tensor], group: dict, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        states = [self.state[p] for p in params]
+        beta1, beta2 = group["betas"]
+        adamw(
+            *(params, [p.grad for p in params]),
+            *([state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], []),
+            [state["step"] for state in states],
+            fused=True,
+            **{"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]},
+            **{"weight_decay": group["weight_decay"], "amsgrad": False, "maximize": False},
+            **{"grad_scale": grad_scale, "found_inf": found_inf},
+        )
+
+    def _update_matrix(
+        self, p: Tensor, rows: int, group: dict, grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        """Updates one parameter of `rows` rows over all ranks. Without synchronization: a skipped step has weight 0."""
+        state, momentum, weight, gradient = self.state[p], group["momentum"], 1.0, p.grad
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        if grad_scale is not None:
+            gradient = gradient / grad_scale
+        if found_inf is not None:
+            gradient, weight = torch.where(found_inf != 0, 0.0, gradient), 1.0 - found_inf
+        state["momentum_buffer"].add_((gradient - state["momentum_buffer"]) * ((1 - momentum) * weight))
+        update, start = self._gather(gradient.lerp(state["momentum_buffer"], momentum), rows)
+        stack = update.unflatten(0, (group["stacked"], -1))
+        update = orthogonalize(stack).flatten(0, 1)[start : start + len(p)]
+        rate = group["lr"] * weight
+        p.mul_(1 - rate * group["weight_decay"])
+        p.sub_(update * (rate * 0.2 * math.sqrt(max(stack.shape[1:]))))
+
+    def _gather(self, own: Tensor, rows: int) -> tuple[Tensor, int]:
+        """The matrix of `rows` rows that the ranks divide as torch.chunk does, and the index of this rank's first."""
+        if self.shard_group is None:
+            return own, 0
+        degree = dist.get_world_size(self.shard_group)
+        each = -(-rows // degree)
+        whole = own.new_empty(degree * each, own.shape[1])
+        padded = F.pad(own, (0, 0, 0, each - len(own)))
+        dist.all_gather(list(whole.split(each)), padded, group=self.shard_group)
+        return whole[:rows], min(dist.get_rank(self.shard_group) * each, rows)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Approximately U V' of matrices [k, rows, columns] = U S V': five Newton-Schulz iterations with Muon's quintic
+    coefficients, in bfloat16 on GPUs and float32 on CPUs. Singular values become about 0.7 to 1.2."""
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if is_tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    if x.device.type != "cpu":
+        x = x.bfloat16()
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return (x.mT if is_tall else x).float()
+
+
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The gradients of all parameters of `optimizer`, in group order."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -280,6 +397,25 @@ def parameter_groups(
     ]
 
 
+def muon_groups(
+    model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
+) -> list[dict]:
+    """Groups for Muon: those of `parameter_groups` without the matrices of hidden layers, then one group for each
+    number of stacked matrices. Arguments: see `parameter_groups`."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    named = dict(model.named_parameters()) if parameters is None else parameters
+    matrices = {name: p for name, p in named.items() if p.requires_grad and is_hidden_matrix(name, shapes[name])}
+    others = {name: p for name, p in named.items() if name not in matrices}
+    groups = [{**group, "stacked": 0} for group in parameter_groups(model, weight_decay, others)]
+    stacked = {name: next((n for end, n in STACKED_MATRICES.items() if name.endswith(end)), 1) for name in matrices}
+    for count in sorted(set(stacked.values())):
+        names = [name for name in matrices if stacked[name] == count]
+        rows = [shapes[name][0] for name in names]
+        params = [matrices[name] for name in names]
+        groups.append({"params": params, "rows": rows, "weight_decay": weight_decay, "stacked": count})
+    return groups
+
+
 # --- the optimizers of --optimizer ------------------------------------------------------------------------------------
 
 
@@ -340,6 +476,11 @@ def make_adamw(config: OptimizerConfig, model, parameters, lr, _shard_group) -> 
     return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
+def make_muon(config: OptimizerConfig, model, parameters, lr, shard_group) -> Muon:
+    groups = muon_groups(model, config.weight_decay, parameters)
+    return Muon(groups, lr, config.betas, config.eps, shard_group=shard_group)
+
+
 def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.Optimizer:
     class FusedLAMB(import_fused_lamb()):
         """Adapter: apex's optimizer needs a float learning rate and ignores `grad_scale` and `found_inf`."""
@@ -366,6 +507,10 @@ SPECS = {
         make_lamb, update_elements=lambda sizes, multi_tensor: sum(sizes) if multi_tensor else max(sizes)
     ),
     "AdamW": OptimizerSpec(make_adamw),
+    "Muon": OptimizerSpec(
+        make_muon,
+        lambda name, shape: {"momentum_buffer": StateTensor()} if is_hidden_matrix(name, shape) else COUNTED_MOMENTS,
+    ),
     "FusedLAMB": OptimizerSpec(
         make_fused_lamb, lambda _name, _shape: MOMENTS, counts_in_groups=True, updates_shards=False
     ),

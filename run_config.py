@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-OPTIMIZERS = ("Lamb", "AdamW", "FusedLAMB")
-DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp")
+OPTIMIZERS = ("Lamb", "AdamW", "Muon", "FusedLAMB")
+DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp", "warmup_stable_decay")
 AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
@@ -53,6 +53,7 @@ class ModelSelection:
     vocab_file: Path | None = None
     do_lower_case: bool | None = None
     pre_layer_norm: bool = False
+    global_rope_theta: float | None = None
     dropout: float | None = None
 
 
@@ -114,7 +115,8 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class ScheduleConfig:
     """`decay` is one of DECAYS; `power` applies to poly; `rate`, `decay_steps` and `offset` apply to
-    warmup_exp_decay_exp. The schedule begins at update `first_step` and ends at `total_steps`."""
+    warmup_exp_decay_exp, `decay_proportion` to warmup_stable_decay. The schedule begins at update `first_step` and ends
+    at `total_steps`."""
 
     total_steps: int
     learning_rate: float
@@ -125,6 +127,7 @@ class ScheduleConfig:
     rate: float = 0.9
     decay_steps: float = 250
     offset: float = 0.0
+    decay_proportion: float = 0.1
     first_step: int = 0
 
 

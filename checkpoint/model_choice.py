@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_config import BertConfig, ModelConfig, config_from_dict
+from bert_config import BertConfig, ModelConfig, ModernBertConfig, config_from_dict
 from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import check_tokenizer_folder, read_tokenizer_file, read_vocabulary
@@ -56,6 +56,10 @@ def choose_model(
         if not isinstance(config, BertConfig):
             raise UserError(f"--pre-layer-norm is for BERT, and {name} always has it: leave it out")
         config = dataclasses.replace(config, pre_layer_norm=True)
+    if (theta := selection.global_rope_theta) is not None:
+        if not isinstance(config, ModernBertConfig):
+            raise UserError(f"--global-rope-theta is for ModernBERT, and {name} has no rotary positions: leave it out")
+        config = dataclasses.replace(config, global_rope_theta=theta)
     if (dropout := selection.dropout) is not None:
         config = config.with_dropout(dropout)
 

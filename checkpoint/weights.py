@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bert_config import ModelConfig
 from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, VOCAB_FILE, WEIGHT_FILES
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, open_safetensors
@@ -130,14 +131,14 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict
     return renamed
 
 
-def check_same_kind(folder: Path, config: Mapping[str, Any], vocab_file: Path) -> None:
+def check_same_kind(folder: Path, config: ModelConfig, vocab_file: Path) -> None:
     """Raises UserError for weights that have the right shapes but another meaning: another number of heads, or another
     vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
-        theirs = {"pre_layer_norm": False, **read_json_object(folder / CONFIG_FILE, "the config")}
-        for key in ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm"):
-            then, now = (SAME_ACTS.get(str(value), value) for value in (theirs.get(key, config[key]), config[key]))
-            if then != now:
+        theirs = read_config(folder / CONFIG_FILE)
+        for key in config.meaning if type(theirs) is type(config) else ("model_type",):
+            then, now = (getattr(values, key) for values in (theirs, config))
+            if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
                 raise UserError(
                     f"{folder / CONFIG_FILE}: {key} is {then}, but this run's config has {now}: use the config that "
                     f"the weights were trained with"

@@ -195,7 +195,7 @@ def optimizer_name(path: Path, values: dict[str, Any]) -> str | None:
         return None
     found = str(values["optimizer.type"])
     if found.lower() not in OPTIMIZER_TYPES:
-        refuse_lamb_variants(path, found, values)
+        refuse_optimizers(path, found, values)
         raise UserError(f"{path}: optimizer.type {found!r} is not supported with --deepspeed: use Adam, AdamW or Lamb")
     return OPTIMIZER_TYPES[found.lower()]
 
@@ -333,10 +333,14 @@ def differences(args: Arguments) -> list[str]:
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-def refuse_lamb_variants(path: Path, optimizer: str, values: dict[str, Any]) -> None:
-    """Raises UserError for LAMB with ZeRO: LAMB needs the norms of whole tensors, but ZeRO partitions tensors and does
-    not compute their norms."""
+def refuse_optimizers(path: Path, optimizer: str, values: dict[str, Any]) -> None:
+    """Raises UserError for Muon, and for LAMB with ZeRO: LAMB needs the norms of whole tensors, but ZeRO partitions
+    tensors and does not compute their norms."""
     stage = values.get("zero_optimization.stage", 0)
+    if optimizer == "Muon":
+        raise UserError(
+            "--optimizer Muon needs whole matrices, which --deepspeed does not give it: use AdamW, or FSDP2"
+        )
     if "lamb" in optimizer.lower() and stage:
         raise UserError(
             f"{path}: LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors for whole "
@@ -349,7 +353,7 @@ def check_engine(path: Path, values: dict[str, Any], args: Arguments) -> None:
     stage = values.get("zero_optimization.stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise UserError(f"{path}: zero_optimization.stage is {stage!r}, expected 0, 1, 2 or 3")
-    refuse_lamb_variants(path, args.optimizer, values)
+    refuse_optimizers(path, args.optimizer, values)
     if (args.amp or args.fp16) and (values.get("bf16.enabled") or values.get("fp16.enabled")):
         raise UserError(
             f"{path} asks for weights in 16 bits, and --amp or --fp16 for float32 ones: leave one of them out"

@@ -304,6 +304,7 @@ ZERO_1 = {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": Tr
 REFUSED = {
     "LAMB by flag, ZeRO 1": (ZERO_1, LAMB, LAMB_ON_SHARDS),
     "LAMB by default, ZeRO 1": (ZERO_1, (), LAMB_ON_SHARDS),
+    "Muon": ({}, ("--optimizer", "Muon"), ("--optimizer Muon needs whole matrices", "AdamW")),
     "FusedLAMB, ZeRO 1": (ZERO_1, ("--optimizer", "FusedLAMB"), LAMB_ON_SHARDS),
     **{
         f"{name} in the JSON, ZeRO {stage}": (

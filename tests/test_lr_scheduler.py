@@ -68,6 +68,20 @@ def test_poly_of_power_one_half_is_a_square_root():
     assert schedule(75) == 0.5 and schedule(0) == 1.0 and schedule(100) == 0.0
 
 
+@given(total=TOTALS, warmup=st.floats(0, 0.5), decay=st.floats(0, 0.5))
+def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root(total, warmup, decay):
+    schedule = schedule_of("warmup_stable_decay", 2.0, total, warmup, decay_proportion=decay)
+    first = math.floor(warmup * total)
+    last = math.ceil(total - decay * total) - 1  # before the decay
+    for k in {first, (first + last) // 2, last}:
+        assert not first <= k <= last or schedule(k) == 2.0
+    assert all(schedule(k) == pytest.approx(2.0 * k / first) for k in range(0, first, max(first // 5, 1)))
+    if decay * total >= 1:
+        assert schedule(total) == 0.0
+        quarter = total - decay * total * 3 / 4
+        assert schedule(quarter) == pytest.approx(1.0) and schedule(total + 5) == 0.0
+
+
 # --- BMTrain's --------------------------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,28 @@
-"""ModernBERT against transformers' ModernBERT: logits, gradients, initial weights, model folders."""
+"""ModernBERT against transformers' ModernBERT: logits, gradients, initial weights, model folders, runs."""
+
+import json
+from functools import partialmethod
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from conftest import ROOT
+from rank_runs import Command, pretrain_ranks
+from safetensors.torch import save_file
+from small_runs import RunInputs, losses, resuming, train, weights
 from test_modeling import relative_error
 
 from attention import IMPLEMENTATIONS
 from bert_config import ModernBertConfig, config_from_dict
 from data_loading.packing import TokenStream
-from modeling import MODELS
+from loss import summed_cross_entropy
+from modeling import MODELS, BertModel, ModernBertForMaskedLM, ModernBertModel
+from parallelize import parallelize
+from precision import Precision
+from run_config import ParallelConfig
+from utils.distributed import DistributedContext
+from utils.errors import UserError
 
 CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "flash"]
 SMALL = {
@@ -112,3 +125,171 @@ def test_logits_and_gradients_agree_with_transformers(head, changes, implementat
         for name, p in model.named_parameters():
             gradient = p.grad[: SMALL["vocab_size"]] if name.endswith("tok_embeddings.weight") else p.grad
             assert relative_error(gradient, their_gradients[name]) < 1e-5, (form, name)
+
+
+# --- folders and configs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_folder_of_transformers_gives_the_same_logits_here_and_the_other_way_round(tmp_path, head):
+    model, twin = make_pair(head)
+    _, padded, real = make_input()
+    expected = logits_of(twin.eval()(**padded))
+    expected = expected if head == "sequence_classification" else expected[real]
+    twin.save_pretrained(tmp_path / "theirs")
+    loaded = MODELS[ModernBertConfig][head].from_pretrained(tmp_path / "theirs").eval()
+    found = logits_of(loaded(**padded))
+    found = found if head == "sequence_classification" else found[real]
+    assert relative_error(found, expected) < 1e-5
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    save_file(model.state_dict(), ours / "model.safetensors", metadata={"format": "pt"})
+    config = {**model.config.to_dict(), "architectures": [HEADS[head]]}
+    (ours / "config.json").write_text(json.dumps(config))
+    back = getattr(transformers, HEADS[head]).from_pretrained(ours).eval()
+    found = logits_of(back(**padded))
+    assert relative_error(found if head == "sequence_classification" else found[real], expected) < 1e-6
+
+
+def test_the_encoder_is_loaded_from_a_folder_with_a_head_and_a_head_from_one_without(tmp_path):
+    _, twin = make_pair("masked_lm")
+    twin.save_pretrained(tmp_path / "with_head")
+    encoder = ModernBertModel.from_pretrained(tmp_path / "with_head").eval()
+    _, padded, real = make_input()
+    expected = twin.model(**padded).last_hidden_state[real]
+    assert relative_error(encoder(**padded).last_hidden_state[real], expected) < 1e-5
+    twin.model.save_pretrained(tmp_path / "without")
+    model = ModernBertForMaskedLM.from_pretrained(tmp_path / "without")
+    assert torch.equal(model.model.final_norm.weight, twin.model.final_norm.weight)
+    with pytest.raises(UserError, match="holds a modernbert model, which BertModel cannot load"):
+        BertModel.from_pretrained(tmp_path / "without")
+
+
+def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versions_read_is_written():
+    changes = {"global_attn_every_n_layers": 2, "global_rope_theta": 9e4, "local_rope_theta": 5e3}
+    config = config_from_dict({**SMALL, **changes})
+    theirs = transformers.ModernBertConfig(**config.to_dict())
+    written = json.loads(theirs.to_json_string(use_diff=False))
+    assert "rope_parameters" in written and "layer_types" in written and "global_rope_theta" not in written
+    assert config_from_dict(written) == config
+    assert theirs.layer_types == ["full_attention" if config.is_global(i) else "sliding_attention" for i in range(4)]
+    assert theirs.rope_parameters["full_attention"]["rope_theta"] == 9e4
+    assert (theirs.pad_token_id, theirs.cls_token_id) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"sliding_attention": {"factor": 2}}}, "rope_parameters has 'factor'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
+        ({"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ({"classifier_pooling": "max"}, "classifier_pooling is 'max'"),
+        ({"num_attention_heads": 32}, "head size 1 is odd"),
+        ({"global_rope_theta": 0.5}, "rope thetas"),
+        ({"hidden_size": None}, "missing key 'hidden_size'"),
+        ({"norm_eps": "small"}, "norm_eps is 'small'"),
+        ({"model_type": "roberta"}, "only bert and modernbert are supported"),
+    ],
+)
+def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
+    values = {key: value for key, value in {**SMALL, **change}.items() if value is not None}
+    with pytest.raises(ValueError, match=words):
+        config_from_dict(values)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("base", 134), ("large", 375)])
+def test_shipped_configs_have_the_published_sizes(name, millions):
+    """Without the vocabulary, ModernBERT-base has 149M - 50,368 * 769 = 110M parameters, and -large 344M."""
+    config = config_from_dict(json.loads((ROOT / "bert_configs" / f"modernbert-{name}.json").read_text()))
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(config)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+
+
+def test_initial_weights_have_the_standard_deviations_of_transformers():
+    torch.manual_seed(0)
+    values = {**SMALL, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 1000}
+    for head in ("masked_lm", "sequence_classification"):
+        model = MODELS[ModernBertConfig][head](config_from_dict(values))
+        twin = getattr(transformers, HEADS[head])(transformers.ModernBertConfig(**values))
+        theirs = dict(twin.named_parameters())
+        for key, p in model.named_parameters():
+            other = theirs[key]
+            p = p[: len(other)]
+            if p.numel() > 2000:
+                assert float(p.std()) == pytest.approx(float(other.std()), rel=0.05), key
+                assert float(p.abs().max()) == pytest.approx(float(other.abs().max()), rel=0.05), key
+            elif p.dim() == 1:
+                assert torch.equal(p, other), key
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def forward_and_backward(
+    mode: str = "none", compile: str = "none", dropout: float = 0.1
+) -> tuple[float, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(config_from_dict({**SMALL, "attention_dropout": dropout}))
+    parallel = parallelize(model, ParallelConfig(compile, mode), Precision(), torch.device("cpu"), DistributedContext())
+    model.train()
+    stream, _, _ = make_input()
+    positions, labels = torch.arange(0, stream.num_tokens, 7), stream.input_ids[::7]
+    torch.manual_seed(1)
+    loss, _ = summed_cross_entropy(parallel.module(stream, mlm_positions=positions).prediction_logits, labels)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_changes_no_gradient(mode):
+    expected_loss, expected = forward_and_backward()
+    loss, found = forward_and_backward(mode)
+    assert loss == expected_loss
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("what", ["layers", "model"])
+def test_the_compiled_model_equals_the_eager_one(monkeypatch, what):
+    expected_loss, expected = forward_and_backward(dropout=0.0)
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
+    loss, found = forward_and_backward(compile=what, dropout=0.0)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-5, name
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> RunInputs:
+    made = RunInputs.make(tmp_path_factory.mktemp("inputs"))
+    words = json.loads(made.config.read_text())["vocab_size"]
+    made.config.write_text(json.dumps({**SMALL, "vocab_size": words}))
+    return made
+
+
+RUN_FLAGS = ("--max-steps", 8, "--global-batch-size", 23, "--log-freq", 1, "--learning-rate", 3e-3)
+RUN_FLAGS = (*RUN_FLAGS, "--lr-decay", "warmup_stable_decay", "--lr-decay-proportion", 0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_one_process_ddp_and_fsdp2_train_alike_and_a_run_in_parts_equals_a_whole_one(inputs, tmp_path, optimizer):
+    flags = (*RUN_FLAGS, "--optimizer", optimizer)
+    layouts = {"one": (1, ()), "ddp": (2, ()), "fsdp": (2, ("--data-parallel-shard-degree", -1))}
+    commands = []
+    for name, (count, extra) in layouts.items():
+        argv = inputs.command(tmp_path / name, *flags, *resuming(tmp_path / name), *extra)
+        commands += [Command(count, [*argv, "--steps-this-run", "3"]), Command(count, argv)]
+    pretrain_ranks(tmp_path / "logs", *commands).check()
+    train(inputs.command(tmp_path / "whole", *flags))
+    expected = weights(tmp_path / "whole", 8)
+    assert losses(tmp_path / "whole")[8] < losses(tmp_path / "whole")[1]
+    for name, value in weights(tmp_path / "one", 8).items():
+        assert torch.equal(value, expected[name]), name
+    for layout in ("ddp", "fsdp"):
+        assert losses(tmp_path / layout) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+        for name, value in weights(tmp_path / layout, 8).items():
+            assert float((value - expected[name]).abs().max()) < 2e-5, (layout, name)

@@ -14,9 +14,9 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 import optimizer as optimizers
-from bert_config import BertConfig
+from bert_config import BertConfig, ModernBertConfig
 from data_loading.sample_order import sample_order
-from modeling import BertForPreTraining
+from modeling import BertForPreTraining, ModernBertForMaskedLM
 from optimizer import SPECS, Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
 from run_config import OPTIMIZERS, OptimizerConfig
 from utils.errors import UserError
@@ -459,3 +459,96 @@ def test_losses_of_fifty_adamw_steps_match_transformers_and_torch(tmp_path):
     assert len(ours) == steps
     assert theirs[-1] < theirs[0] - 1  # the model learns, so the updates matter
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+MUON_CONFIG = {
+    **{"vocab_size": 70, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"intermediate_size": 48, "local_attention": 4},
+}
+
+
+def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """The iteration of Jordan et al. (2024), written out in float64."""
+    x = matrix.double() / matrix.double().norm()
+    if x.shape[0] > x.shape[1]:
+        return newton_schulz(matrix.T).T
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def muon_with_gradients(model) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
+    optimizer = make_optimizer(OptimizerConfig("Muon", weight_decay=0.1), model, torch.tensor(0.01))
+    torch.manual_seed(5)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    return optimizer, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("make", [lambda: ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG)),
+                                  lambda: BertForPreTraining(BertConfig(**TINY))])  # fmt: skip
+def test_muon_orthogonalizes_each_matrix_of_the_layers_and_leaves_the_rest_to_adamw(make):
+    model = make()
+    optimizer, before = muon_with_gradients(model)
+    theirs = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}
+    for name, p in model.named_parameters():
+        theirs[name].grad = p.grad.clone()
+    undecayed = undecayed_parameters(model)
+    adamw = torch.optim.AdamW(
+        [{"params": [theirs[name]], "weight_decay": 0.0 if name in undecayed else 0.1} for name in theirs],
+        0.01,
+        eps=1e-6,
+    )
+    apply_step(optimizer, torch.tensor(2.0), torch.zeros(()))
+    for p in theirs.values():
+        p.grad /= 2
+    adamw.step()
+    matrices = 0
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and ".layer" in name:
+            matrices += 1
+            count = 3 if "Wqkv" in name else 2 if "Wi" in name else 1
+            # The first step's momentum is 0.05 g, and u = 0.95 * 0.05 g + 0.05 g; the scale has no effect.
+            parts = [newton_schulz(part) for part in p.grad.chunk(count)]
+            rate = 0.01 * 0.2 * max(parts[0].shape) ** 0.5
+            expected = before[name].double() * (1 - 0.01 * 0.1) - rate * torch.cat(parts)
+            torch.testing.assert_close(p.detach().double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+        else:
+            torch.testing.assert_close(p.detach(), theirs[name].detach(), rtol=1e-6, atol=1e-7, msg=name)
+    assert matrices == (8 if "ModernBert" in type(model).__name__ else 12)
+
+
+def test_muon_agrees_with_torch_within_its_bfloat16_over_several_steps():
+    model = BertForPreTraining(BertConfig(**TINY))
+    optimizer, before = muon_with_gradients(model)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    ours = dict(model.named_parameters())[name]
+    theirs = torch.nn.Parameter(before[name].clone())
+    reference = torch.optim.Muon([theirs], 0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for step in range(5):
+        torch.manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        theirs.grad = ours.grad.clone()
+        apply_step(optimizer, torch.ones(()), torch.zeros(()))
+        reference.step()
+    moved = (theirs - before[name]).norm()
+    assert (ours - theirs).norm() < 0.02 * moved
+
+
+def test_muon_skips_a_step_that_is_not_finite():
+    model = ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG))
+    optimizer, _ = muon_with_gradients(model)
+    apply_step(optimizer, torch.ones(()), torch.zeros(()))
+    params = list(model.parameters())
+    before = [p.detach().clone() for p in params]
+    buffers = [{key: value.clone() for key, value in optimizer.state[p].items()} for p in params]
+    for p in params:
+        p.grad = torch.full_like(p, torch.nan)
+    apply_step(optimizer, torch.ones(()), torch.ones(()))
+    assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
+    for p, old in zip(params, buffers, strict=True):
+        assert all(torch.equal(optimizer.state[p][key], value) for key, value in old.items())

@@ -124,9 +124,7 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
 
 def test_required_head_must_be_in_the_folder(folder):
     with pytest.raises(UserError, match=r"has no qa_outputs\.bias: it was not fine-tuned for this task"):
-        select_weights(
-            BertForQuestionAnswering(BertConfig(**SMALL)), open_model_weights(folder), folder, required=("qa_outputs.",)
-        )
+        select_weights(BertForQuestionAnswering(BertConfig(**SMALL)), open_model_weights(folder), folder, has_head=True)
 
 
 def test_missing_folder_is_named(tmp_path):
