@@ -47,7 +47,6 @@ HIDDEN, LAYERS, HEADS = 128, 2, 2
 MASK_RATE = 0.15  # of the scorer, and of BERT's training
 MODERN_MASK_RATE = 0.3
 SCORED_BLOCKS = 1024
-WEIGHT_DECAY = 0.01
 PARAMETER_TOLERANCE = 0.05
 MASK_ID = 4  # in the vocabularies that data/prepare.py trains without [unused] tokens
 
@@ -73,17 +72,17 @@ class Contestant(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-WSD = ("--lr-decay=wsd", "--warmup-proportion=0.1", f"--weight-decay={WEIGHT_DECAY}")
+STABLE = ("--lr-decay=warmup_stable_decay", "--warmup-proportion=0.1", "--lr-decay-proportion=0.3")
 CONTESTANTS = {
     "transformers BERT, AdamW": Contestant((1e-3, 2e-3, 4e-3), BERT_CONFIG),
     "BERT, LAMB": Contestant(
-        (4e-3, 8e-3, 1.6e-2),
+        (8e-3, 1.6e-2, 3.2e-2),
         BERT_CONFIG,
         "next_sentence",
         ("--optimizer=Lamb", "--lr-decay=poly", "--lr-decay-power=0.5", "--warmup-proportion=0.2843"),
     ),
-    "ModernBERT, AdamW": Contestant((1e-3, 2e-3, 4e-3), MODERN_CONFIG, "modern", ("--optimizer=AdamW", *WSD)),
-    "ModernBERT, Muon": Contestant((1e-3, 2e-3, 4e-3), MODERN_CONFIG, "modern", ("--optimizer=Muon", *WSD)),
+    "ModernBERT, AdamW": Contestant((2e-3, 4e-3, 8e-3), MODERN_CONFIG, "modern", ("--optimizer=AdamW", *STABLE)),
+    "ModernBERT, Muon": Contestant((2e-3, 4e-3, 8e-3), MODERN_CONFIG, "modern", ("--optimizer=Muon", *STABLE)),
 }
 
 

@@ -11,7 +11,7 @@ from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
 from optimizer import Lamb, Muon, apply_step, gradients, muon_groups, parameter_groups, total_norm
-from parallel.fsdp import LocalShards, fill_shards, make_mesh, shard_model
+from parallel.fsdp import fill_shards, make_mesh, shard_model
 from utils.errors import UserError
 
 STEPS = 20
