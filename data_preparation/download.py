@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from data_preparation import manifest
+from data_preparation.stage import MANIFEST
 from utils.errors import UserError, one_line
 from utils.files import file_digest, sync
 from utils.progress import progress_bar
@@ -275,7 +275,7 @@ def names_of(urls: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for url in urls:
         name = Path(urlsplit(url).path).name
-        if name in ("", ".", "..", manifest.FILE_NAME) or not name.isprintable():
+        if name in ("", ".", "..", MANIFEST) or not name.isprintable():
             raise UserError(f"{url!r} does not end in a usable file name: correct it")
         if names.setdefault(name, url) != url:
             raise UserError(f"{names[name]} and {url} end in the same file name: keep one of them")

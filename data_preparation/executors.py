@@ -5,8 +5,8 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +19,10 @@ SCHEDULERS = "local, dask, an address such as tls://HOST:8786, or a scheduler fi
 
 
 class InProcessExecutor(Executor):
-    """Calls each function at once, in this process."""
+    """Calls the function in this process, each time a result is asked for."""
 
-    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> Future:
-        future: Future = Future()
-        future.set_result(function(*args, **kwargs))
-        return future
+    def map(self, function: Callable, *iterables: Iterable, **_: Any) -> Iterator:
+        return map(function, *iterables)
 
 
 @contextmanager
