@@ -11,9 +11,9 @@ from itertools import chain
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from data_preparation.inputs import (
+    DECOMPRESSION_ERRORS,
     MAX_LINE,
     Span,
-    decompression_errors,
     find_cut,
     find_line,
     kind_of,
@@ -45,10 +45,7 @@ def raise_error(where: str, why: str) -> NoReturn:
 
 
 def read_documents(
-    span: Span,
-    text_field: str = "text",
-    on_bad: OnBad = raise_error,
-    empty_line: str = "paragraph",
+    span: Span, text_field: str = "text", on_bad: OnBad = raise_error, empty_line: str = "paragraph"
 ) -> Iterator[Document]:
     """The documents of a span. The text of a .txt file is one document (several if longer than `MAX_DOCUMENT`), or with
     `empty_line="document"` each block between empty lines is one. In .jsonl files each line is a document, and in .csv
@@ -57,17 +54,11 @@ def read_documents(
     on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field, and for the rest of
     a truncated file; if it returns, the line is left out.
     """
-    format_ = kind_of(span.path)[0]
-    if format_ == ".parquet":
-        records = read_parquet(span, text_field, on_bad)
-    elif format_ == ".csv":
-        records = read_csv(span, text_field, on_bad)
-    elif format_ == ".jsonl":
-        records = read_jsonl(span, text_field, on_bad)
-    else:
+    read_records = {".parquet": read_parquet, ".csv": read_csv, ".jsonl": read_jsonl}.get(kind_of(span.path)[0])
+    if read_records is None:
         yield from read_text(Lines(span, on_bad), MAX_DOCUMENT if empty_line == "paragraph" else 1)
         return
-    for where, text in records:
+    for where, text in read_records(span, text_field, on_bad):
         if not isinstance(text, str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(where(), f"the field {text_field!r} {kind}: name the field that contains the text")
@@ -110,7 +101,9 @@ class Lines:
                         self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
                     else:
                         yield line
-        except decompression_errors() as error:
+        except DECOMPRESSION_ERRORS as error:
+            if getattr(error, "errno", None):
+                raise
             why = f"the file is truncated or damaged ({error}): download it again"
             self.on_bad(f"{self.span.path}, after line {self.number}", why)
 
@@ -162,16 +155,11 @@ def read_jsonl(span: Span, text_field: str, on_bad: OnBad) -> Records:
         if not line.strip():
             continue
         try:
-            record = json.loads(line, parse_int=ignore_integer)
+            record = json.loads(line, parse_int=float)  # int() refuses thousands of digits
         except (ValueError, RecursionError) as error:
             on_bad(lines.where(), f"not valid JSON ({error}): a .jsonl file has one JSON object per line")
             continue
         yield lines.where, record.get(text_field) if isinstance(record, dict) else None
-
-
-def ignore_integer(digits: str) -> int:
-    """A replacement for int(), which refuses thousands of digits. No integer in a record is used."""
-    return 0
 
 
 def read_csv(span: Span, text_field: str, on_bad: OnBad) -> Records:
@@ -232,12 +220,5 @@ def read_parquet(span: Span, text_field: str, on_bad: OnBad) -> Records:
 
 def split_paragraphs(text: str) -> list[str]:
     """The blocks between blank lines."""
-    paragraphs: list[str] = []
-    lines: list[str] = []
-    for line in [*text.splitlines(), ""]:
-        if line.strip():
-            lines.append(line)
-        elif lines:
-            paragraphs.append("\n".join(lines).strip())
-            lines = []
-    return paragraphs
+    blocks = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
+    return [block.strip() for block in blocks if block.strip()]

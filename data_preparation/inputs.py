@@ -16,6 +16,13 @@ from typing import Any, BinaryIO, NamedTuple
 from utils.errors import UserError
 from utils.files import file_digest
 
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
+
+# What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError, *([zstandard.ZstdError] if zstandard else []))
 SPAN_BYTES = 4 << 20  # seconds of work
 MAX_SPANS = 20_000  # of a stage; more input makes longer spans
 MAX_LINE = 64 << 20  # bytes
@@ -73,27 +80,11 @@ def open_input(path: str) -> BinaryIO:
 def open_text(path: str) -> BinaryIO:
     """The decompressed bytes of a file."""
     file, compression = open_input(path), kind_of(path)[1]
-    if compression == ".gz":
-        return gzip.open(file)
-    if compression == ".bz2":
-        return bz2.open(file)
     if compression == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard") from None
+        if zstandard is None:
+            raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard")
         return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-    return file
-
-
-def decompression_errors() -> tuple[type[Exception], ...]:
-    """What reading a truncated or damaged compressed file raises."""
-    errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    try:
-        import zstandard
-    except ImportError:
-        return errors
-    return (*errors, zstandard.ZstdError)
+    return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
 
 
 def size_of(path: str) -> int:
@@ -108,10 +99,8 @@ def identity_of(path: str) -> str:
     if not is_remote(path):
         return file_digest(path)
     system, name = filesystem(path)
-    info = system.info(name)
-    version = {key: str(info[key]) for key in ("size", "ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id")
-               if info.get(key) is not None}  # fmt: skip
-    return str(version)
+    keys = ("size", "ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id")
+    return str({key: str(value) for key in keys if (value := system.info(name).get(key)) is not None})
 
 
 def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -119,8 +108,8 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     contain, in an order that depends only on their names."""
     files: list[str] = []
     for path in paths:
-        found = list_remote(path) if is_remote(path) else list_local(Path(path))
-        found = [name for name in found if kind_of(name)[0] in suffixes]
+        names = list_remote(path) if is_remote(path) else list_local(Path(path))
+        found = [name for name in names if kind_of(name)[0] in suffixes]
         if not found:
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
         files += found
@@ -132,8 +121,7 @@ def list_local(path: Path) -> list[str]:
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is not a regular file or folder: check the path")
-    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return [str(file.absolute()) for file in found]
+    return [str(file.absolute()) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
 def list_remote(path: str) -> list[str]:

@@ -227,6 +227,7 @@ BAD_INPUTS = {
     "latin1.txt": ("Ein Haus für alle.\n".encode("latin-1"), "latin1.txt:1: not UTF-8"),
     "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
     "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode(), mtime=0)[:4_000], "truncated"),
+    "damaged.txt.bz2": (bz2.compress(b"Some text. " * 99)[:30] + bytes(40), "truncated or damaged"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
     "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),
