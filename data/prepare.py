@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
-from data_preparation import stages
-from data_preparation.download import names_of
+from data_preparation import download, glue, stages
 from data_preparation.executors import open_executor
 from data_preparation.options import (
     CASING,
@@ -58,20 +58,32 @@ LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
     if dataset == "wikicorpus":
-        return [stages.download_wikipedia(args.output_dir, args.language, args.dump_date, args.mirror)]
+        options = {"language": args.language, "date": args.dump_date}
+        fetch = partial(download.fetch_wikipedia, **options, mirrors=[*args.mirror, *download.WIKIMEDIA_MIRRORS])
+        return [stages.download_stage(dataset, download_folder(args, dataset), options, fetch)]
     if dataset == "books":
         if args.books is None:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
-        return [stages.download_books(args.output_dir, read_lines(args.books, "--books"))]
+        urls = read_lines(args.books, "--books")
+        fetch = partial(download.fetch_books, urls)
+        return [stages.download_stage(dataset, download_folder(args, dataset), {"urls": urls}, fetch)]
+    found = []
     if dataset == "glue":
-        return [stages.download_glue(args.output_dir, task, args.mirror) for task in args.tasks or TASKS]
-    versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
-    return [stages.download_squad(args.output_dir, version, args.mirror) for version in versions]
+        for task in args.tasks or TASKS:
+            fetch = partial(glue.fetch_glue, task, mirrors=[*args.mirror, glue.SERVER])
+            folder = args.output_dir / "download" / glue.task_folder(task)
+            found.append(stages.download_stage(f"glue {task}", folder, {"task": task}, fetch))
+        return found
+    for version in ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,):
+        fetch = partial(download.fetch_squad, version, mirrors=[*args.mirror, *download.SQUAD_MIRRORS])
+        folder = download_folder(args, "squad") / f"v{version}"
+        found.append(stages.download_stage(f"squad {version}", folder, {"version": version}, fetch))
+    return found
 
 
-def download_folder(args: Arguments, dataset: str) -> str:
+def download_folder(args: Arguments, dataset: str) -> Path:
     folder = args.output_dir / "download" / dataset
-    return str(folder / args.language / args.dump_date if dataset == "wikicorpus" else folder)
+    return folder / args.language / args.dump_date if dataset == "wikicorpus" else folder
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
@@ -129,9 +141,9 @@ def all_stages(args: Arguments) -> list[Stage]:
             paths = [str(args.books)]
         if not paths:
             downloads += download_stages(args, dataset)
-            paths = [download_folder(args, dataset)]
+            paths = [str(download_folder(args, dataset))]
             if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [f"{paths[0]}/{name}" for name in names_of(downloads[-1].options["urls"])]
+                paths = [f"{paths[0]}/{name}" for name in download.names_of(downloads[-1].options["urls"])]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
         downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network
@@ -142,7 +154,7 @@ def all_stages(args: Arguments) -> list[Stage]:
 
 STAGES: dict[str, Callable[[Arguments], list[Stage]]] = {
     "download": lambda args: download_stages(args, args.dataset),
-    "format": lambda args: [format_stage(args, args.dataset, args.paths or [download_folder(args, args.dataset)])],
+    "format": lambda args: [format_stage(args, args.dataset, args.paths or [str(download_folder(args, args.dataset))])],
     "shard": lambda args: [shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))],
     "vocabulary": lambda args: [vocabulary_stage(args, args.sharded or args.output_dir / "sharded")],
     "hdf5": lambda args: hdf5_stages(args, args.sharded or args.output_dir / "sharded"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from data_preparation.download import DEFAULT_POLICY, Checksum, RetryPolicy, fetch
+from data_preparation.download import Checksum, fetch
 from tasks.glue_files import TASKS, TextTask
 from utils.errors import UserError
 from utils.files import atomic_path, write_atomically
@@ -57,13 +57,11 @@ def task_folder(task: str) -> Path:
     return Path(benchmark, TASKS[task].name)
 
 
-def fetch_glue(
-    task: str, folder: Path, mirrors: Sequence[str] = (SERVER,), policy: RetryPolicy = DEFAULT_POLICY
-) -> None:
+def fetch_glue(task: str, folder: Path, mirrors: Sequence[str] = (SERVER,)) -> None:
     """Downloads `task` and extracts its training, development and test files beside what was downloaded."""
     for file in FILES[task]:
         urls = [f"{mirror}/{file.path}" for mirror in mirrors]
-        fetch(urls, folder / file.name, Checksum("sha256", file.sha256), file.size, policy=policy)
+        fetch(urls, folder / file.name, Checksum("sha256", file.sha256), file.size)
     if task == "mrpc":
         divide_mrpc(folder)
     else:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from data_preparation import download, glue
 from data_preparation.inputs import Span, find_files, identity_of, plan_spans
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
 from data_preparation.stage import MANIFEST, Files, Stage, read_manifest
@@ -37,31 +36,6 @@ def download_stage(name: str, folder: Path, options: dict[str, Any], fetch: Call
         return {"files": sum(path.name != MANIFEST for path in folder.iterdir())}
 
     return Stage(f"download {name}", folder, options, list, make, in_place=True)
-
-
-def download_wikipedia(output_dir: Path, language: str, date: str, mirrors: Sequence[str]) -> Stage:
-    """mirrors: addresses to try before the known ones."""
-    folder = output_dir / "download" / "wikicorpus" / language / date
-    mirrors = [*mirrors, *download.WIKIMEDIA_MIRRORS]
-    fetch = partial(download.fetch_wikipedia, language, date=date, mirrors=mirrors)
-    return download_stage("wikicorpus", folder, {"language": language, "date": date}, fetch)
-
-
-def download_books(output_dir: Path, urls: Sequence[str]) -> Stage:
-    folder = output_dir / "download" / "books"
-    return download_stage("books", folder, {"urls": list(urls)}, partial(download.fetch_books, urls))
-
-
-def download_squad(output_dir: Path, version: str, mirrors: Sequence[str]) -> Stage:
-    folder = output_dir / "download" / "squad" / f"v{version}"
-    fetch = partial(download.fetch_squad, f"v{version}", mirrors=[*mirrors, *download.SQUAD_MIRRORS])
-    return download_stage(f"squad {version}", folder, {"version": version}, fetch)
-
-
-def download_glue(output_dir: Path, task: str, mirrors: Sequence[str]) -> Stage:
-    folder = output_dir / "download" / glue.task_folder(task)
-    fetch = partial(glue.fetch_glue, task, mirrors=[*mirrors, glue.SERVER])
-    return download_stage(f"glue {task}", folder, {"task": task}, fetch)
 
 
 def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions) -> Stage:
