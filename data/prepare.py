@@ -98,7 +98,8 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    return stages.shard_stage(args.output_dir, find_folders, options_from(TextShardOptions, args, weights=args.weights))
+    options = options_from(TextShardOptions, args, weights=args.weights)
+    return stages.shard_stage(args.output_dir, find_folders, options)
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
@@ -114,11 +115,9 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
     found = []
     for length, predictions in args.lengths:
         options = options_from(SampleOptions, args, sequence_length=length, predictions_per_sequence=predictions)
+        stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, args.do_lower_case)
         # Test samples are only evaluated, so one pass is enough.
-        for split, split_options in (("training", options), ("test", replace(options, dupe_factor=1))):
-            found.append(
-                stages.hdf5_stage(args.output_dir, sharded, split, vocab_file, args.do_lower_case, split_options)
-            )
+        found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
     return found
 
 
@@ -186,14 +185,10 @@ def name_and_weight(text: str) -> tuple[str, float]:
     return name, positive_float(weight)
 
 
+OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
 RUN = [*EXECUTOR_FLAGS, Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing")]
 COMMON = [
-    Flag(
-        "--output-dir",
-        Path,
-        Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data"),
-        "folder for download/, formatted/, sharded/, vocab/, hdf5/; $BERT_PREP_WORKING_DIR sets the default",
-    ),
+    Flag("--output-dir", Path, OUTPUT_DIR, "folder for all results; $BERT_PREP_WORKING_DIR sets the default"),
     *RUN,
 ]
 LANGUAGE = [
@@ -207,44 +202,26 @@ DOWNLOAD = [
     Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
     Flag("--tasks", tuple(TASKS), None, "tasks of GLUE; all if not given", options={"nargs": "+", "metavar": "TASK"}),
 ]
-FORMAT = [
-    *flags_of(FormatOptions),
-    Flag(
-        "--empty-line",
-        ("paragraph", "document"),
-        None,
-        "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph",
-    ),
-]
+EMPTY_LINE = "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"
+FORMAT = [*flags_of(FormatOptions), Flag("--empty-line", ("paragraph", "document"), None, EMPTY_LINE)]
+WEIGHTS = "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5"
 SHARD = [
     *flags_of(TextShardOptions),
-    Flag(
-        "--weights",
-        name_and_weight,
-        [],
-        "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
-        options={"nargs": "+", "metavar": "NAME=WEIGHT"},
-    ),
+    Flag("--weights", name_and_weight, [], WEIGHTS, options={"nargs": "+", "metavar": "NAME=WEIGHT"}),
 ]
 SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
+CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case
     *(flag for flag in flags_of(VocabularyOptions) if flag.names != [CASING[0]]),
     Flag("--reserved-words", Path, None, "text file with one word per line that must become a token"),
-    Flag(
-        "--bert-config",
-        Path,
-        ROOT / "bert_configs" / "bert-base-uncased.json",
-        "model config to copy with the size of the vocabulary",
-    ),
+    Flag("--bert-config", Path, CONFIG, "model config to copy with the size of the vocabulary"),
 ]
+LENGTHS = "tokens per sample, and maximum number of masked tokens, such as 128:20"
 HDF5 = [
     Flag(*CASING),
     Flag("--vocab-file", Path, None, "WordPiece vocabulary; if not given, the one trained here, or a shipped one"),
     Flag(
-        "--lengths",
-        length_and_predictions,
-        [(128, 20), (512, 80)],
-        "tokens per sample, and maximum number of masked tokens, such as 128:20",
+        *("--lengths", length_and_predictions, [(128, 20), (512, 80)], LENGTHS),
         options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"},
     ),
     *flags_of(SampleOptions),
@@ -316,11 +293,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (["tasks"], dataset == "glue", "a download of GLUE"),
         (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
-        (
-            ["sentence_parameters"],
-            args.get("sentence_splitter") != "newline",
-            "--sentence-splitter fast or punkt",
-        ),
+        (["sentence_parameters"], args.get("sentence_splitter") != "newline", "--sentence-splitter fast or punkt"),
         (["text_field", "empty_line"], dataset not in ("wikicorpus", "wiki_only"), "a corpus or books"),
         (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
     ]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
         shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), cells)
         starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
         firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
-        joins, number = [], dict.fromkeys(SPLITS, 0)
+        joins, numbers = [], {split: count() for split in SPLITS}
         for shard in shards:
             parts, identity = [], [values]
             for index, (task, (_, weight)) in enumerate(zip(buckets, planned, strict=True)):
@@ -156,17 +157,14 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
                     parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
                     identity.append([hashes[index], *parts[-1][1:]])
             arguments = (parts, options.drop_duplicates, repeated, options.random_seed)
-            output = f"{shard.split}/shard-{number[shard.split]:05d}.txt"
+            output = f"{shard.split}/shard-{next(numbers[shard.split]):05d}.txt"
             joins.append(Task(output, text_shards.join_shard, arguments, identity, shard.bytes))
-            number[shard.split] += 1
         made = run_tasks(folder, joins, executor, bar.update)
     shutil.rmtree(folder / BUCKETS)
-    counts: dict[str, Any] = {}
-    for split in SPLITS:
-        written = [
-            record.counts["documents"] for shard, record in zip(shards, made, strict=True) if shard.split == split
-        ]
-        counts |= {f"{split}_documents": sum(written), f"{split}_shards": number[split]}
+    counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("documents", "shards")}
+    for shard, record in zip(shards, made, strict=True):
+        counts[f"{shard.split}_documents"] += record.counts["documents"]
+        counts[f"{shard.split}_shards"] += 1
     if options.drop_duplicates != "none":
         counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
     return counts
@@ -249,7 +247,7 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
 
 
 def hdf5_stage(
-    output_dir: Path, sharded: Path, split: str, vocab_file: Path, do_lower_case: bool, options: SampleOptions
+    output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
 ) -> Stage:
     length = options.sequence_length
     name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{options.predictions_per_sequence}"
