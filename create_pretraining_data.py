@@ -17,7 +17,7 @@ from data_preparation.corpus import find_text
 from data_preparation.executors import open_executor
 from data_preparation.findings import Findings
 from data_preparation.options import CASING, EXECUTOR_FLAGS, SampleOptions, flags_of, options_from
-from data_preparation.sample_shards import create_shards, output_name
+from data_preparation.sample_shards import create_shards, output_name, shard_tasks
 from data_preparation.tasks import Record, Task, read_record
 from tokenizer import BertTokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, positive_int
@@ -64,21 +64,17 @@ def main(argv: list[str] | None = None) -> None:
     with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
         for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # temporary files of a killed run
             leftover.unlink()
-        made: set[str] = set()
-
-        def check(tasks: list[Task]) -> None:
-            made.update(task.output for task in tasks if not is_done(args.output_dir, task, args.overwrite))
-
-        digests = executor.map(file_digest, texts)
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
-            for path, digest in zip(texts, digests, strict=True)
+            for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)
         ]
-        records, findings = create_shards(args.output_dir, described, tokenizer, options, executor, "samples", check)
+        tasks = shard_tasks(described, tokenizer, options)
+        to_do = [task for task in tasks if not is_done(args.output_dir, task, args.overwrite)]
+        records, findings = create_shards(args.output_dir, tasks, executor, "samples")
     seconds = time.perf_counter() - start
-    print(f"{len(made)} shards made, {len(texts) - len(made)} were complete already", file=sys.stderr)
+    print(f"{len(to_do)} shards made, {len(tasks) - len(to_do)} were complete already", file=sys.stderr)
     print(summary(records, findings, options), file=sys.stderr)
-    megabytes = sum(text["bytes"] for text in described if output_name(Path(text["path"])) in made) / 1e6
+    megabytes = sum(task.size for task in to_do) / 1e6
     print(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s", file=sys.stderr)
 
 

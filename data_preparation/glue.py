@@ -5,7 +5,6 @@ addresses: Hugging Face's datasets (dataset_infos.json of glue and super_glue), 
 (url_checksums/glue.txt), for all but QQP and SuperGLUE, with the same values.
 """
 
-import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -13,8 +12,7 @@ from typing import NamedTuple
 
 from data_preparation.download import Checksum, fetch
 from tasks.glue_files import TASKS, TextTask
-from utils.errors import UserError
-from utils.files import atomic_path, write_atomically
+from utils.files import write_atomically
 
 SERVER = "https://dl.fbaipublicfiles.com"
 
@@ -73,13 +71,8 @@ def extract(archive: Path, task: TextTask) -> None:
     here = Path()
     wanted = [task.train_file(here), *task.evaluation_files(here).values(), *task.test_files(here).values()]
     with zipfile.ZipFile(archive) as opened:
-        members = set(opened.namelist())
         for path in wanted:
-            member = f"{task.name}/{path}"
-            if member not in members:
-                raise UserError(f"{archive} has no {member}: it is not the archive of {task.name}")
-            with opened.open(member) as source, atomic_path(archive.parent / path) as target, target.open("wb") as file:
-                shutil.copyfileobj(source, file)
+            write_atomically(archive.parent / path, opened.read(f"{task.name}/{path}"))
 
 
 def divide_mrpc(folder: Path) -> None:

@@ -259,12 +259,12 @@ def hdf5_stage(
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
         from data_preparation import verify_report
-        from data_preparation.sample_shards import create_shards
+        from data_preparation.sample_shards import create_shards, shard_tasks
         from tokenizer import BertTokenizer
 
-        texts = with_hashes(shards_of_split(sharded, split))
         tokenizer = BertTokenizer(vocab_file, do_lower_case)
-        _, findings = create_shards(folder, texts, tokenizer, options, executor, name)
+        tasks = shard_tasks(with_hashes(shards_of_split(sharded, split)), tokenizer, options)
+        _, findings = create_shards(folder, tasks, executor, name)
         shutil.copyfile(vocab_file, folder / "vocab.txt")
         verify_report.write(folder, findings, tokenizer)
         return {
