@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def is_done(folder: Path, task: Task, overwrite: bool) -> bool:
-    """Whether the shard of `task` is there. Raises UserError if there is another one, unless `overwrite`."""
+    """Whether the shard of `task` exists. Raises UserError if another one has its name, unless `overwrite`."""
     if read_record(folder, task):
         return True
     path = folder / task.output

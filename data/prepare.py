@@ -57,28 +57,26 @@ LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
+    folder, mirror = download_folder(args, dataset), args.mirror
     if dataset == "wikicorpus":
         options = {"language": args.language, "date": args.dump_date}
-        fetch = partial(download.fetch_wikipedia, **options, mirrors=[*args.mirror, *download.WIKIMEDIA_MIRRORS])
-        return [stages.download_stage(dataset, download_folder(args, dataset), options, fetch)]
+        fetch = partial(download.fetch_wikipedia, mirrors=[*mirror, *download.WIKIMEDIA_MIRRORS])
+        return [stages.download_stage(dataset, folder, fetch, options)]
     if dataset == "books":
         if args.books is None:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
         urls = read_lines(args.books, "--books")
-        fetch = partial(download.fetch_books, urls)
-        return [stages.download_stage(dataset, download_folder(args, dataset), {"urls": urls}, fetch)]
-    found = []
+        return [stages.download_stage(dataset, folder, download.fetch_books, {"urls": urls})]
     if dataset == "glue":
-        for task in args.tasks or TASKS:
-            fetch = partial(glue.fetch_glue, task, mirrors=[*args.mirror, glue.SERVER])
-            folder = args.output_dir / "download" / glue.task_folder(task)
-            found.append(stages.download_stage(f"glue {task}", folder, {"task": task}, fetch))
-        return found
-    for version in ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,):
-        fetch = partial(download.fetch_squad, version, mirrors=[*args.mirror, *download.SQUAD_MIRRORS])
-        folder = download_folder(args, "squad") / f"v{version}"
-        found.append(stages.download_stage(f"squad {version}", folder, {"version": version}, fetch))
-    return found
+        fetch = partial(glue.fetch_glue, mirrors=[*mirror, glue.SERVER])
+        folders = {task: args.output_dir / "download" / glue.task_folder(task) for task in args.tasks or TASKS}
+        return [stages.download_stage(f"glue {task}", folders[task], fetch, {"task": task}) for task in folders]
+    fetch = partial(download.fetch_squad, mirrors=[*mirror, *download.SQUAD_MIRRORS])
+    versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
+    return [
+        stages.download_stage(f"squad {version}", folder / f"v{version}", fetch, {"version": version})
+        for version in versions
+    ]
 
 
 def download_folder(args: Arguments, dataset: str) -> Path:

@@ -1,6 +1,6 @@
 """Reads documents from .txt, .jsonl, .csv and .parquet files.
 
-A document is a connected text; next-sentence prediction takes real pairs from one document.
+A document is a coherent text: next-sentence prediction takes its real pairs from one document.
 """
 
 import csv
@@ -8,28 +8,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from data_preparation.inputs import (
-    DECOMPRESSION_ERRORS,
-    MAX_LINE,
-    Span,
-    find_cut,
-    find_line,
-    kind_of,
-    lines_before,
-    open_input,
-    open_text,
-    size_of,
-)
+from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of, open_input
 from utils.errors import UserError
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-OnBad = Callable[[str, str], Any]
 
 
 class Document(NamedTuple):
@@ -63,65 +50,13 @@ def read_documents(
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(where(), f"the field {text_field!r} {kind}: name the field that contains the text")
         elif len(text) > MAX_LINE:
-            on_bad(where(), f"a text of more than {MAX_LINE >> 20} MB: divide it")
+            on_bad(where(), f"the text is longer than {MAX_LINE >> 20} MB: divide it")
         elif "\0" in text:
             on_bad(where(), "NUL characters in the text: convert or remove it")
         elif LONE_SURROGATE.search(text):
             on_bad(where(), "half of a surrogate pair in the text, which is not valid Unicode: remove it")
         elif paragraphs := split_paragraphs(text):
             yield Document(span.path, paragraphs)
-
-
-class Lines:
-    """Iterates over the valid lines of a span."""
-
-    def __init__(self, span: Span, on_bad: OnBad):
-        self.span, self.on_bad = span, on_bad
-        self.first, self.number = 0, 0  # where the first line starts; the number of the current line in the span
-
-    def where(self) -> str:
-        """The current line, for error messages."""
-        return f"{self.span.path}:{lines_before(self.span.path, self.first) + self.number}"
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            with open_text(self.span.path) as file:
-                for raw in self.read(file):
-                    self.number += 1
-                    if len(raw) > MAX_LINE:
-                        self.on_bad(self.where(), f"a line of more than {MAX_LINE >> 20} MB: divide it")
-                        continue
-                    try:
-                        line = raw.decode("utf-8-sig" if self.number == 1 and self.first == 0 else "utf-8")
-                    except UnicodeDecodeError as error:
-                        why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
-                        self.on_bad(self.where(), why)
-                        continue
-                    if "\0" in line:
-                        self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
-                    else:
-                        yield line
-        except DECOMPRESSION_ERRORS as error:
-            if getattr(error, "errno", None):
-                raise
-            why = f"the file is truncated or damaged ({error}): download it again"
-            self.on_bad(f"{self.span.path}, after line {self.number}", why)
-
-    def read(self, file: BinaryIO) -> Iterator[bytes]:
-        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes."""
-        format_, compression = kind_of(self.span.path)
-        left = 1 << 62
-        if not compression and format_ != ".csv":
-            find, size = find_cut if format_ == ".txt" else find_line, size_of(self.span.path)
-            self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
-            left = stop - self.first
-            file.seek(self.first)
-        while raw := file.readline(min(left, MAX_LINE + 1)):
-            yield raw
-            left -= len(raw)
-            while len(raw) > MAX_LINE and left > 0:
-                raw = file.readline(min(left, MAX_LINE + 1))
-                left -= len(raw)
 
 
 def read_text(lines: Lines, max_document: int) -> Iterator[Document]:

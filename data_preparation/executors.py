@@ -66,7 +66,7 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
             f"--scheduler {scheduler} needs Dask: pip install distributed, or use --scheduler local"
         ) from None
     if scheduler != "dask":
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters of it is in the errors here
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the errors below say what matters
         cluster = nullcontext(reachable_address(scheduler))
     else:
         cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)

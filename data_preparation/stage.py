@@ -152,7 +152,7 @@ def relative_path(path: str, folder: Path) -> str:
 
 
 def describe(paths: Sequence[str], folder: Path, executor: Executor) -> Files:
-    """Relative path, size and SHA-256 (of an address: its version) of each file."""
+    """Relative path, size and SHA-256 of each file; for an address, its version."""
     return [
         {"path": relative_path(path, folder), "bytes": size_of(path), "sha256": identity}
         for path, identity in zip(paths, executor.map(identity_of, paths), strict=True)
@@ -182,7 +182,7 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -
         if old != new:
             return f"{name} was {old}, is {new}"
     if {entry["path"] for entry in content["inputs"]} != {relative_path(path, folder) for path in inputs}:
-        return "the input files are others than before"
+        return "the list of input files has changed"
     manifest_time = (folder / MANIFEST).stat().st_mtime
     for entry in content["inputs"] + content["outputs"]:
         path = entry["path"] if is_remote(entry["path"]) else folder.resolve() / entry["path"]

@@ -29,11 +29,11 @@ TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter a
 BUCKETS = ".buckets"  # folder of the documents of each task, in the order of their shards
 
 
-def download_stage(name: str, folder: Path, options: dict[str, Any], fetch: Callable[..., Any]) -> Stage:
-    """fetch: called with `folder=`."""
+def download_stage(name: str, folder: Path, fetch: Callable[..., Any], options: dict[str, Any]) -> Stage:
+    """fetch: called with `folder=` and `options`."""
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
-        fetch(folder=folder)
+        fetch(folder=folder, **options)
         return {"files": sum(path.name != MANIFEST for path in folder.iterdir())}
 
     return Stage(f"download {name}", folder, options, list, make, in_place=True)

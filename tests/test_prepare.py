@@ -119,20 +119,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
 
 
-@pytest.mark.parametrize(
-    "stage", ["download squad", "download wikicorpus", "format corpus", "shard", "vocabulary", "hdf5"]
-)
-def test_a_dry_run_of_each_stage_does_nothing(built, corpus, capsys, stage):
-    before = digests(built)
-    paths = [corpus] if stage.startswith("format") else []
-    prepare.main([*stage.split(), *map(str, paths), "--output-dir", str(built), "--dry-run"])
-    first, *stages, last = capsys.readouterr().out.splitlines()
-    assert first.split() == ["stage", "status", "folder"]
-    assert all(line.startswith(stage) and str(built) in line for line in stages)
-    assert last.endswith(f"of {len(stages)} stages to do (dry run: nothing was done)")
-    assert digests(built) == before
-
-
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_path, capsys, monkeypatch):
     arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--sentence-splitter", "fast"]
     prepare.main(arguments)
