@@ -16,56 +16,45 @@ from pathlib import Path
 from data_preparation.corpus import find_text
 from data_preparation.executors import open_executor
 from data_preparation.findings import Findings
-from data_preparation.options import (
-    SampleOptions,
-    add_casing_flag,
-    add_executor_flags,
-    add_sample_flags,
-    add_seed_flag,
-    refuse_workers_of_a_cluster,
-    sample_options,
-)
-from data_preparation.sample_shards import create_shards, output_name
+from data_preparation.options import CASING, EXECUTOR_FLAGS, SampleOptions, flags_of, options_from
+from data_preparation.sample_shards import create_shards, output_name, shard_tasks
 from data_preparation.tasks import Record, Task, read_record
 from tokenizer import BertTokenizer
-from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
+from utils.command_line import REQUIRED, ArgumentParser, Flag, positive_int
 from utils.errors import UserError
 from utils.files import file_digest, lock_folder
 
-
-def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description="Makes HDF5 shards of BERT pre-training samples from text shards.")
-    add = parser.add_argument
-    add(
-        "--input-file",
-        "--input-dir",
-        dest="input_path",
-        type=Path,
-        required=True,
-        help="text, one sentence per line, an empty line between documents: a file, or a folder of .txt, .txt.gz files",
-    )
-    add("--output-dir", type=Path, required=True, help="folder for the shards, one .hdf5 file per text file")
-    add("--vocab-file", type=Path, required=True, help="vocabulary file, one token per line")
-    add_casing_flag(add)
-    add("--max-seq-length", type=positive_int, default=SampleOptions.sequence_length, help="tokens per sample")
-    add(
+FLAGS = (
+    Flag(
+        "--input-file --input-dir",
+        Path,
+        REQUIRED,
+        "text, one sentence per line, an empty line between documents: a file, or a folder of .txt, .txt.gz files",
+        options={"dest": "input_path"},
+    ),
+    Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
+    Flag("--vocab-file", Path, REQUIRED, "vocabulary file, one token per line"),
+    Flag(*CASING),
+    Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
+    Flag(
         "--max-predictions-per-seq",
-        type=positive_int,
-        default=SampleOptions.predictions_per_sequence,
-        help="maximum number of masked tokens per sample",
-    )
-    add_sample_flags(add)
-    add_seed_flag(add)
-    add_executor_flags(add)
-    add("--overwrite", action=BooleanFlag, help="replace shards that were made from other text or with other options")
-    args = parser.parse_args(argv)
-    refuse_workers_of_a_cluster(args, parser)
-    return args
+        positive_int,
+        SampleOptions.predictions_per_sequence,
+        "maximum number of masked tokens per sample",
+    ),
+    *flags_of(SampleOptions),
+    *EXECUTOR_FLAGS,
+    Flag("--overwrite", bool, False, "replace shards that were made from other text or with other options"),
+)
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_arguments(argv)
-    options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
+    parser = ArgumentParser(description="Makes HDF5 shards of BERT pre-training samples from text shards.")
+    parser.add_flags("flags", FLAGS)
+    args = parser.parse_args(argv)
+    parser.check_flags(args)
+    lengths = {"sequence_length": args.max_seq_length, "predictions_per_sequence": args.max_predictions_per_seq}
+    options = options_from(SampleOptions, args, **lengths)
     tokenizer = BertTokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)
     names = Counter(map(output_name, texts))
@@ -75,26 +64,22 @@ def main(argv: list[str] | None = None) -> None:
     with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
         for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # temporary files of a killed run
             leftover.unlink()
-        made: set[str] = set()
-
-        def check(tasks: list[Task]) -> None:
-            made.update(task.output for task in tasks if not is_done(args.output_dir, task, args.overwrite))
-
-        digests = executor.map(file_digest, texts)
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
-            for path, digest in zip(texts, digests, strict=True)
+            for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)
         ]
-        records, findings = create_shards(args.output_dir, described, tokenizer, options, executor, "samples", check)
+        tasks = shard_tasks(described, tokenizer, options)
+        to_do = [task for task in tasks if not is_done(args.output_dir, task, args.overwrite)]
+        records, findings = create_shards(args.output_dir, tasks, executor, "samples")
     seconds = time.perf_counter() - start
-    print(f"{len(made)} shards made, {len(texts) - len(made)} were complete already", file=sys.stderr)
+    print(f"{len(to_do)} shards made, {len(tasks) - len(to_do)} were complete already", file=sys.stderr)
     print(summary(records, findings, options), file=sys.stderr)
-    megabytes = sum(text["bytes"] for text in described if output_name(Path(text["path"])) in made) / 1e6
+    megabytes = sum(task.size for task in to_do) / 1e6
     print(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s", file=sys.stderr)
 
 
 def is_done(folder: Path, task: Task, overwrite: bool) -> bool:
-    """Whether the shard of `task` is there. Raises UserError if there is another one, unless `overwrite`."""
+    """Whether the shard of `task` exists. Raises UserError if another one has its name, unless `overwrite`."""
     if read_record(folder, task):
         return True
     path = folder / task.output

@@ -17,7 +17,7 @@ depends on input, options and seed, not on the number of workers.
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -29,32 +29,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
-from data_preparation import stages
-from data_preparation.download import names_of
+from data_preparation import download, glue, stages
 from data_preparation.executors import open_executor
 from data_preparation.options import (
-    SPLITTERS,
+    CASING,
+    EXECUTOR_FLAGS,
     FormatOptions,
+    SampleOptions,
     TextShardOptions,
     VocabularyOptions,
-    add_casing_flag,
-    add_executor_flags,
-    add_sample_flags,
-    add_seed_flag,
-    refuse_workers_of_a_cluster,
-    sample_options,
+    flags_of,
+    options_from,
 )
-from data_preparation.stage_runner import Stage, run, show_plan
+from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    BooleanFlag,
-    fraction,
-    non_negative_int,
-    positive_float,
-    positive_int,
-)
+from utils.command_line import ArgumentParser, Arguments, Flag, non_negative_int, positive_float, positive_int
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
 
@@ -63,80 +52,71 @@ PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, h
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
-DEFAULT_OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
-
-Add = Callable[..., Any]  # a parser's add_argument
-
 
 # From arguments to stages.
 
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
+    folder, mirror = download_folder(args, dataset), args.mirror
     if dataset == "wikicorpus":
-        return [stages.download_wikipedia(args.output_dir, args.language, args.dump_date, args.mirror)]
+        options = {"language": args.language, "date": args.dump_date}
+        fetch = partial(download.fetch_wikipedia, mirrors=[*mirror, *download.WIKIMEDIA_MIRRORS])
+        return [stages.download_stage(dataset, folder, fetch, options)]
     if dataset == "books":
         if args.books is None:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
-        return [stages.download_books(args.output_dir, read_lines(args.books, "--books"))]
+        urls = read_lines(args.books, "--books")
+        return [stages.download_stage(dataset, folder, download.fetch_books, {"urls": urls})]
     if dataset == "glue":
-        return [stages.download_glue(args.output_dir, task, args.mirror) for task in args.tasks or TASKS]
+        fetch = partial(glue.fetch_glue, mirrors=[*mirror, glue.SERVER])
+        folders = {task: args.output_dir / "download" / glue.task_folder(task) for task in args.tasks or TASKS}
+        return [stages.download_stage(f"glue {task}", folders[task], fetch, {"task": task}) for task in folders]
+    fetch = partial(download.fetch_squad, mirrors=[*mirror, *download.SQUAD_MIRRORS])
     versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
-    return [stages.download_squad(args.output_dir, version, args.mirror) for version in versions]
+    return [
+        stages.download_stage(f"squad {version}", folder / f"v{version}", fetch, {"version": version})
+        for version in versions
+    ]
 
 
-def download_folder(args: Arguments, dataset: str) -> str:
+def download_folder(args: Arguments, dataset: str) -> Path:
     folder = args.output_dir / "download" / dataset
-    return str(folder / args.language / args.dump_date if dataset == "wikicorpus" else folder)
+    return folder / args.language / args.dump_date if dataset == "wikicorpus" else folder
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
-    options = FormatOptions(
-        sentence_splitter=args.sentence_splitter,
+    options = options_from(
+        FormatOptions,
+        args,
         language=LANGUAGE_NAMES.get(args.language, args.language),
-        sentence_parameters=args.sentence_parameters,
-        text_field=args.text_field,
         empty_line=args.empty_line or ("document" if args.sentence_splitter == "newline" else "paragraph"),
-        skip_bad=args.skip_bad,
     )
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
-    return stages.FormatStage(args.output_dir, dataset, name, paths, options)
+    return stages.format_stage(args.output_dir, dataset, name, paths, options)
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = TextShardOptions(
-        args.shard_mb, args.test_fraction, args.random_seed, args.drop_duplicates, tuple(args.weights)
-    )
-    return stages.ShardStage(args.output_dir, find_folders, options)
+    options = options_from(TextShardOptions, args, weights=args.weights)
+    return stages.shard_stage(args.output_dir, find_folders, options)
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
-    options = VocabularyOptions(
-        size=args.vocab_size,
-        do_lower_case=args.do_lower_case,
-        alphabet=args.alphabet,
-        unused=args.unused,
-        reserved=tuple(read_lines(args.reserved_words, "--reserved-words")) if args.reserved_words else (),
-        sample_mb=args.sample_mb,
-    )
-    config = read_json(args.bert_config, "model config")
-    return stages.VocabularyStage(args.output_dir, sharded, options, config)
+    reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
+    options = options_from(VocabularyOptions, args, reserved=reserved)
+    return stages.vocabulary_stage(args.output_dir, sharded, options, read_json(args.bert_config, "model config"))
 
 
 def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> list[Stage]:
     trained = args.output_dir / "vocab" / "vocab.txt"
-    vocab_file = args.vocab_file or (trained if train_vocab or trained.exists() else shipped_vocab(args.do_lower_case))
+    shipped = ROOT / "vocab" / f"bert-large-{'uncased' if args.do_lower_case else 'cased'}-vocab.txt"
+    vocab_file = args.vocab_file or (trained if train_vocab or trained.exists() else shipped)
     found = []
     for length, predictions in args.lengths:
-        options = sample_options(args, length, predictions)
+        options = options_from(SampleOptions, args, sequence_length=length, predictions_per_sequence=predictions)
+        stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, args.do_lower_case)
         # Test samples are only evaluated, so one pass is enough.
-        for split, split_options in (("training", options), ("test", replace(options, dupe_factor=1))):
-            stage = partial(stages.Hdf5Stage, args.output_dir, sharded, split, vocab_file, args.do_lower_case)
-            found.append(stage(split_options))
+        found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
     return found
-
-
-def shipped_vocab(do_lower_case: bool) -> Path:
-    return ROOT / "vocab" / f"bert-large-{'uncased' if do_lower_case else 'cased'}-vocab.txt"
 
 
 def all_stages(args: Arguments) -> list[Stage]:
@@ -158,9 +138,9 @@ def all_stages(args: Arguments) -> list[Stage]:
             paths = [str(args.books)]
         if not paths:
             downloads += download_stages(args, dataset)
-            paths = [download_folder(args, dataset)]
+            paths = [str(download_folder(args, dataset))]
             if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [f"{paths[0]}/{name}" for name in names_of(downloads[-1].options["urls"])]
+                paths = [f"{paths[0]}/{name}" for name in download.names_of(downloads[-1].options["urls"])]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
         downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network
@@ -171,7 +151,7 @@ def all_stages(args: Arguments) -> list[Stage]:
 
 STAGES: dict[str, Callable[[Arguments], list[Stage]]] = {
     "download": lambda args: download_stages(args, args.dataset),
-    "format": lambda args: [format_stage(args, args.dataset, args.paths or [download_folder(args, args.dataset)])],
+    "format": lambda args: [format_stage(args, args.dataset, args.paths or [str(download_folder(args, args.dataset))])],
     "shard": lambda args: [shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))],
     "vocabulary": lambda args: [vocabulary_stage(args, args.sharded or args.output_dir / "sharded")],
     "hdf5": lambda args: hdf5_stages(args, args.sharded or args.output_dir / "sharded"),
@@ -203,212 +183,131 @@ def name_and_weight(text: str) -> tuple[str, float]:
     return name, positive_float(weight)
 
 
-def add_common(add: Add) -> None:
-    add(
-        "--output-dir",
-        type=Path,
-        default=DEFAULT_OUTPUT_DIR,
-        help="folder for download/, formatted/, sharded/, vocab/, hdf5/; $BERT_PREP_WORKING_DIR sets the default",
-    )
-    add_run(add)
-
-
-def add_run(add: Add) -> None:
-    add_executor_flags(add)
-    add("--dry-run", action=BooleanFlag, help="show the stages and whether they are up to date; do nothing")
-
-
-def add_download(add: Add) -> None:
-    add(
-        "--mirror",
-        action="append",
-        default=[],
-        help="address to try first, with the files as on the original server; repeatable",
-    )
-    add("--books", type=Path, help="text file with the address of one book per line; for `all`, or a folder of books")
-    add("--squad-version", choices=("1.1", "2.0", "both"), default="both", help="version of SQuAD")
-    add("--tasks", nargs="+", choices=tuple(TASKS), metavar="TASK", help="tasks of GLUE; all of them if not given")
-
-
-def add_language(add: Add) -> None:
-    add("--language", default="en", help="language code, as in <code>.wikipedia.org")
-    add("--dump-date", default="latest", help="date of the Wikipedia dump: YYYYMMDD or latest")
-
-
-def add_format(add: Add) -> None:
-    default = FormatOptions
-    add("--sentence-splitter", choices=SPLITTERS, default=default.sentence_splitter, help="how to find sentences")
-    add(
-        "--sentence-parameters",
-        type=Path,
-        help="file of Punkt parameters; if not given, the shipped ones of the language, or else trained on the text",
-    )
-    add("--text-field", default=default.text_field, help="field of .jsonl and .parquet files that holds the text")
-    add(
-        "--empty-line",
-        choices=("paragraph", "document"),
-        help="what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph",
-    )
-    add("--skip-bad", action=BooleanFlag, help="leave out bad documents, count them and list them in skipped.log")
-
-
-def add_shard(add: Add) -> None:
-    default = TextShardOptions
-    add("--shard-mb", type=positive_float, default=default.shard_mb, help="size of a text shard in MB")
-    add(
-        "--test-fraction", type=fraction, default=default.test_fraction, help="fraction of documents for the test split"
-    )
-
-    add(
-        "--drop-duplicates",
-        choices=("none", "equal", "near"),
-        default=default.drop_duplicates,
-        help="keep one of several documents that are equal, or nearly so",
-    )
-    add(
-        "--weights",
-        nargs="+",
-        type=name_and_weight,
-        default=[],
-        metavar="NAME=WEIGHT",
-        help="copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
-    )
-
-
-def add_sharded(add: Add) -> None:
-    add("--sharded", type=Path, help="folder of text shards; if not given, sharded/ in the output folder")
-
-
-def add_vocabulary(add: Add) -> None:
-    default = VocabularyOptions
-    add("--vocab-size", type=positive_int, default=default.size, help="number of tokens, special ones included")
-    add("--alphabet", type=positive_int, default=default.alphabet, help="maximum number of single characters")
-    add("--unused", type=non_negative_int, default=default.unused, help="number of [unused...] tokens to reserve")
-    add("--reserved-words", type=Path, help="text file with one word per line that must become a token")
-    add("--sample-mb", type=positive_int, default=default.sample_mb, help="MB of text to train the vocabulary on")
-    config = ROOT / "bert_configs" / "bert-base-uncased.json"
-    add("--bert-config", type=Path, default=config, help="model config to copy with the size of the vocabulary")
-
-
-def add_hdf5(add: Add) -> None:
-    add("--vocab-file", type=Path, help="WordPiece vocabulary; if not given, the one trained here, or a shipped one")
-    add(
-        "--lengths",
-        nargs="+",
-        type=length_and_predictions,
-        default=[(128, 20), (512, 80)],
-        metavar="LENGTH:PREDICTIONS",
-        help="tokens per sample, and maximum number of masked tokens, such as 128:20",
-    )
-    add_sample_flags(add)
+OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
+RUN = [*EXECUTOR_FLAGS, Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing")]
+COMMON = [
+    Flag("--output-dir", Path, OUTPUT_DIR, "folder for all results; $BERT_PREP_WORKING_DIR sets the default"),
+    *RUN,
+]
+LANGUAGE = [
+    Flag("--language", str, "en", "language code, as in <code>.wikipedia.org"),
+    Flag("--dump-date", str, "latest", "date of the Wikipedia dump: YYYYMMDD or latest"),
+]
+MIRROR = "address to try first, with the files as on the original server; repeatable"
+DOWNLOAD = [
+    Flag("--mirror", str, [], MIRROR, options={"action": "append"}),
+    Flag("--books", Path, None, "text file with the address of one book per line; for `all`, or a folder of books"),
+    Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
+    Flag("--tasks", tuple(TASKS), None, "tasks of GLUE; all if not given", options={"nargs": "+", "metavar": "TASK"}),
+]
+EMPTY_LINE = "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"
+FORMAT = [*flags_of(FormatOptions), Flag("--empty-line", ("paragraph", "document"), None, EMPTY_LINE)]
+WEIGHTS = "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5"
+SHARD = [
+    *flags_of(TextShardOptions),
+    Flag("--weights", name_and_weight, [], WEIGHTS, options={"nargs": "+", "metavar": "NAME=WEIGHT"}),
+]
+SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
+CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
+OWN_VOCABULARY = [  # besides --do-lower-case
+    *(flag for flag in flags_of(VocabularyOptions) if flag.names != [CASING[0]]),
+    Flag("--reserved-words", Path, None, "text file with one word per line that must become a token"),
+    Flag("--bert-config", Path, CONFIG, "model config to copy with the size of the vocabulary"),
+]
+LENGTHS = "tokens per sample, and maximum number of masked tokens, such as 128:20"
+HDF5 = [
+    Flag(*CASING),
+    Flag("--vocab-file", Path, None, "WordPiece vocabulary; if not given, the one trained here, or a shipped one"),
+    Flag(
+        *("--lengths", length_and_predictions, [(128, 20), (512, 80)], LENGTHS),
+        options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"},
+    ),
+    *flags_of(SampleOptions),
+]
+TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a vocabulary on the text")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
 
-    def command(name: str, description: str, *groups: Callable[[Add], None]) -> Add:
+    def command(name: str, description: str, flags: Iterable[Flag]) -> Callable[..., Any]:
         sub = commands.add_parser(name, help=description, description=description)
-        for group in groups:
-            group(sub.add_argument)
+        sub.add_flags("flags", {flag.name: flag for flag in flags}.values())
         return sub.add_argument
 
-    add = command("download", "Downloads a data set and verifies it.", add_common, add_language, add_download)
+    add = command("download", "Downloads a data set and verifies it.", [*COMMON, *LANGUAGE, *DOWNLOAD])
     add("dataset", choices=("wikicorpus", "books", "squad", "glue"), help="data set to download")
 
-    add = command("format", "Writes a source as one sentence per line.", add_common, add_language, add_format)
+    add = command("format", "Writes a source as one sentence per line.", [*COMMON, *LANGUAGE, *FORMAT])
     add("dataset", choices=tuple(stages.SOURCE_FORMATS), help="Wikipedia dump, books to clean, or text used as it is")
     add("paths", nargs="*", metavar="PATH", help=f"{PATHS}; if not given, what was downloaded")
 
-    add = command("shard", "Makes training and test shards of text.", add_common, add_seed_flag, add_shard)
+    add = command("shard", "Makes training and test shards of text.", [*COMMON, *SHARD])
     add("paths", nargs="*", type=Path, metavar="FOLDER", help="formatted text; if not given, all in formatted/")
 
-    command("vocabulary", "Trains a WordPiece vocabulary.", add_common, add_sharded, add_casing_flag, add_vocabulary)
-    command(
-        "hdf5", "Makes samples and verifies them.", add_common, add_sharded, add_casing_flag, add_seed_flag, add_hdf5
-    )
+    command("vocabulary", "Trains a WordPiece vocabulary.", [*COMMON, SHARDED, Flag(*CASING), *OWN_VOCABULARY])
+    command("hdf5", "Makes samples and verifies them.", [*COMMON, SHARDED, *HDF5])
 
-    add = command("verify", "Checks every row of HDF5 shards and reports what is in them.", add_run)
+    flags = [
+        *EXECUTOR_FLAGS,
+        Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
+        Flag("--samples", non_negative_int, 3, "number of samples to print"),
+    ]
+    add = command("verify", "Checks every row of HDF5 shards and reports what is in them.", flags)
     add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
-    add("--vocab-file", type=Path, help="vocabulary; if not given, found by its SHA-256")
-    add("--samples", type=non_negative_int, default=3, help="number of samples to print")
 
-    add = command("repack", "Converts gzip or chunked HDF5 shards to memory-mapped ones.", add_run)
+    output_dir = Flag("--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced")
+    add = command("repack", "Converts gzip or chunked HDF5 shards to memory-mapped ones.", [*RUN, output_dir])
     add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
-    add("--output-dir", type=Path, help="folder for the converted shards; if not given, the shards are replaced")
 
-    groups = (add_common, add_language, add_download, add_format, add_seed_flag, add_shard, add_casing_flag)
-    add = command("all", "Runs every stage for a data set.", *groups, add_vocabulary, add_hdf5)
+    flags = [*COMMON, *LANGUAGE, *DOWNLOAD, *FORMAT, *SHARD, *OWN_VOCABULARY, *HDF5, TRAIN_VOCAB]
+    add = command("all", "Runs every stage for a data set.", flags)
     datasets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
     add("dataset", choices=datasets, help="corpus: any text as it is")
     add("paths", nargs="*", metavar="PATH", help=f"text, books, or a dump that was downloaded before: {PATHS}")
-    add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
     args = parser.parse_args(argv)
-    check_effects(args, parser)
-    refuse_workers_of_a_cluster(args, parser)
+    commands.choices[args.command].check_flags(args)
+    if "dataset" in args:
+        check_effects(args, parser)
     return args
-
-
-TEXT_FLAGS = ("language", "sentence_splitter", "sentence_parameters", "text_field", "empty_line", "skip_bad")
-SAMPLE_FLAGS = (
-    *(
-        "random_seed",
-        "shard_mb",
-        "test_fraction",
-        "drop_duplicates",
-        "weights",
-        "do_lower_case",
-        "vocab_file",
-        "lengths",
-        "masked_lm_prob",
-    ),
-    *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "compression", "train_vocab"),
-)
-VOCABULARY_FLAGS = ("vocab_size", "alphabet", "unused", "reserved_words", "sample_mb", "bert_config")
 
 
 def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     """Refuses flags that this stage would ignore for this data set."""
-    if args.command not in ("download", "format", "all"):
-        return
-    command, dataset = args.command, args.dataset
-    is_local = command == "format" or (command == "all" and bool(args.paths))
-    has_wikipedia = dataset in ("wikicorpus", "wiki_only", "wiki_books")
-    fetches_wikipedia, fetches_squad = has_wikipedia and not is_local, dataset in ("squad", "wiki_only", "wiki_books")
+    dataset, paths = args.dataset, args.get("paths")
+    downloads = args.command == "download" or (args.command == "all" and not paths)
+    is_wikipedia, has_squad = dataset.startswith("wiki"), dataset in ("squad", "wiki_only", "wiki_books")
+    has_text = args.command == "download" or dataset not in ("squad", "glue")
+
+    def names(flags: Iterable[Flag]) -> list[str]:
+        return [flag.name for flag in flags]
+
     effects = [
-        (("mirror",), fetches_wikipedia or dataset == "glue" or (fetches_squad and not is_local), "a known download"),
-        (("dump_date",), has_wikipedia and not getattr(args, "paths", []), "a Wikipedia dump to find"),
-        (("books",), dataset == "wiki_books" or (dataset == "books" and not is_local), "books to download"),
-        (("squad_version",), fetches_squad and not is_local, "a download of SQuAD"),
-        (("tasks",), dataset == "glue", "a download of GLUE"),
+        (["mirror"], downloads and dataset not in ("books", "corpus"), "a known download"),
+        (["dump_date"], is_wikipedia and not paths, "a Wikipedia dump to find"),
+        (["books"], dataset == "wiki_books" or (dataset == "books" and downloads), "books to download"),
+        (["squad_version"], has_squad and downloads, "a download of SQuAD"),
+        (["tasks"], dataset == "glue", "a download of GLUE"),
+        (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
+        (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
+        (["sentence_parameters"], args.get("sentence_splitter") != "newline", "--sentence-splitter fast or punkt"),
+        (["text_field", "empty_line"], dataset not in ("wikicorpus", "wiki_only"), "a corpus or books"),
+        (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
     ]
-    if command == "download":
-        effects.append((("language",), has_wikipedia, "a download of Wikipedia"))
-    else:
-        has_plain_text = dataset not in ("wikicorpus", "wiki_only")
-        effects += [
-            ((*TEXT_FLAGS, *SAMPLE_FLAGS), dataset not in ("squad", "glue"), "text to prepare"),
-            (("sentence_parameters",), args.sentence_splitter != "newline", "--sentence-splitter fast or punkt"),
-            (("text_field", "empty_line"), has_plain_text, "a corpus or books"),
-        ]
-    if command == "all":
-        effects.append((VOCABULARY_FLAGS, args.train_vocab, "--train-vocab"))
     parser.refuse_without_effect(args, effects)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    if args.dry_run and args.command in STAGES:
+    if args.command in STAGES and args.dry_run:
         show_plan(STAGES[args.command](args))
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
         if args.command == "verify":
-            from data_preparation.verify_report import report_on_folders, show_folders
+            from data_preparation.verify_report import report_on_folders
 
-            if args.dry_run:
-                show_folders(args.folder)
-            else:
-                report_on_folders(args.folder, args.vocab_file, args.samples, executor)
+            report_on_folders(args.folder, args.vocab_file, args.samples, executor)
         elif args.command == "repack":
             from data_preparation.repack import repack_folders
 

@@ -1,6 +1,6 @@
 """Reads documents from .txt, .jsonl, .csv and .parquet files.
 
-A document is a connected text; next-sentence prediction takes real pairs from one document.
+A document is a coherent text: next-sentence prediction takes its real pairs from one document.
 """
 
 import csv
@@ -8,28 +8,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from data_preparation.inputs import (
-    MAX_LINE,
-    Span,
-    decompression_errors,
-    find_cut,
-    find_line,
-    kind_of,
-    lines_before,
-    open_input,
-    open_text,
-    size_of,
-)
+from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of, open_input
 from utils.errors import UserError
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-OnBad = Callable[[str, str], Any]
 
 
 class Document(NamedTuple):
@@ -45,10 +32,7 @@ def raise_error(where: str, why: str) -> NoReturn:
 
 
 def read_documents(
-    span: Span,
-    text_field: str = "text",
-    on_bad: OnBad = raise_error,
-    empty_line: str = "paragraph",
+    span: Span, text_field: str = "text", on_bad: OnBad = raise_error, empty_line: str = "paragraph"
 ) -> Iterator[Document]:
     """The documents of a span. The text of a .txt file is one document (several if longer than `MAX_DOCUMENT`), or with
     `empty_line="document"` each block between empty lines is one. In .jsonl files each line is a document, and in .csv
@@ -57,78 +41,22 @@ def read_documents(
     on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field, and for the rest of
     a truncated file; if it returns, the line is left out.
     """
-    format_ = kind_of(span.path)[0]
-    if format_ == ".parquet":
-        records = read_parquet(span, text_field, on_bad)
-    elif format_ == ".csv":
-        records = read_csv(span, text_field, on_bad)
-    elif format_ == ".jsonl":
-        records = read_jsonl(span, text_field, on_bad)
-    else:
+    read_records = {".parquet": read_parquet, ".csv": read_csv, ".jsonl": read_jsonl}.get(kind_of(span.path)[0])
+    if read_records is None:
         yield from read_text(Lines(span, on_bad), MAX_DOCUMENT if empty_line == "paragraph" else 1)
         return
-    for where, text in records:
+    for where, text in read_records(span, text_field, on_bad):
         if not isinstance(text, str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(where(), f"the field {text_field!r} {kind}: name the field that contains the text")
         elif len(text) > MAX_LINE:
-            on_bad(where(), f"a text of more than {MAX_LINE >> 20} MB: divide it")
+            on_bad(where(), f"the text is longer than {MAX_LINE >> 20} MB: divide it")
         elif "\0" in text:
             on_bad(where(), "NUL characters in the text: convert or remove it")
         elif LONE_SURROGATE.search(text):
             on_bad(where(), "half of a surrogate pair in the text, which is not valid Unicode: remove it")
         elif paragraphs := split_paragraphs(text):
             yield Document(span.path, paragraphs)
-
-
-class Lines:
-    """Iterates over the valid lines of a span."""
-
-    def __init__(self, span: Span, on_bad: OnBad):
-        self.span, self.on_bad = span, on_bad
-        self.first, self.number = 0, 0  # where the first line starts; the number of the current line in the span
-
-    def where(self) -> str:
-        """The current line, for error messages."""
-        return f"{self.span.path}:{lines_before(self.span.path, self.first) + self.number}"
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            with open_text(self.span.path) as file:
-                for raw in self.read(file):
-                    self.number += 1
-                    if len(raw) > MAX_LINE:
-                        self.on_bad(self.where(), f"a line of more than {MAX_LINE >> 20} MB: divide it")
-                        continue
-                    try:
-                        line = raw.decode("utf-8-sig" if self.number == 1 and self.first == 0 else "utf-8")
-                    except UnicodeDecodeError as error:
-                        why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
-                        self.on_bad(self.where(), why)
-                        continue
-                    if "\0" in line:
-                        self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
-                    else:
-                        yield line
-        except decompression_errors() as error:
-            why = f"the file is truncated or damaged ({error}): download it again"
-            self.on_bad(f"{self.span.path}, after line {self.number}", why)
-
-    def read(self, file: BinaryIO) -> Iterator[bytes]:
-        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes."""
-        format_, compression = kind_of(self.span.path)
-        left = 1 << 62
-        if not compression and format_ != ".csv":
-            find, size = find_cut if format_ == ".txt" else find_line, size_of(self.span.path)
-            self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
-            left = stop - self.first
-            file.seek(self.first)
-        while raw := file.readline(min(left, MAX_LINE + 1)):
-            yield raw
-            left -= len(raw)
-            while len(raw) > MAX_LINE and left > 0:
-                raw = file.readline(min(left, MAX_LINE + 1))
-                left -= len(raw)
 
 
 def read_text(lines: Lines, max_document: int) -> Iterator[Document]:
@@ -162,16 +90,11 @@ def read_jsonl(span: Span, text_field: str, on_bad: OnBad) -> Records:
         if not line.strip():
             continue
         try:
-            record = json.loads(line, parse_int=ignore_integer)
+            record = json.loads(line, parse_int=float)  # int() refuses thousands of digits
         except (ValueError, RecursionError) as error:
             on_bad(lines.where(), f"not valid JSON ({error}): a .jsonl file has one JSON object per line")
             continue
         yield lines.where, record.get(text_field) if isinstance(record, dict) else None
-
-
-def ignore_integer(digits: str) -> int:
-    """A replacement for int(), which refuses thousands of digits. No integer in a record is used."""
-    return 0
 
 
 def read_csv(span: Span, text_field: str, on_bad: OnBad) -> Records:
@@ -232,12 +155,5 @@ def read_parquet(span: Span, text_field: str, on_bad: OnBad) -> Records:
 
 def split_paragraphs(text: str) -> list[str]:
     """The blocks between blank lines."""
-    paragraphs: list[str] = []
-    lines: list[str] = []
-    for line in [*text.splitlines(), ""]:
-        if line.strip():
-            lines.append(line)
-        elif lines:
-            paragraphs.append("\n".join(lines).strip())
-            lines = []
-    return paragraphs
+    blocks = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
+    return [block.strip() for block in blocks if block.strip()]

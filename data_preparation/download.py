@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from data_preparation import manifest
+from data_preparation.stage import MANIFEST
 from utils.errors import UserError, one_line
 from utils.files import file_digest, sync
 from utils.progress import progress_bar
@@ -62,7 +62,7 @@ class RetryPolicy(NamedTuple):
     timeout: float = 60.0  # seconds without data
 
 
-DEFAULT_POLICY = RetryPolicy()
+POLICY = RetryPolicy()
 
 
 class FailedAttempt(Exception):
@@ -74,18 +74,10 @@ class FailedAttempt(Exception):
         self.wait, self.final = wait, final
 
 
-def fetch(
-    urls: Sequence[str],
-    path: Path,
-    checksum: Checksum | None = None,
-    size: int | None = None,
-    check: Callable[[Path], str | None] = lambda path: None,
-    policy: RetryPolicy = DEFAULT_POLICY,
-) -> None:
+def fetch(urls: Sequence[str], path: Path, checksum: Checksum | None = None, size: int | None = None) -> None:
     """Downloads one file to `path`, unless it is there already. `urls`: addresses of the same file.
 
-    size: in bytes, if known. check: returns what is wrong with the content of a file, or None.
-    Raises `UserError` if `policy` gives up; the bytes so far stay for the next run.
+    size: in bytes, if known. Raises `UserError` if `POLICY` gives up; the bytes so far stay for the next run.
     """
     for url in urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -100,8 +92,8 @@ def fetch(
     while True:
         url = sources[turn % len(sources)]
         try:
-            transfer(url, part, size, checksum, policy.timeout)
-            if reason := mismatch(part, checksum, size) or check(part):
+            transfer(url, part, size, checksum, POLICY.timeout)
+            if reason := mismatch(part, checksum, size):
                 part.unlink()
                 raise FailedAttempt(f"the downloaded file is wrong: {reason}")
             break
@@ -112,13 +104,13 @@ def fetch(
                 sources.remove(url)
             elif not progressed:
                 turn += 1
-            if not sources or failures >= policy.attempts:
+            if not sources or failures >= POLICY.attempts:
                 raise UserError(
                     f"cannot download {url}: {failure}; gave up after {failures} attempts in a row: "
                     "check the network and the address, then run the same command to continue"
                 ) from failure
             if not failure.final:
-                wait = min(max(failure.wait, policy.first_wait * 2 ** (failures - 1)), policy.longest_wait)
+                wait = min(max(failure.wait, POLICY.first_wait * 2 ** (failures - 1)), POLICY.longest_wait)
                 tqdm.write(f"{path.name}: {failure}; next attempt in {wait:.0f} s", file=sys.stderr)
                 time.sleep(wait)
     sync(part)
@@ -222,26 +214,16 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
     return None if actual_size else "it is empty"
 
 
-def fetch_squad(
-    version: str, folder: Path, mirrors: Sequence[str] = SQUAD_MIRRORS, policy: RetryPolicy = DEFAULT_POLICY
-) -> list[Path]:
-    """The training and development file of SQuAD `version` ("v1.1" or "v2.0")."""
-    paths = []
-    for name in (f"train-{version}.json", f"dev-{version}.json"):
+def fetch_squad(version: str, folder: Path, mirrors: Sequence[str] = SQUAD_MIRRORS) -> None:
+    """The training and development file of SQuAD `version` ("1.1" or "2.0")."""
+    for name in (f"train-v{version}.json", f"dev-v{version}.json"):
         size, digest = SQUAD_FILES[name]
-        urls = [f"{mirror}/{name}" for mirror in mirrors]
-        fetch(urls, folder / name, Checksum("sha256", digest), size, policy=policy)
-        paths.append(folder / name)
-    return paths
+        fetch([f"{mirror}/{name}" for mirror in mirrors], folder / name, Checksum("sha256", digest), size)
 
 
 def fetch_wikipedia(
-    language: str,
-    folder: Path,
-    date: str = "latest",
-    mirrors: Sequence[str] = WIKIMEDIA_MIRRORS,
-    policy: RetryPolicy = DEFAULT_POLICY,
-) -> Path:
+    language: str, folder: Path, date: str = "latest", mirrors: Sequence[str] = WIKIMEDIA_MIRRORS
+) -> None:
     """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan"), from the dump of `date` (YYYYMMDD).
 
     The published list of SHA-1 checksums names the dated file, so that `latest` cannot change in the middle. Once the
@@ -249,25 +231,16 @@ def fetch_wikipedia(
     """
     wiki = language.replace("-", "_") + "wiki"
     sums = folder / f"{wiki}-{date}-sha1sums.txt"
-    fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums, check=check_sums, policy=policy)
+    fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums)
     pattern = rf"([0-9a-f]{{40}})  ({wiki}-(\d{{8}})-pages-articles-multistream\.xml\.bz2)"
-    match = re.search(pattern, sums.read_text(encoding="utf-8"))
+    match = re.search(pattern, sums.read_text(encoding="utf-8", errors="replace"))
     if not match:
         raise UserError(
             f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not finished: "
             "remove the list and choose an earlier one with --dump-date YYYYMMDD"
         )
     digest, name, run = match.groups()
-    fetch(
-        [f"{mirror}/{wiki}/{run}/{name}" for mirror in mirrors], folder / name, Checksum("sha1", digest), policy=policy
-    )
-    return folder / name
-
-
-def check_sums(path: Path) -> str | None:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    is_list = lines and all(re.fullmatch(r"[0-9a-f]{40}  \S+", line) for line in lines)
-    return None if is_list else "it is not a list of SHA-1 checksums"
+    fetch([f"{mirror}/{wiki}/{run}/{name}" for mirror in mirrors], folder / name, Checksum("sha1", digest))
 
 
 def names_of(urls: Sequence[str]) -> dict[str, str]:
@@ -275,16 +248,14 @@ def names_of(urls: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for url in urls:
         name = Path(urlsplit(url).path).name
-        if name in ("", ".", "..", manifest.FILE_NAME) or not name.isprintable():
+        if name in ("", ".", "..", MANIFEST) or not name.isprintable():
             raise UserError(f"{url!r} does not end in a usable file name: correct it")
         if names.setdefault(name, url) != url:
             raise UserError(f"{names[name]} and {url} end in the same file name: keep one of them")
     return names
 
 
-def fetch_books(urls: Sequence[str], folder: Path, policy: RetryPolicy = DEFAULT_POLICY) -> list[Path]:
+def fetch_books(urls: Sequence[str], folder: Path) -> None:
     """The file of each address. There are no published checksums of books, so only their length is checked."""
-    names = names_of(urls)
-    for name, url in tqdm(names.items(), desc="books", unit="file", disable=None, leave=False):
-        fetch([url], folder / name, policy=policy)
-    return [folder / name for name in names]
+    for name, url in tqdm(names_of(urls).items(), desc="books", unit="file", disable=None, leave=False):
+        fetch([url], folder / name)

@@ -5,31 +5,27 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
 from utils.files import read_json_object
 
-SCHEDULERS = "local, dask, an address such as tls://HOST:8786, or a scheduler file"
-
 
 class InProcessExecutor(Executor):
-    """Calls each function at once, in this process."""
+    """Calls the function in this process, each time a result is asked for."""
 
-    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> Future:
-        future: Future = Future()
-        future.set_result(function(*args, **kwargs))
-        return future
+    def map(self, function: Callable, *iterables: Iterable, **_: Any) -> Iterator:
+        return map(function, *iterables)
 
 
 @contextmanager
 def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
-    """The executor that `scheduler` names (see `SCHEDULERS`). workers: number of processes on this machine."""
+    """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes on this machine."""
     if scheduler != "local":
         with open_dask(scheduler, workers) as executor:
             yield executor
@@ -65,26 +61,17 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
     Dask's own configuration."""
     try:
         from distributed import Client, KilledWorker, LocalCluster
-        from distributed.security import Security
     except ImportError:
         raise UserError(
             f"--scheduler {scheduler} needs Dask: pip install distributed, or use --scheduler local"
         ) from None
-    cluster = None
-    if scheduler == "dask":
-        cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
-        address = cluster.scheduler_address
+    if scheduler != "dask":
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the errors below say what matters
+        cluster = nullcontext(reachable_address(scheduler))
     else:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters of it is in the errors here
-        address = address_of(scheduler)
-        try:
-            asyncio.run(reach(address, Security()))  # a client that cannot connect would print a traceback
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the certificates"
-            ) from error
+        cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
     try:
-        with Client(address, set_as_default=False) as client:
+        with cluster as address, Client(address, set_as_default=False) as client:
             yield client.get_executor(pure=False)
     except KilledWorker as error:
         raise UserError(
@@ -95,22 +82,30 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
         raise UserError(
             f"the Dask scheduler {scheduler} was lost: start it again, then run the same command to continue"
         ) from error
-    finally:
-        if cluster:
-            cluster.close()
 
 
-def address_of(scheduler: str) -> str:
-    if "://" in scheduler:
-        return scheduler
-    if not Path(scheduler).is_file():
-        raise UserError(f"--scheduler {scheduler} is no scheduler file: give {SCHEDULERS}")
-    return str(read_json_object(scheduler, "scheduler file").get("address"))
-
-
-async def reach(address: str, security: Any) -> None:
-    """Connects to the scheduler and hangs up."""
+def reachable_address(scheduler: str) -> str:
+    """The address of a running scheduler, given as such or by its file. Raises UserError if it cannot be reached."""
     from distributed.comm import connect
+    from distributed.security import Security
 
-    comm = await connect(address, **security.get_connection_args("client"))
-    await comm.close()
+    address = scheduler
+    if "://" not in scheduler:
+        if not Path(scheduler).is_file():
+            raise UserError(
+                f"--scheduler {scheduler} is no scheduler file: give local, dask, an address such as tls://HOST:8786, "
+                "or a scheduler file"
+            )
+        address = str(read_json_object(scheduler, "scheduler file").get("address"))
+
+    async def connect_once() -> None:
+        comm = await connect(address, **Security().get_connection_args("client"))
+        await comm.close()
+
+    try:
+        asyncio.run(connect_once())  # a client that cannot connect would print a traceback
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the certificates"
+        ) from error
+    return address

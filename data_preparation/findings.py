@@ -84,19 +84,19 @@ class Findings:
         return self.threshold < 2**64 - 1
 
     @property
-    def repeated_samples(self) -> int:
-        return self.samples - self.estimate_distinct(1)
-
-    @property
-    def distinct_texts(self) -> int:
-        return self.estimate_distinct(0)
-
-    @property
     def counted_samples(self) -> int:
         """The number of samples in which repetitions were counted."""
         return int(self.complete_rows()[:, 2].sum())
 
-    def estimate_distinct(self, column: int) -> int:
+    @property
+    def repeated_samples(self) -> int:
+        return self.samples - self.distinct(1)
+
+    @property
+    def distinct_texts(self) -> int:
+        return self.distinct(0)
+
+    def distinct(self, column: int) -> int:
         """The number of different hashes in a column of `kept`, for all samples."""
         return round(self.samples * len(np.unique(self.complete_rows()[:, column])) / self.counted_samples)
 

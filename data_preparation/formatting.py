@@ -1,4 +1,4 @@
-"""Formats any source as text with one sentence per line and an empty line between documents."""
+"""Writes any source as text with one sentence per line and an empty line between documents."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data_preparation.books import clean_book
-from data_preparation.documents import MAX_DOCUMENT, Document, Lines, OnBad, read_documents, read_text
-from data_preparation.inputs import MAX_LINE, Span, kind_of
+from data_preparation.documents import MAX_DOCUMENT, Document, read_documents, read_text
+from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of
 from data_preparation.options import FormatOptions
 from data_preparation.sentences import get_splitter, save_punkt, train_punkt
 from utils.errors import UserError

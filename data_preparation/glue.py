@@ -5,16 +5,14 @@ addresses: Hugging Face's datasets (dataset_infos.json of glue and super_glue), 
 (url_checksums/glue.txt), for all but QQP and SuperGLUE, with the same values.
 """
 
-import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from data_preparation.download import DEFAULT_POLICY, Checksum, RetryPolicy, fetch
+from data_preparation.download import Checksum, fetch
 from tasks.glue_files import TASKS, TextTask
-from utils.errors import UserError
-from utils.files import atomic_path, write_atomically
+from utils.files import write_atomically
 
 SERVER = "https://dl.fbaipublicfiles.com"
 
@@ -57,13 +55,11 @@ def task_folder(task: str) -> Path:
     return Path(benchmark, TASKS[task].name)
 
 
-def fetch_glue(
-    task: str, folder: Path, mirrors: Sequence[str] = (SERVER,), policy: RetryPolicy = DEFAULT_POLICY
-) -> None:
+def fetch_glue(task: str, folder: Path, mirrors: Sequence[str] = (SERVER,)) -> None:
     """Downloads `task` and extracts its training, development and test files beside what was downloaded."""
     for file in FILES[task]:
         urls = [f"{mirror}/{file.path}" for mirror in mirrors]
-        fetch(urls, folder / file.name, Checksum("sha256", file.sha256), file.size, policy=policy)
+        fetch(urls, folder / file.name, Checksum("sha256", file.sha256), file.size)
     if task == "mrpc":
         divide_mrpc(folder)
     else:
@@ -75,13 +71,8 @@ def extract(archive: Path, task: TextTask) -> None:
     here = Path()
     wanted = [task.train_file(here), *task.evaluation_files(here).values(), *task.test_files(here).values()]
     with zipfile.ZipFile(archive) as opened:
-        members = set(opened.namelist())
         for path in wanted:
-            member = f"{task.name}/{path}"
-            if member not in members:
-                raise UserError(f"{archive} has no {member}: it is not the archive of {task.name}")
-            with opened.open(member) as source, atomic_path(archive.parent / path) as target, target.open("wb") as file:
-                shutil.copyfileobj(source, file)
+            write_atomically(archive.parent / path, opened.read(f"{task.name}/{path}"))
 
 
 def divide_mrpc(folder: Path) -> None:

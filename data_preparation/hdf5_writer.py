@@ -2,7 +2,6 @@
 their content as attributes, and a checksum of each data set."""
 
 import io
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +13,6 @@ import numpy as np
 from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum
 from data_preparation.options import SampleOptions
 from tokenizer import BertTokenizer
-from utils.errors import UserError
 
 SCHEMA_VERSION = 2  # increases when the format changes, or the samples that the same options give
 CHUNK_ROWS = 1024  # of compressed data sets
@@ -100,12 +98,6 @@ class ShardWriter:
 @contextmanager
 def create_hdf5(path: Path, layout: Layout, attributes: dict, compression: str) -> Iterator[ShardWriter]:
     """A writer of a new shard at `path`."""
-    size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in layout.values())
-    free = shutil.disk_usage(path.parent).free
-    if compression == "none" and size > free:
-        raise UserError(
-            f"a shard in {path.parent} needs {size:,} bytes and the disk has {free:,} free: free some space"
-        )
     with ShardFile(path, "w+") as disk:
         # One format version and no time stamps (h5py's default), so that the same samples give the same bytes. Aligned,
         # so that a reader may map the data sets as arrays.

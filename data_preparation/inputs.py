@@ -8,7 +8,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -16,6 +16,13 @@ from typing import Any, BinaryIO, NamedTuple
 from utils.errors import UserError
 from utils.files import file_digest
 
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
+
+# What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError, *([zstandard.ZstdError] if zstandard else []))
 SPAN_BYTES = 4 << 20  # seconds of work
 MAX_SPANS = 20_000  # of a stage; more input makes longer spans
 MAX_LINE = 64 << 20  # bytes
@@ -23,6 +30,9 @@ FORMATS = (".txt", ".jsonl", ".csv", ".parquet", ".xml")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 LOOK_AHEAD = 4 << 20  # bytes in which a document should end; more than one of MAX_DOCUMENT characters
+
+
+OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
 
 
 class Span(NamedTuple):
@@ -51,7 +61,7 @@ def is_remote(path: str) -> bool:
 
 
 def filesystem(path: str) -> tuple[Any, str]:
-    """fsspec's file system of an address, and the path in it."""
+    """The fsspec file system of an address, and the path in it."""
     try:
         import fsspec
 
@@ -73,27 +83,11 @@ def open_input(path: str) -> BinaryIO:
 def open_text(path: str) -> BinaryIO:
     """The decompressed bytes of a file."""
     file, compression = open_input(path), kind_of(path)[1]
-    if compression == ".gz":
-        return gzip.open(file)
-    if compression == ".bz2":
-        return bz2.open(file)
     if compression == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard") from None
+        if zstandard is None:
+            raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard")
         return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-    return file
-
-
-def decompression_errors() -> tuple[type[Exception], ...]:
-    """What reading a truncated or damaged compressed file raises."""
-    errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    try:
-        import zstandard
-    except ImportError:
-        return errors
-    return (*errors, zstandard.ZstdError)
+    return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
 
 
 def size_of(path: str) -> int:
@@ -104,14 +98,12 @@ def size_of(path: str) -> int:
 
 
 def identity_of(path: str) -> str:
-    """What changes with the content of a file: its SHA-256, or the version (ETag, date, size) of a remote file."""
+    """Identifies the content of a file: its SHA-256, or the version (ETag, date, size) of a remote file."""
     if not is_remote(path):
         return file_digest(path)
     system, name = filesystem(path)
-    info = system.info(name)
-    version = {key: str(info[key]) for key in ("size", "ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id")
-               if info.get(key) is not None}  # fmt: skip
-    return str(version)
+    keys = ("size", "ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id")
+    return str({key: str(value) for key in keys if (value := system.info(name).get(key)) is not None})
 
 
 def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -119,8 +111,8 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     contain, in an order that depends only on their names."""
     files: list[str] = []
     for path in paths:
-        found = list_remote(path) if is_remote(path) else list_local(Path(path))
-        found = [name for name in found if kind_of(name)[0] in suffixes]
+        names = list_remote(path) if is_remote(path) else list_local(Path(path))
+        found = [name for name in names if kind_of(name)[0] in suffixes]
         if not found:
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
         files += found
@@ -132,8 +124,7 @@ def list_local(path: Path) -> list[str]:
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is not a regular file or folder: check the path")
-    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return [str(file.absolute()) for file in found]
+    return [str(file.absolute()) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
 def list_remote(path: str) -> list[str]:
@@ -209,3 +200,55 @@ def split_documents(text: bytes) -> Iterator[bytes]:
     for document in BLANK_LINE.split(text.replace(b"\r\n", b"\n")):
         if document := document.strip(b"\n"):
             yield document
+
+
+class Lines:
+    """Iterates over the valid lines of a span."""
+
+    def __init__(self, span: Span, on_bad: OnBad):
+        self.span, self.on_bad = span, on_bad
+        self.first, self.number = 0, 0  # where the first line starts; the number of the current line in the span
+
+    def where(self) -> str:
+        """The current line, for error messages."""
+        return f"{self.span.path}:{lines_before(self.span.path, self.first) + self.number}"
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            with open_text(self.span.path) as file:
+                for raw in self.read(file):
+                    self.number += 1
+                    if len(raw) > MAX_LINE:
+                        self.on_bad(self.where(), f"the line is longer than {MAX_LINE >> 20} MB: divide it")
+                        continue
+                    try:
+                        line = raw.decode("utf-8-sig" if self.number == 1 and self.first == 0 else "utf-8")
+                    except UnicodeDecodeError as error:
+                        why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
+                        self.on_bad(self.where(), why)
+                        continue
+                    if "\0" in line:
+                        self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
+                    else:
+                        yield line
+        except DECOMPRESSION_ERRORS as error:
+            if getattr(error, "errno", None):
+                raise
+            why = f"the file is truncated or damaged ({error}): download it again"
+            self.on_bad(f"{self.span.path}, after line {self.number}", why)
+
+    def read(self, file: BinaryIO) -> Iterator[bytes]:
+        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes."""
+        format_, compression = kind_of(self.span.path)
+        left = 1 << 62
+        if not compression and format_ != ".csv":
+            find, size = find_cut if format_ == ".txt" else find_line, size_of(self.span.path)
+            self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
+            left = stop - self.first
+            file.seek(self.first)
+        while raw := file.readline(min(left, MAX_LINE + 1)):
+            yield raw
+            left -= len(raw)
+            while len(raw) > MAX_LINE and left > 0:
+                raw = file.readline(min(left, MAX_LINE + 1))
+                left -= len(raw)

@@ -38,19 +38,15 @@ def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
     return {}
 
 
-def find_repeated(output: Path, signatures: Sequence[Path], band: int) -> dict[str, Any]:
-    """Writes for each document of all `signatures` one byte: 1 if an earlier document has the same hash of `band`."""
-    hashes = np.concatenate([np.fromfile(path, SIGNATURE)[:, band] for path in signatures])
-    repeated = np.ones(len(hashes), np.uint8)
-    repeated[np.unique(hashes, return_index=True)[1]] = 0
+def find_repeated(output: Path, signatures: Sequence[Path]) -> dict[str, Any]:
+    """Writes for each document of all `signatures` one byte: 1 if an earlier document has a band in common with it.
+    Memory: some 20 bytes per document."""
+    total = sum(path.stat().st_size for path in signatures) // SIGNATURE.itemsize
+    repeated = np.zeros(total, np.uint8)
+    for band in range(BANDS):
+        hashes = np.concatenate([np.fromfile(path, SIGNATURE)[:, band] for path in signatures])
+        is_first = np.zeros(total, bool)
+        is_first[np.unique(hashes, return_index=True)[1]] = True
+        repeated |= ~is_first
     repeated.tofile(output)
-    return {}
-
-
-def merge_repeated(output: Path, bands: Sequence[Path]) -> dict[str, Any]:
-    """Writes for each document one byte: 1 if it is a near duplicate in any of the bands."""
-    merged = np.fromfile(bands[0], np.uint8)
-    for path in bands[1:]:
-        merged |= np.fromfile(path, np.uint8)
-    merged.tofile(output)
     return {}

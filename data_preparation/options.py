@@ -1,40 +1,88 @@
-"""The options of each stage with their defaults. A shard's or a stage's content depends on its inputs and these alone.
+"""The options of each stage with their flags and defaults. A shard's or a stage's content depends on its inputs and
+these alone.
 
 This module imports nothing heavy, so that `--help` and worker processes start quickly.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
+from utils.command_line import Arguments, Flag, fraction, non_negative_int, positive_float, positive_int
 from utils.errors import UserError
 
 SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
+CASING = ("--do-lower-case", bool, True, "lower-case the text and strip accents (for uncased vocabularies)")
+SEED = ("--random-seed", non_negative_int, 12345, "seed of all random choices")
+EXECUTOR_FLAGS = (
+    Flag(
+        "--num-workers --workers",
+        positive_int,
+        len(os.sched_getaffinity(0)),
+        "number of processes on this machine",
+        needs=("--scheduler local or --scheduler dask",),
+    ),
+    Flag(
+        "--scheduler",
+        str,
+        "local",
+        "where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
+        "tls://HOST:8786 or a scheduler file",
+    ),
+)
+
+
+def option(names: str, kind: Any, default: Any, help: str) -> Any:
+    """A field of options that a flag sets."""
+    return field(default=default, metadata={"flag": Flag(names, kind, default, help)})
+
+
+def flags_of(options: type) -> list[Flag]:
+    return [field.metadata["flag"] for field in fields(options) if field.metadata]
+
+
+def options_from(options: type, args: Arguments, **others: Any) -> Any:
+    """The options that the flags give. others: values of fields without a flag of the same meaning."""
+    given = {field.name: args.get(field.metadata["flag"].name) for field in fields(options) if field.metadata}
+    return options(**given | others)
+
 
 @dataclass(frozen=True)
 class FormatOptions:
     """How documents are read and split into sentences."""
 
-    sentence_splitter: str = "fast"
+    sentence_splitter: str = option("--sentence-splitter", SPLITTERS, "fast", "how to find sentences")
     language: str = "english"
-    sentence_parameters: Path | None = None  # None: the shipped file of the language, else trained on the corpus
-    text_field: str = "text"
+    sentence_parameters: Path | None = option(  # noqa: RUF009
+        "--sentence-parameters",
+        Path,
+        None,
+        "file of Punkt parameters; if not given, the shipped ones of the language, or else trained on the text",
+    )
+    text_field: str = option("--text-field", str, "text", "field of .jsonl and .parquet files with the text")
     empty_line: str = "paragraph"  # what an empty line in a .txt file ends: a "paragraph" or a "document"
-    skip_bad: bool = False
+    skip_bad: bool = option(
+        "--skip-bad", bool, False, "leave out bad documents, count them and list them in skipped.log"
+    )
 
 
 @dataclass(frozen=True)
 class TextShardOptions:
     """How formatted text is divided into shards and into training and test documents."""
 
-    shard_mb: float = 100.0
-    test_fraction: float = 0.05
-    random_seed: int = 12345
-    drop_duplicates: str = "none"  # or "equal", or "near" (see near_duplicates.py)
+    shard_mb: float = option("--shard-mb", positive_float, 100.0, "size of a text shard in MB")
+    test_fraction: float = option("--test-fraction", fraction, 0.05, "fraction of documents for the test split")
+    random_seed: int = option(*SEED)
+    drop_duplicates: str = option(
+        "--drop-duplicates",
+        ("none", "equal", "near"),
+        "none",
+        "keep one of several documents that are equal, or nearly so",
+    )
     weights: tuple[tuple[str, float], ...] = ()  # name of formatted text, copies of its training documents; else 1
 
 
@@ -42,12 +90,18 @@ class TextShardOptions:
 class VocabularyOptions:
     """What a WordPiece vocabulary consists of."""
 
-    size: int = 30_522
-    do_lower_case: bool = True
-    alphabet: int = 1_000  # number of characters to keep, most frequent first; words with any other become [UNK]
-    unused: int = 99  # [unused0]... for words added in fine-tuning; with 99, [UNK] has id 100 as in Google's files
+    size: int = option("--vocab-size", positive_int, 30_522, "number of tokens, special ones included")
+    do_lower_case: bool = option(*CASING)
+    alphabet: int = option(
+        "--alphabet",
+        positive_int,
+        1_000,
+        "maximum number of single characters, most frequent first; words with any other become [UNK]",
+    )
+    # With 99, [UNK] has id 100 as in Google's files.
+    unused: int = option("--unused", non_negative_int, 99, "number of [unused...] tokens to reserve")
     reserved: tuple[str, ...] = ()  # words that must be tokens
-    sample_mb: int = 1_000  # MB of text to train on, spread evenly over the files
+    sample_mb: int = option("--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files")
 
 
 @dataclass(frozen=True)
@@ -56,13 +110,21 @@ class SampleOptions:
 
     sequence_length: int = 128
     predictions_per_sequence: int = 20
-    masked_lm_prob: float = 0.15
-    short_seq_prob: float = 0.1
-    dupe_factor: int = 5
-    random_seed: int = 12345
-    whole_word_mask: bool = False
-    next_sentence_prediction: bool = True
-    compression: str = "none"
+    masked_lm_prob: float = option("--masked-lm-prob", fraction, 0.15, "fraction of tokens to mask")
+    short_seq_prob: float = option(
+        "--short-seq-prob", fraction, 0.1, "fraction of documents whose samples get a random shorter target length"
+    )
+    dupe_factor: int = option(
+        "--dupe-factor", positive_int, 5, "passes over the training text, each with different samples and masks"
+    )
+    random_seed: int = option(*SEED)
+    whole_word_mask: bool = option("--whole-word-mask", bool, False, "mask whole words")
+    next_sentence_prediction: bool = option(
+        "--nsp", bool, True, "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1"
+    )
+    compression: str = option(
+        "--compression", COMPRESSIONS, "none", "storage of the shards: none can be memory-mapped, gzip is for archives"
+    )
 
     def __post_init__(self):
         shortest = self.special_tokens + 2  # two tokens of text
@@ -81,83 +143,3 @@ class SampleOptions:
     def special_tokens(self) -> int:
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] without next-sentence prediction."""
         return 3 if self.next_sentence_prediction else 2
-
-
-def add_seed_flag(add) -> None:
-    add("--random-seed", type=non_negative_int, default=SampleOptions.random_seed, help="seed of all random choices")
-
-
-def add_executor_flags(add) -> None:
-    add(
-        "--num-workers",
-        "--workers",
-        type=positive_int,
-        default=len(os.sched_getaffinity(0)),
-        help="number of processes on this machine",
-    )
-    add(
-        "--scheduler",
-        default="local",
-        help="where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
-        "tls://HOST:8786 or a scheduler file",
-    )
-
-
-def refuse_workers_of_a_cluster(args: Arguments, parser: ArgumentParser) -> None:
-    needed = "--scheduler local or dask"
-    parser.refuse_without_effect(args, [(("num_workers",), args.scheduler in ("local", "dask"), needed)])
-
-
-def add_casing_flag(add) -> None:
-    add(
-        "--do-lower-case",
-        action=BooleanFlag,
-        default=VocabularyOptions.do_lower_case,
-        help="lower-case the text and strip accents (for uncased vocabularies)",
-    )
-
-
-def add_sample_flags(add) -> None:
-    """The flags of `SampleOptions` that `create_pretraining_data.py` and `data/prepare.py` share."""
-    default = SampleOptions
-    add("--masked-lm-prob", type=fraction, default=default.masked_lm_prob, help="fraction of tokens to mask")
-    add(
-        "--short-seq-prob",
-        type=fraction,
-        default=default.short_seq_prob,
-        help="fraction of documents whose samples get a random shorter target length",
-    )
-    add(
-        "--dupe-factor",
-        type=positive_int,
-        default=default.dupe_factor,
-        help="passes over the training text, each with different samples and masks",
-    )
-    add("--whole-word-mask", action=BooleanFlag, default=default.whole_word_mask, help="mask whole words")
-    add(
-        "--nsp",
-        action=BooleanFlag,
-        default=default.next_sentence_prediction,
-        help="next-sentence prediction; with --no-nsp a sample is one segment and its label is -1",
-    )
-    add(
-        "--compression",
-        choices=COMPRESSIONS,
-        default=default.compression,
-        help="storage of the shards: none can be memory-mapped, gzip is for archives",
-    )
-
-
-def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
-    """The options that the flags of `add_sample_flags` and `add_seed_flag` give."""
-    return SampleOptions(
-        sequence_length=length,
-        predictions_per_sequence=predictions,
-        masked_lm_prob=args.masked_lm_prob,
-        short_seq_prob=args.short_seq_prob,
-        dupe_factor=args.dupe_factor,
-        random_seed=args.random_seed,
-        whole_word_mask=args.whole_word_mask,
-        next_sentence_prediction=args.nsp,
-        compression=args.compression,
-    )

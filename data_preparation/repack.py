@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from data_loading.hdf5_shards import INDEX_FILE, Layout, Shard, find_shards
-from data_preparation import manifest
 from data_preparation.hdf5_writer import create_hdf5, sample_layout
 from data_preparation.sample_shards import write_index
-from data_preparation.stage_runner import format_bytes
+from data_preparation.stage import MANIFEST, describe, read_manifest
 from data_preparation.verify_report import shard_folders
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest, lock_folder, read_json, write_json
@@ -34,7 +34,7 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     ]
     to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]
     size = sum(source.stat().st_size for source, _ in to_do)
-    print(f"{len(to_do)} of {len(pairs)} shards to repack, {format_bytes(size)}", flush=True)
+    print(f"{len(to_do)} of {len(pairs)} shards to repack, {tqdm.format_sizeof(size, 'B')}", flush=True)
     if dry_run:
         print("(dry run: nothing was done)")
         return
@@ -48,7 +48,7 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
         if output_dir is None:
             for folder in {source.parent for source, _ in pairs}:
                 update_manifest(folder, executor)
-    print(f"{len(to_do)} shards repacked and verified, {format_bytes(written)} in {output_dir or root}")
+    print(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
 
 
 def is_repacked(source: Path, target: Path) -> bool:
@@ -97,7 +97,7 @@ def compare(original: Shard, copy: Shard) -> None:
 
 def update_manifest(folder: Path, executor: Executor) -> None:
     """If the hdf5 stage made `folder`, updates its index and manifest: the shards are not compressed any more."""
-    content = manifest.read(folder)
+    content = read_manifest(folder)
     if content is None or content["options"].get("compression", "none") == "none":
         return
     index = read_json(folder / INDEX_FILE, "index")
@@ -109,8 +109,8 @@ def update_manifest(folder: Path, executor: Executor) -> None:
     write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
     paths = [str(folder / entry["path"]) for entry in content["outputs"]]
     content["options"]["compression"] = "none"
-    content["outputs"] = manifest.describe(paths, folder, executor)
-    write_json(folder / manifest.FILE_NAME, content, indent=1)
+    content["outputs"] = describe(paths, folder, executor)
+    write_json(folder / MANIFEST, content, indent=1)
 
 
 def describe_layout(layout: Layout) -> dict[str, Any]:

@@ -50,19 +50,8 @@ def load_tokenizer(vocabulary: Vocabulary) -> BertTokenizer:
     return tokenizer
 
 
-def create_shards(
-    folder: Path,
-    texts: Sequence[dict[str, Any]],
-    tokenizer: BertTokenizer,
-    options: SampleOptions,
-    executor: Executor,
-    title: str,
-    check: Any = None,
-) -> tuple[list[Record], Findings]:
-    """Makes the HDF5 shard of each text in `folder`, and `index.json`. Returns their records and sums.
-
-    texts: path, size and SHA-256 of each text shard. check: called with the tasks before anything is made.
-    """
+def shard_tasks(texts: Sequence[dict[str, Any]], tokenizer: BertTokenizer, options: SampleOptions) -> list[Task]:
+    """The tasks that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
     vocabulary = Vocabulary(Path(tokenizer.vocab_file).absolute(), tokenizer.do_lower_case, tokenizer.vocab_sha256)
     tasks = []
     for text in texts:
@@ -70,12 +59,14 @@ def create_shards(
         attributes = shard_attributes(text["sha256"], tokenizer, options)
         arguments = (path, output_name(path), vocabulary, options, attributes)
         tasks.append(Task(output_name(path), create_shard_in_worker, arguments, attributes, text["bytes"]))
-    if check:
-        check(tasks)
+    return tasks
+
+
+def create_shards(folder: Path, tasks: list[Task], executor: Executor, title: str) -> tuple[list[Record], Findings]:
+    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. tasks: see `shard_tasks`."""
     with progress_bar(sum(task.size for task in tasks), title) as bar:
         records = run_tasks(folder, tasks, executor, bar.update)
     findings = [Findings.from_json(record.counts["findings"]) for record in records]
-    total = sum(findings[1:], findings[0])
     shards = [
         {
             "name": task.output,
@@ -88,7 +79,7 @@ def create_shards(
     ]
     attributes = {name: value for name, value in tasks[0].identity.items() if name != "input_sha256"}
     write_index(folder, attributes, shards)
-    return records, total
+    return records, sum(findings[1:], findings[0])
 
 
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:

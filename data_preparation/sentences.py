@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer, PunktTrainer
 
@@ -48,30 +47,11 @@ ABBREVIATION = re.compile(r"[^\W\d_](?:[^\W\d_]|[.&'-])*")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
 
-class Splitter(Protocol):
-    def split(self, paragraph: str) -> list[str]:
-        """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
-
-
-def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
-    """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
-    that ship for `language`."""
-    if name == "newline":
-        return NewlineSplitter()
-    path = Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
-    if not params_file and not path.is_file():
-        shipped = ", ".join(sorted(file.stem for file in PARAMETERS_FOLDER.glob("*.json")))
-        raise UserError(
-            f"no sentence parameters for {language} (shipped: {shipped}): train them on the corpus, or name a file"
-        )
-    params = load_punkt(path)
-    return {"punkt": PunktSplitter, "fast": FastSplitter}[name](params)
-
-
 class NewlineSplitter:
     """One sentence per line."""
 
     def split(self, paragraph: str) -> list[str]:
+        """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
         lines = (" ".join(line.split()) for line in paragraph.splitlines())
         return [line for line in lines if line]
 
@@ -155,6 +135,18 @@ class FastSplitter:
         return None
 
 
+Splitter = NewlineSplitter | PunktSplitter | FastSplitter
+
+
+def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
+    """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
+    that ship for `language`."""
+    if name == "newline":
+        return NewlineSplitter()
+    path = Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
+    return {"punkt": PunktSplitter, "fast": FastSplitter}[name](load_punkt(path))
+
+
 def word_type(word: str) -> str:
     return NUMBER if NUMERIC.fullmatch(word) else word.lower().removesuffix(".")
 
@@ -200,11 +192,13 @@ def train_punkt(paragraphs: Iterable[str]) -> PunktParameters:
 
 def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
     """Writes `params` as sorted JSON, so that results can be compared. `note` says what they were trained on. Only
-    contexts that can change a decision are kept."""
+    contexts, and bits of them, that can change a decision are kept."""
     contexts: dict[int, list[str]] = {}
     for word, bits in sorted(params.ortho_context.items()):
         if bits & LOWER:
-            contexts.setdefault(needed_bits(bits), []).append(word)
+            upper = UPPER_INSIDE if bits & UPPER_INSIDE else UPPER_SOMEWHERE if bits & UPPER else 0
+            lower = LOWER_FIRST if bits & LOWER_FIRST else LOWER_SOMEWHERE
+            contexts.setdefault(upper | lower, []).append(word)
     values = {
         "note": note,
         "abbreviations": sorted(params.abbrev_types),
@@ -213,13 +207,6 @@ def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
         "contexts": {str(bits): " ".join(words) for bits, words in sorted(contexts.items())},
     }
     write_json(path, values, indent=1)
-
-
-def needed_bits(bits: int) -> int:
-    """`bits` without those that no splitter looks at."""
-    upper = UPPER_INSIDE if bits & UPPER_INSIDE else UPPER_SOMEWHERE if bits & UPPER else 0
-    lower = LOWER_FIRST if bits & LOWER_FIRST else LOWER_SOMEWHERE
-    return upper | lower
 
 
 def load_punkt(path: str | Path) -> PunktParameters:

@@ -11,11 +11,9 @@ import json
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from functools import cache
-from itertools import islice
+from concurrent.futures import Executor
+from functools import cache, partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from data_preparation.executors import InProcessExecutor
@@ -24,12 +22,8 @@ from utils.files import atomic_path, file_digest, write_json
 
 RECORDS = ".records"  # folder of the records, in the folder of the outputs
 PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
-MAX_PENDING = 4096  # tasks submitted at a time
 SMALL_WORK = 4_000_000  # bytes of input below which starting workers takes longer than the work
-
-ONE_AT_A_TIME = (
-    threading.Lock()
-)  # a Dask worker may have several threads, and the caches of this package are not locked
+ONE_AT_A_TIME = threading.Lock()  # a Dask worker may have several threads, which would share tokenizers
 
 
 class Task(NamedTuple):
@@ -67,33 +61,20 @@ def run_tasks(
 
     progress: called with the input bytes of each task that is done.
     """
-    records: dict[int, Record] = {}
-    for index, task in enumerate(tasks):
-        if record := read_record(folder, task):
-            records[index] = record
-            progress(task.size)
-    to_do = [index for index in range(len(tasks)) if index not in records]
-    if sum(tasks[index].size for index in to_do) < SMALL_WORK:
+    records = {task.output: record for task in tasks if (record := read_record(folder, task))}
+    to_do = [task for task in tasks if task.output not in records]
+    work = sum(task.size for task in to_do)
+    progress(sum(task.size for task in tasks) - work)
+    if work < SMALL_WORK:
         executor = InProcessExecutor()
-    done: SimpleQueue[tuple[int, Future]] = SimpleQueue()
-
-    def submit(index: int) -> None:
-        future = executor.submit(run_task, folder, tasks[index], code_version())
-        future.add_done_callback(lambda future: done.put((index, future)))
-
-    waiting = iter(to_do)
-    for index in islice(waiting, 1 if isinstance(executor, InProcessExecutor) else MAX_PENDING):
-        submit(index)
-    for _ in to_do:
-        index, future = done.get()
-        records[index] = future.result()
-        progress(tasks[index].size)
-        for following in islice(waiting, 1):
-            submit(following)
-    return [records[index] for index in range(len(tasks))]
+    made = executor.map(partial(run_task, folder, code_version()), to_do)
+    for task, record in zip(to_do, made, strict=True):
+        records[task.output] = record
+        progress(task.size)
+    return [records[task.output] for task in tasks]
 
 
-def run_task(folder: Path, task: Task, code: str) -> Record:
+def run_task(folder: Path, code: str, task: Task) -> Record:
     """Runs in a worker. code: `code_version()` of the program that submits the task."""
     if code != code_version():
         raise UserError(
@@ -115,7 +96,7 @@ def record_path(folder: Path, task: Task) -> Path:
 
 
 def read_record(folder: Path, task: Task, any_identity: bool = False) -> Record | None:
-    """The record of `task` if its output is there. any_identity: also if it was made from something else."""
+    """The record of `task` if its output exists. any_identity: also if it was made from other input or with other options."""
     try:
         record = Record(**json.loads(record_path(folder, task).read_text(encoding="utf-8")))
         size = (folder / task.output).stat().st_size

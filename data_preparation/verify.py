@@ -45,18 +45,17 @@ def empty_findings(shard: Shard) -> Findings:
 
 
 def check_consistency(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -> None:
-    if (shard.sequence_length, shard.predictions_per_sequence) != (
-        first.sequence_length,
-        first.predictions_per_sequence,
-    ):
-        raise UserError(
-            f"shards disagree: {first.path} has length {first.sequence_length} and {first.predictions_per_sequence} "
-            f"predictions, {shard.path} has {shard.sequence_length} and {shard.predictions_per_sequence}: "
-            "keep shards of different kinds in different folders"
-        )
-    for key in sorted(first.attributes.keys() | shard.attributes.keys()):
-        if key.startswith("vocab") and first.attributes.get(key) != shard.attributes.get(key):
-            raise UserError(f"shards disagree: {key} differs between {first.path} and {shard.path}: make them again")
+    ours, theirs = (
+        {"sequence length": s.sequence_length, "predictions per sequence": s.predictions_per_sequence}
+        | {name: value for name, value in s.attributes.items() if name.startswith("vocab")}
+        for s in (shard, first)
+    )
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise UserError(
+                f"shards disagree: {name} is {theirs.get(name)} in {first.path}, {ours.get(name)} in {shard.path}: "
+                "keep shards of different kinds in different folders"
+            )
     made_with = shard.attributes.get("vocab_sha256")
     if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
         raise UserError(

@@ -7,7 +7,6 @@ import numpy as np
 
 from data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from data_preparation.findings import Findings
-from data_preparation.stage_runner import format_bytes
 from data_preparation.verify import verify_folder
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -37,15 +36,6 @@ def write(folder: Path, findings: Findings, tokenizer: BertTokenizer) -> None:
     lines = [*report_lines(findings, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
     write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
     draw(findings, folder / FIGURE)
-
-
-def show_folders(root: Path) -> None:
-    """Prints how much there is to verify."""
-    print(f"{'shards':>8} {'bytes':>9}  folder")
-    for folder in shard_folders(root):
-        sizes = [path.stat().st_size for path in find_shards(folder)]
-        print(f"{len(sizes):>8} {format_bytes(sum(sizes)):>9}  {folder}")
-    print("(dry run: nothing was read)")
 
 
 def shard_folders(root: Path) -> list[Path]:

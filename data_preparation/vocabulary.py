@@ -22,7 +22,7 @@ MIN_FREQUENCY = 2  # of a pair of pieces that is merged
 
 
 def train_vocabulary(
-    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any] | None = None
+    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any] = lambda size: None
 ) -> list[str]:
     """The tokens in the order of their ids: [PAD], the unused ones, [UNK] [CLS] [SEP] [MASK], the reserved ones, the
     alphabet, then the pieces in the order in which they were merged. Fewer than `options.size` if the text is short."""
@@ -31,13 +31,16 @@ def train_vocabulary(
     characters = Counter()
     for text in normalized_text(paths, options, progress):
         characters.update(text)
-    alphabet = sorted(character for character, _ in most_frequent(characters, options.alphabet))
+    # Ties go to the lower code point; a Counter's own order is that of the first occurrence.
+    by_count = sorted(characters, key=lambda character: (-characters[character], character))
+    alphabet = sorted([character for character in by_count if not character.isspace()][: options.alphabet])
     if not alphabet:
         raise UserError(
             f"{', '.join(map(str, paths[:3]))}: no words in the text to train a vocabulary on: check the text"
         )
-    inside_words = [character for character in alphabet if occurs_inside_words(character)]
-    fixed = list(dict.fromkeys([*fixed, *alphabet, *(f"##{character}" for character in inside_words)]))
+    # Punctuation and Chinese characters are separate words.
+    inside_words = [f"##{c}" for c in alphabet if " " not in normalize_character(c, do_lower_case=False)]
+    fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
     if len(fixed) >= options.size:
         raise UserError(
             f"{len(fixed)} special, reserved and single-character tokens leave no room in a vocabulary of "
@@ -53,31 +56,18 @@ def train_vocabulary(
         show_progress=False,
     )
     known = set(alphabet)
-    tokenizer.train_from_iterator(
-        (
-            " ".join(word for word in text.split() if len(word) <= MAX_CHARACTERS_PER_WORD and known.issuperset(word))
-            for text in normalized_text(paths, options, progress)
-        ),
-        trainer,
-    )
+
+    def trainable(text: str) -> str:
+        return " ".join(
+            word for word in text.split() if len(word) <= MAX_CHARACTERS_PER_WORD and known.issuperset(word)
+        )
+
+    tokenizer.train_from_iterator(map(trainable, normalized_text(paths, options, progress)), trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
 
 
-def most_frequent(characters: Counter, count: int) -> list[tuple[str, int]]:
-    """Ties go to the lower code point; a Counter's own order is that of the first occurrence."""
-    counted = ((character, number) for character, number in characters.items() if not character.isspace())
-    return sorted(counted, key=lambda item: (-item[1], item[0]))[:count]
-
-
-def occurs_inside_words(character: str) -> bool:
-    """Punctuation and Chinese characters are separate words."""
-    return " " not in normalize_character(character, do_lower_case=False)
-
-
-def normalized_text(
-    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any] | None
-) -> Iterator[str]:
+def normalized_text(paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]) -> Iterator[str]:
     """The beginning of each file, a thousand lines at a time, with words and punctuation separated by spaces."""
     table = CharacterMap(options.do_lower_case)
     left = options.sample_mb * 1_000_000
@@ -89,8 +79,7 @@ def normalized_text(
                 size = len(text.encode())
                 share -= size
                 left -= size
-                if progress:
-                    progress(size)
+                progress(size)
                 yield text.translate(table)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from data_preparation.bzip2 import read_blocks
-from data_preparation.documents import Document, OnBad, raise_error
-from data_preparation.inputs import Span, open_input
+from data_preparation.documents import Document, raise_error
+from data_preparation.inputs import OnBad, Span, open_input
 from data_preparation.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
 from data_preparation.wikitext import prose_of
 

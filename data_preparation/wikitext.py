@@ -104,70 +104,63 @@ def without_tags(text: str) -> str:
 def without_brackets(text: str, hidden: frozenset[str]) -> str:
     """`text` with each template, table and link replaced by the text that it shows. Unclosed brackets are removed; the
     text after them stays."""
-    root: list[str] = []
-    stack: list[Frame] = []
+    stack = [Frame("", [[]])]  # the first is the page itself
     open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
-    out = root  # where text is appended: the last argument of the innermost open bracket
     position = 0
 
+    def show(shown: str) -> None:
+        stack[-1].arguments[-1].append(shown)
+
     def open_bracket(kind: str) -> None:
-        nonlocal out
-        if len(stack) < MAX_DEPTH:
-            out = []
-            stack.append(Frame(kind, [out]))
+        if len(stack) <= MAX_DEPTH:
+            stack.append(Frame(kind, [[]]))
             open_count[kind] += 1
 
-    def close_bracket(kind: str) -> Frame:
-        """Closes the innermost open bracket of `kind`. Of unclosed brackets inside it only the brackets are removed."""
-        nonlocal out
+    def close_bracket(kind: str) -> list[str]:
+        """Closes the innermost open bracket of `kind` and returns its arguments. Of unclosed brackets inside it only
+        the brackets are removed."""
         while True:
             frame = stack.pop()
             open_count[frame.kind] -= 1
-            out = stack[-1].arguments[-1] if stack else root
             if frame.kind == kind:
-                return frame
-            out.append(unclosed_text(frame))
+                return frame.texts()
+            show(unclosed_text(frame))
 
     for token in TOKEN.finditer(text):
         bracket = token[0]
-        out.append(text[position : token.start()])
+        show(text[position : token.start()])
         position = token.end()
         kind = bracket[:2]
         if bracket == "|":
-            if stack and stack[-1].kind != "{|":
-                out = []
-                stack[-1].arguments.append(out)
+            if stack[-1].kind in ("{{", "[["):
+                stack[-1].arguments.append([])
             else:
-                out.append("|")
+                show("|")
         elif kind in ("{{", "[["):
             if bracket == "[[[":
-                out.append("[")
+                show("[")
             for _ in range(len(bracket) // 2):
                 open_bracket(kind)
         elif kind == "}}":
             for _ in range(min(len(bracket) // 2, open_count["{{"])):
-                shown = template_text(close_bracket("{{").texts())
-                out.append(shown)
+                show(template_text(close_bracket("{{")))
         elif kind == "]]":
-            if len(bracket) % 2 and stack and closes_external(out):
-                out.append("]")
+            if len(bracket) % 2 and len(stack) > 1 and closes_external(stack[-1].arguments[-1]):
+                show("]")
                 bracket = bracket[1:]
-            while len(bracket) > 1 and stack and stack[-1].kind == "[[":
-                shown = link_text(close_bracket("[[").texts(), hidden)
-                out.append(shown)
+            while len(bracket) > 1 and stack[-1].kind == "[[":
+                show(link_text(close_bracket("[["), hidden))
                 bracket = bracket[2:]
             if len(bracket) % 2:
-                out.append("]")
+                show("]")
         elif bracket.endswith("{|"):
             open_bracket("{|")
         elif open_count["{|"]:
-            shown = table_text(close_bracket("{|").texts()[0])
-            out.append(shown)
-    out.append(text[position:])
-    while stack:
-        frame = stack.pop()
-        (stack[-1].arguments[-1] if stack else root).append(unclosed_text(frame))
-    return "".join(root)
+            show(table_text(close_bracket("{|")[0]))
+    show(text[position:])
+    while len(stack) > 1:
+        show(unclosed_text(stack.pop()))
+    return "".join(stack[0].arguments[0])
 
 
 def closes_external(pieces: list[str]) -> bool:
@@ -329,9 +322,8 @@ def is_prose(paragraph: str) -> bool:
         return False
     if len(paragraph) >= MIN_FRAGMENT:
         return True
-    if len(paragraph) < 10 or not SENTENCE_END.search(paragraph):
-        return False
-    return WORD.search(paragraph) is not None  # a formula does not
+    is_sentence = len(paragraph) >= 10 and SENTENCE_END.search(paragraph)
+    return bool(is_sentence and WORD.search(paragraph))  # a formula has no word
 
 
 def is_passage(paragraph: str) -> bool:

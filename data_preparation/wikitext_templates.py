@@ -7,6 +7,8 @@ import calendar
 import re
 from collections.abc import Callable, Sequence
 
+from data_preparation.wikipedia_names import words
+
 NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
 TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I)
 # The names of numbers and centuries in French: {{XIXe siècle}}, {{1er}}.
@@ -29,41 +31,21 @@ def template_text(arguments: Sequence[str]) -> str:
         return arguments[0].partition(":")[2].strip()
     if ORDINAL_NAME.fullmatch(name):
         return arguments[0].strip()
-    show = first if name.startswith(("lang-", "script/")) else SHOW.get(name)
+    show = "{0}" if name.startswith(("lang-", "script/")) else SHOW.get(name)
     show_named = SHOW_NAMED.get(name.partition("/")[0])
-    if not (show or show_named):
-        return ""
     values = [value.strip() for value in arguments[1:] if not NAMED_ARGUMENT.match(value)]
     if show_named:
         named = (value.partition("=") for value in arguments[1:] if NAMED_ARGUMENT.match(value))
         return show_named(values or [""], {key.strip().lower(): value.strip() for key, _, value in named})
-    if not values and name != "citation":  # a quotation in French, a reference with named arguments in English
+    if show and not values and name != "citation":  # a quotation in French, a reference with named arguments in English
         values = [value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)][:1]
-    return show(values) if values else ""
-
-
-def first(values: list[str]) -> str:
-    return values[0]
-
-
-def second(values: list[str]) -> str:
-    return values[1] if len(values) > 1 else ""
-
-
-def last(values: list[str]) -> str:
-    return values[-1]
-
-
-def quotation(values: list[str]) -> str:
-    return f"\n\n{values[0]}\n\n"
-
-
-def quoted(values: list[str]) -> str:
-    return f"“{values[0]}”"
+    if not show or not values:
+        return ""
+    return show.format(*values, "", last=values[-1]) if isinstance(show, str) else show(values)
 
 
 def with_reading(values: list[str]) -> str:
-    return f"{values[0]} ({values[1]})" if len(values) > 1 else values[0]
+    return "{} ({})".format(*values) if len(values) > 1 else values[0]
 
 
 def century(values: list[str]) -> str:
@@ -107,7 +89,7 @@ def quantity(values: list[str], named: dict[str, str]) -> str:
 def summary(values: list[str], named: dict[str, str]) -> str:
     """The summary of an episode, also in tables of episodes."""
     text = named.get("shortsummary") or named.get("summary") or named.get("episodes")
-    return quotation([text]) if text else ""
+    return f"\n\n{text}\n\n" if text else ""
 
 
 def superscript(values: list[str]) -> str:
@@ -128,104 +110,81 @@ def measure(values: list[str]) -> str:
     return shown
 
 
-def ship(prefix: str) -> Callable[[list[str]], str]:
-    return lambda values: f"{prefix} {values[0]}"
+def by_name(shown: dict) -> dict:
+    return {name: show for show, names in shown.items() for name in names.split(", ")}
 
 
-def currency(sign: str) -> Callable[[list[str]], str]:
-    return lambda values: sign + values[0]
+CONSTANTS: dict[str, str] = by_name(
+    {
+        " – ": "snd, spnd, sndash, spaced ndash, spaced en dash",
+        "–": "ndash, en dash, nsndns",
+        "—": "mdash, em dash, mdashb",
+        " — ": "spaced mdash, spaced em dash",
+        " ": "nbsp, nnbsp, space, spaces, thinsp, pad, ·, •, bull",
+        "'": "', `",
+        "'\"": "' \", '\"",
+        "\"'": "\"', \" '",
+        "av. J.-C.": "av jc, av. j.-c., -jc",
+        **{"'s": "'s", "=": "=", "−": "minus", "×": "times", "CO2": "co2", "H2O": "h2o", "ʻ": "okina", "c.": "c."},
+        "π": "pi",
+    }
+)
 
-
-def by_names(show: str | Callable[[list[str]], str], names: str) -> dict:
-    return dict.fromkeys(names.split(", "), show)
-
-
-CONSTANTS: dict[str, str] = {
-    **by_names(" – ", "snd, spnd, sndash, spaced ndash, spaced en dash"),
-    **by_names("–", "ndash, en dash, nsndns"),
-    **by_names("—", "mdash, em dash, mdashb"),
-    **by_names(" — ", "spaced mdash, spaced em dash"),
-    **by_names(" ", "nbsp, nnbsp, space, spaces, thinsp, pad, ·, •, bull"),
-    **by_names("'", "', `"),
-    **by_names("'\"", "' \", '\""),
-    **by_names("\"'", "\" ', \"'"),
-    **by_names("av. J.-C.", "av jc, av. j.-c., -jc"),
-    **{
-        "'s": "'s",
-        "=": "=",
-        "minus": "−",
-        "times": "×",
-        "co2": "CO2",
-        "h2o": "H2O",
-        "okina": "ʻ",
-        "c.": "c.",
-        "pi": "π",
-    },
-}
-
-SHOW: dict[str, Callable[[list[str]], str]] = {
-    **by_names(first, "nowrap, nobr, nobreak, nowr, j, small, smaller, big, larger, large, avoidwrap, keep together"),
-    **by_names(superscript, "sup"),
-    **by_names(first, "sub, em, strong, var, mvar, math, bigmath, tt, mono, code, kbd, samp, keypress, underline"),
-    **by_names(first, "smallcaps, small caps, sc, smallcaps2, uc, lc, i, italics, b, bold, noitalic, nobold, normal"),
-    **by_names(first, "abbr, abbrv, tooltip, hover, unicode, polytonic, hebrew, bdi, angbr, linktext, ordinal, ord"),
-    **by_names(first, "ill, illm, link, interlanguage link, interlanguage link multi, visible anchor, vanchor"),
-    **by_names(
-        first,
-        "sic, sic!, typo, not a typo, as written, q, iast, bibleref, chem2, format price, translation, ipa, music",
-    ),
-    **by_names(first, "flag, flagu, flagcountry, flag country, nihongo, nihongo2, nihongo3, nihongo foot, nihongo krt"),
-    **by_names(second, "lang, lang2, color, colour, font color, script, rtl-lang, audio, native phrase"),
-    **by_names(last, "transl, translit, transliteration, wikt-lang"),
-    **by_names(quotation, "quote, blockquote, quotation, bquote, cquote, quote paragraph, gquote, pull quote, pquote"),
-    **by_names(quotation, "quote box, quotebox, quote frame, talkquote, poemquote, poem quote, quote inline"),
-    **by_names(quotation, "zitat, citation bloc, cita, citazione, cytat, citaat, citát, alıntı, цитата, 인용문, 引用"),
-    **by_names(quoted, 'citation, guil, ", «'),
-    **by_names(circa, "circa, ca, ca., c"),
-    **by_names(fraction, "frac, fraction, sfrac, tfrac"),
-    **by_names(measure, "convert, cvt, conv"),
-    **by_names(date, "start date, end date, birth date, death date, start date and age, birth date and age"),
-    **by_names(first, "birth-date, death-date, start-date, end-date, birth year"),
-    **by_names(lambda values: quotation([second(values)]), "rquote"),
-    **by_names(first, "center, centre, block indent"),
-    **by_names("".join, "chem, gaps"),
-    **by_names(lambda values: f"√{values[0]}", "sqrt, radic"),
-    **by_names(lambda values: f"AD {values[0]}", "ad"),
-    **by_names(lambda values: f"{values[0]} BC", "bc"),
-    **by_names(lambda values: f"{'–'.join(values[:2])} million years ago", "mya"),
-    **by_names(lambda values: f"×10^{values[0]}", "e"),
-    **by_names(lambda values: f"U.S. Patent {values[-1]}", "us patent"),
-    **by_names(first, "nq, nastaliq, petit, nb, esd, fmtn, нобр, 仮リンク, ruby, 要出典範囲"),
-    **by_names(first, "link-en, link-de, link-fr, link-ja, link-ru, le, internal link helper/en, lien"),
-    **by_names(first, "ens, frs, las, grcs, its, ess, rus, pls, nls"),  # German: {{laS|…}} for Latin
-    **by_names(first, "fact, refnec, référence nécessaire, quand, lesquelles, нет аи 2, arf, drapeau"),
-    **by_names(second, "langue, llang, citation étrangère"),
-    **by_names(lambda values: quotation([second(values)]), "citation bilingue bloc, citation étrangère bloc"),
-    **by_names(century, "s, s-"),
-    **by_names(lambda values: f"{century(values)} av. J.-C.", "-s, -s-"),
-    **by_names(last, "tsl"),
-    **by_names(with_reading, "読み仮名, 読み"),
-    **by_names(lambda values: values[min(1, len(values) - 1)], "нп, нп2, нп3, нп4, нп5, не переведено, iw"),
-    **by_names(measure, "unité, unidad, unità"),
-    **by_names(" ".join, "date-, date"),
-    **by_names(" ".join, "bibleverse"),
-    **by_names(lambda values: "-".join(values[:2]), "nuclide, nuclide2, simplenuclide, simplenuclide2"),
-    **by_names(lambda values: f"r. {'–'.join(values[:2])}", "reign"),
-    **by_names(lambda values: f"fl. {'–'.join(values[:2])}", "floruit, fl."),
-    **by_names(lambda values: " ".join(values[:2]), "ship"),
-    **{name.lower(): ship(name) for name in ("HMS", "USS", "SS", "RMS", "MV", "USNS", "HMCS", "HMAS", "SMS", "HMNZS")},
-    **by_names(currency("US$"), "us$, usd"),
-    **by_names(currency("A$"), "a$, aud"),
-    **by_names(currency("C$"), "c$, cad"),
-    **by_names(currency("£"), "£, gbp"),
-    **by_names(currency("€"), "€, eur"),
-    **by_names(currency("₹"), "inr, indian rupee"),
-    **by_names(currency("¥"), "jpy, yen, ¥"),
-}
+# A string shows the arguments {0}, {1} and {last}.
+SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
+    {
+        "{0}": "nowrap, nobr, nobreak, nowr, j, small, smaller, big, larger, large, avoidwrap, keep together, "
+        "sub, em, strong, var, mvar, math, bigmath, tt, mono, code, kbd, samp, keypress, underline, "
+        "smallcaps, small caps, sc, smallcaps2, uc, lc, i, italics, b, bold, noitalic, nobold, normal, "
+        "abbr, abbrv, tooltip, hover, unicode, polytonic, hebrew, bdi, angbr, linktext, ordinal, ord, "
+        "ill, illm, link, interlanguage link, interlanguage link multi, visible anchor, vanchor, "
+        "sic, sic!, typo, not a typo, as written, q, iast, bibleref, chem2, format price, translation, ipa, music, "
+        "flag, flagu, flagcountry, flag country, nihongo, nihongo2, nihongo3, nihongo foot, nihongo krt, "
+        "birth-date, death-date, start-date, end-date, birth year, center, centre, block indent, "
+        "nq, nastaliq, petit, nb, esd, fmtn, нобр, 仮リンク, ruby, 要出典範囲, "
+        "link-en, link-de, link-fr, link-ja, link-ru, le, internal link helper/en, lien, "
+        "ens, frs, las, grcs, its, ess, rus, pls, nls, "  # German: {{laS|…}} for Latin
+        "fact, refnec, référence nécessaire, quand, lesquelles, нет аи 2, arf, drapeau",
+        "{1}": "lang, lang2, color, colour, font color, script, rtl-lang, audio, native phrase, "
+        "langue, llang, citation étrangère",
+        "{last}": "transl, translit, transliteration, wikt-lang, tsl",
+        "\n\n{0}\n\n": "quote, blockquote, quotation, bquote, cquote, quote paragraph, gquote, pull quote, pquote, "
+        "quote box, quotebox, quote frame, talkquote, poemquote, poem quote, quote inline, "
+        "zitat, citation bloc, cita, citazione, cytat, citaat, citát, alıntı, цитата, 인용문, 引用",
+        "\n\n{1}\n\n": "rquote, citation bilingue bloc, citation étrangère bloc",
+        "“{0}”": 'citation, guil, ", «',
+        "√{0}": "sqrt, radic",
+        "AD {0}": "ad",
+        "{0} BC": "bc",
+        "×10^{0}": "e",
+        "U.S. Patent {last}": "us patent",
+        **{f"{name} {{0}}": name.lower() for name in words("HMS USS SS RMS MV USNS HMCS HMAS SMS HMNZS")},
+        **{"US${0}": "us$, usd", "A${0}": "a$, aud", "C${0}": "c$, cad", "£{0}": "£, gbp", "€{0}": "€, eur"},
+        **{"₹{0}": "inr, indian rupee", "¥{0}": "jpy, yen, ¥"},
+        superscript: "sup",
+        circa: "circa, ca, ca., c",
+        fraction: "frac, fraction, sfrac, tfrac",
+        measure: "convert, cvt, conv, unité, unidad, unità",
+        date: "start date, end date, birth date, death date, start date and age, birth date and age",
+        century: "s, s-",
+        with_reading: "読み仮名, 読み",
+        "".join: "chem, gaps",
+        " ".join: "date-, date, bibleverse",
+        lambda values: f"{'–'.join(values[:2])} million years ago": "mya",
+        lambda values: f"{century(values)} av. J.-C.": "-s, -s-",
+        lambda values: values[min(1, len(values) - 1)]: "нп, нп2, нп3, нп4, нп5, не переведено, iw",
+        lambda values: "-".join(values[:2]): "nuclide, nuclide2, simplenuclide, simplenuclide2",
+        lambda values: f"r. {'–'.join(values[:2])}": "reign",
+        lambda values: f"fl. {'–'.join(values[:2])}": "floruit, fl.",
+        lambda values: " ".join(values[:2]): "ship",
+    }
+)
 
 # Templates whose text depends on named arguments.
-SHOW_NAMED: dict[str, Callable[[list[str], dict[str, str]], str]] = {
-    **by_names(as_of, "as of"),
-    **by_names(quantity, "val"),
-    **by_names(summary, "episode table, episode list, japanese episode list, graphic novel list"),
-}
+SHOW_NAMED: dict[str, Callable[[list[str], dict[str, str]], str]] = by_name(
+    {
+        as_of: "as of",
+        quantity: "val",
+        summary: "episode table, episode list, japanese episode list, graphic novel list",
+    }
+)

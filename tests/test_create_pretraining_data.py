@@ -13,7 +13,6 @@ import time
 import zlib
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -592,10 +591,3 @@ def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(text_folder, tm
     result = run_program("bash", "-c", 'ulimit -f 40 && exec "$@"', "bash", *words)
     assert_refused(result, str(tmp_path / "out" / "part_3.hdf5"), "larger than the limit")
     assert not visible(tmp_path / "out")
-
-
-def test_a_disk_too_small_is_refused_before_writing(text_folder, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
-    with pytest.raises(UserError, match="9 free"):
-        make_shard(text_folder / "part_0.txt", tmp_path / "part_0.hdf5", tokenizer, SampleOptions())
-    assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smal
 from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from data_preparation.executors import InProcessExecutor
 from data_preparation.options import SampleOptions
-from data_preparation.sample_shards import create_shards
+from data_preparation.sample_shards import create_shards, shard_tasks
 from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -327,7 +327,8 @@ def shards_with_index(tmp_path: Path, count: int) -> Path:
         text.write_text(f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n")
     described = [{"path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)} for path in texts]
     folder.mkdir()
-    create_shards(folder, described, BertTokenizer(VOCAB_FILE), SampleOptions(16, 3), InProcessExecutor(), "test")
+    tasks = shard_tasks(described, BertTokenizer(VOCAB_FILE), SampleOptions(16, 3))
+    create_shards(folder, tasks, InProcessExecutor(), "test")
     return folder
 
 

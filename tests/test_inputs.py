@@ -16,8 +16,8 @@ from data_preparation.documents import read_documents
 from data_preparation.executors import InProcessExecutor
 from data_preparation.inputs import find_files, plan_spans, whole
 from data_preparation.options import FormatOptions
-from data_preparation.stage_runner import run
-from data_preparation.stages import FormatStage
+from data_preparation.stage import run
+from data_preparation.stages import format_stage
 from utils.errors import UserError
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
@@ -93,13 +93,13 @@ def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     assert find_files(["memory://corpus/*.jsonl"], (".jsonl",)) == ["memory:///corpus/a.jsonl"]
     options = FormatOptions(sentence_splitter="fast")
     for status in ("formatted", "up to date"):
-        run(FormatStage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
+        run(format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
         assert ("up to date" in capsys.readouterr().out) == (status == "up to date")
     manifest = json.loads((tmp_path / "formatted" / "corpus" / "manifest.json").read_text())
     assert manifest["counts"]["documents"] == 2 * len(TEXTS)
     assert manifest["inputs"][0]["path"] == "memory:///corpus/a.jsonl"
     system.pipe("/corpus/a.jsonl", write_jsonl() + b'{"text": "More."}\n')
-    run(FormatStage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
+    run(format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
     assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
 
 
@@ -123,7 +123,7 @@ def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_pat
     (tmp_path / name).write_bytes(BOMBS[name]())
     assert (tmp_path / name).stat().st_size < 3_000_000
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"more than 64 MB|field larger than"):
+    with pytest.raises(UserError, match=r"longer than 64 MB|field larger than"):
         list(read_documents(whole(tmp_path / name)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

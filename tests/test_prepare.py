@@ -119,20 +119,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
 
 
-@pytest.mark.parametrize(
-    "stage", ["download squad", "download wikicorpus", "format corpus", "shard", "vocabulary", "hdf5"]
-)
-def test_a_dry_run_of_each_stage_does_nothing(built, corpus, capsys, stage):
-    before = digests(built)
-    paths = [corpus] if stage.startswith("format") else []
-    prepare.main([*stage.split(), *map(str, paths), "--output-dir", str(built), "--dry-run"])
-    first, *stages, last = capsys.readouterr().out.splitlines()
-    assert first.split() == ["stage", "status", "folder"]
-    assert all(line.startswith(stage) and str(built) in line for line in stages)
-    assert last.endswith(f"of {len(stages)} stages to do (dry run: nothing was done)")
-    assert digests(built) == before
-
-
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_path, capsys, monkeypatch):
     arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--sentence-splitter", "fast"]
     prepare.main(arguments)
@@ -227,6 +213,7 @@ BAD_INPUTS = {
     "latin1.txt": ("Ein Haus für alle.\n".encode("latin-1"), "latin1.txt:1: not UTF-8"),
     "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
     "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode(), mtime=0)[:4_000], "truncated"),
+    "damaged.txt.bz2": (bz2.compress(b"Some text. " * 99)[:30] + bytes(40), "truncated or damaged"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
     "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from data_preparation import inputs, text_shards
 from data_preparation.executors import InProcessExecutor
 from data_preparation.options import TextShardOptions
-from data_preparation.stage_runner import run
-from data_preparation.stages import ShardStage
+from data_preparation.stage import run
+from data_preparation.stages import shard_stage
 from utils.errors import UserError
 
 WORDS = ["the", "of", "and", "to", "in", "was", "he", "that", "his", "it", "with", "as", "for", "had", "you"]
@@ -43,7 +43,7 @@ def shard(formatted: Path, output: Path, shard_bytes: int, test_fraction: float,
     """Shards the text in the folder `formatted` (or several); returns the folder of the splits."""
     options = TextShardOptions(shard_bytes / 1_000_000, test_fraction, seed, *more)
     folders = formatted if isinstance(formatted, list) else [formatted]
-    run(ShardStage(output, lambda: folders, options), InProcessExecutor())
+    run(shard_stage(output, lambda: folders, options), InProcessExecutor())
     return output / "sharded"
 
 

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 
-from data import prepare
 from data_loading.hdf5_shards import KEYS
 from data_preparation import verify
 from data_preparation.executors import InProcessExecutor, open_executor
@@ -270,14 +269,3 @@ def test_the_command_reports_and_exits_with_2_on_a_bad_shard(folder, tmp_path):
     assert bad.returncode == 2
     assert bad.stderr.startswith("error: ") and bad.stderr.count("\n") == 1
     assert str(folder / "shard-2.hdf5") in bad.stderr
-
-
-def test_a_dry_run_says_how_much_there_is_to_read_and_reads_nothing(folder, tmp_path, capsys):
-    set_value("input_ids", (3, 2), 999)(folder / "shard-2.hdf5")
-    size = sum(path.stat().st_size for path in folder.glob("*.hdf5"))
-    prepare.main(["verify", str(tmp_path), "--dry-run"])
-    heading, row, last = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["shards", "bytes", "folder"]
-    assert row.split() == ["3", f"{size / 1000:.1f}", "kB", str(folder)]
-    assert "dry run" in last
-    assert not list(tmp_path.rglob("*.png"))

@@ -1,0 +1,198 @@
+"""Runs stages of the data preparation: skips what is up to date, and makes a folder completely or not at all.
+
+The `manifest.json` of a folder says what the stage read and made. It depends only on the inputs, the options and the
+installed versions: no times, no number of workers.
+"""
+
+import glob
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from data_preparation.inputs import identity_of, is_remote, size_of
+from data_preparation.tasks import RECORDS, digest_of, package_versions, read_records
+from utils.errors import UserError
+from utils.files import write_json
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
+DIGITS = 8  # of the hash in the name of an unfinished folder
+
+Files = list[dict[str, Any]]  # path, bytes and sha256 of each
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the preparation, which fills one folder.
+
+    options: everything that decides the results, besides the inputs.
+    find_inputs: returns the files to read; None if there is nothing to do. Raises UserError if they are not there yet.
+    make: fills a folder and returns counts for the manifest. The folder may contain what a run that was stopped has
+        done. The same inputs and options must give the same bytes.
+    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written atomically.
+    """
+
+    name: str
+    folder: Path
+    options: dict[str, Any]
+    find_inputs: Callable[[], list[str] | None]
+    make: Callable[[Path, Files, Executor], dict[str, Any]]
+    in_place: bool = False
+
+
+def run(stage: Stage, executor: Executor) -> None:
+    """Runs `stage` unless its folder is up to date."""
+    paths = stage.find_inputs()
+    if paths is None:
+        print(f"{stage.name}: skipped, there is no text for it", flush=True)
+        return
+    reason = stale_reason(stage.folder, stage.options, paths)
+    if reason is None:
+        print(f"{stage.name}: up to date in {stage.folder}", flush=True)
+        return
+    if read_manifest(stage.folder):
+        print(f"{stage.name}: made again, {reason}", flush=True)
+    elif not stage.in_place and stage.folder.exists() and any(stage.folder.iterdir()):
+        raise UserError(f"{stage.folder} has files that no stage made: move them or choose another --output-dir")
+    started = time.monotonic()
+    inputs = describe(paths, stage.folder, executor)
+    folder = stage.folder
+    if not stage.in_place:
+        # The name says what is made, so that workers of an earlier run with other options write elsewhere.
+        identity = digest_of([stage.options, inputs, SCHEMA_VERSION])[:DIGITS]
+        folder = stage.folder.with_name(f"{stage.folder.name}.{identity}.partial")
+    if stale_reason(folder, stage.options, paths) is not None:
+        fill(stage, folder, inputs, executor)
+    if not stage.in_place:
+        shutil.rmtree(folder / RECORDS, ignore_errors=True)
+        replace_folder(stage.folder, folder)
+    made = read_manifest(stage.folder)
+    size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
+    counts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items())
+    seconds = tqdm.format_interval(time.monotonic() - started)
+    print(f"{stage.name}: {counts}; {size} in {stage.folder}, {seconds}", flush=True)
+
+
+def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        counts = stage.make(folder, inputs, executor)
+        for leftover in folder.rglob("*.tmp-*"):  # temporary files of a killed run
+            leftover.unlink()
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+        names = [str(path.relative_to(folder)) for path in paths if folder / RECORDS not in path.parents]
+        known = read_records(folder)
+        new = [str(folder / name) for name in names if name not in known]
+        known |= {entry["path"]: entry for entry in describe(new, folder, executor)}
+        content = {
+            "stage": stage.name,
+            "schema_version": SCHEMA_VERSION,
+            "options": stage.options,
+            "counts": counts,
+            "inputs": inputs,
+            "outputs": [known[name] for name in names],
+            "versions": package_versions(),
+        }
+        write_json(folder / MANIFEST, content, indent=1)
+    except OSError as error:
+        # A failed write to an open file, for example on a full disk, does not know the name of the file.
+        error.filename = error.filename or str(folder)
+        raise
+
+
+def replace_folder(folder: Path, new: Path) -> None:
+    """Renames `new` to `folder` and removes other unfinished folders. If the process is killed in between, `new` is
+    complete and the next run finds it."""
+    old = folder.with_name(folder.name + ".old")
+    if old.exists():
+        shutil.rmtree(old)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    for leftover in folder.parent.glob(f"{glob.escape(folder.name)}.*"):
+        if leftover.suffix in (".partial", ".old"):
+            shutil.rmtree(leftover)
+
+
+def show_plan(stages: Sequence[Stage]) -> None:
+    """Prints the stages and whether each is up to date."""
+    to_do: list[Stage] = []
+    print(f"{'stage':<24} {'status':<10}  folder")
+    for stage in stages:
+        up_to_date = is_up_to_date(stage, to_do)
+        if not up_to_date:
+            to_do.append(stage)
+        print(f"{stage.name:<24} {'up to date' if up_to_date else 'to do':<10}  {stage.folder}")
+    print(f"{len(to_do)} of {len(stages)} stages to do (dry run: nothing was done)")
+
+
+def is_up_to_date(stage: Stage, to_do: Sequence[Stage]) -> bool:
+    """Whether the results of `stage` are there and will still be valid after the stages `to_do`."""
+    try:
+        inputs = stage.find_inputs()
+    except UserError:  # the inputs are still to be made
+        return False
+    if inputs is None:
+        return True
+    will_change = any(Path(path).is_relative_to(other.folder.absolute()) for path in inputs for other in to_do)
+    return not will_change and stale_reason(stage.folder, stage.options, inputs) is None
+
+
+def relative_path(path: str, folder: Path) -> str:
+    """`path` relative to `folder`, so that a data folder can be moved as a whole; an address as it is."""
+    return path if is_remote(path) else os.path.relpath(Path(path).resolve(), folder.resolve())
+
+
+def describe(paths: Sequence[str], folder: Path, executor: Executor) -> Files:
+    """Relative path, size and SHA-256 of each file; for an address, its version."""
+    return [
+        {"path": relative_path(path, folder), "bytes": size_of(path), "sha256": identity}
+        for path, identity in zip(paths, executor.map(identity_of, paths), strict=True)
+    ]
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of `folder`; None if there is none, or none that this version can read."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION else None
+
+
+def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -> str | None:
+    """Why `folder` is not what these options make of these inputs; None if it is up to date.
+
+    A file of the same size that is not newer than the manifest counts as unchanged; a newer one is hashed.
+    """
+    content = read_manifest(folder)
+    if content is None:
+        return "not made yet"
+    options = json.loads(json.dumps(options))
+    for name in sorted(options.keys() | content["options"].keys()):
+        old, new = content["options"].get(name), options.get(name)
+        if old != new:
+            return f"{name} was {old}, is {new}"
+    if {entry["path"] for entry in content["inputs"]} != {relative_path(path, folder) for path in inputs}:
+        return "the list of input files has changed"
+    manifest_time = (folder / MANIFEST).stat().st_mtime
+    for entry in content["inputs"] + content["outputs"]:
+        path = entry["path"] if is_remote(entry["path"]) else folder.resolve() / entry["path"]
+        if isinstance(path, Path):
+            if not path.is_file():
+                return f"{path} is missing"
+            status = path.stat()
+            is_newer = max(status.st_mtime, status.st_ctime) > manifest_time
+            if status.st_size == entry["bytes"] and not is_newer:
+                continue
+        if identity_of(str(path)) != entry["sha256"]:
+            return f"{path} has changed"
+    return None
