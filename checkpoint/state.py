@@ -93,14 +93,6 @@ class TrainState:
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
         return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
 
-    def num_bytes(self) -> int:
-        """Bytes of this rank's tensors in a checkpoint: weights and optimizer state, in float32."""
-        spec = self.optimizer_spec
-        return 4 * sum(
-            p.numel() * (1 + sum(not state.is_count for state in spec.state(name, self.shapes[name]).values()))
-            for name, p in self.parallel.named_parameters().items()
-        )
-
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor with one row per row of `parameter`, or of a scalar, without vocabulary padding.
         Rows are single elements if `tensor` is a flattened part of a matrix."""
