@@ -253,21 +253,9 @@ def test_a_tied_copy_with_other_values_is_refused(tmp_path, pretraining_model):
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def test_shards_that_do_not_match_their_index_are_refused(tmp_path, pretraining_model):
+def test_a_missing_shard_is_named(tmp_path, pretraining_model):
     pretraining_model.save_pretrained(tmp_path, max_shard_size="15KB")
-    index_path = tmp_path / "model.safetensors.index.json"
-    index = json.loads(index_path.read_text())
-    first, *_ = weight_map = index["weight_map"]
-    for change, word in (
-        ({first: None}, "not in the index"),
-        ({"more": weight_map[first]}, "only in the index"),
-        ({first: "gone.safetensors"}, "gone.safetensors"),
-        ({first: "../model.safetensors"}, "same folder"),
-    ):
-        changed = {name: file for name, file in (weight_map | change).items() if file}
-        index_path.write_text(json.dumps({"weight_map": changed}))
-        with pytest.raises(UserError, match=word):
-            open_model_weights(tmp_path)
-    index_path.unlink()
-    with pytest.raises(UserError, match="no weights"):
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(UserError, match=f"{shard.name} does not exist"):
         open_model_weights(tmp_path)
