@@ -6,9 +6,11 @@ Does not import torch, so that parsing is fast.
 """
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
 from run_config import (
@@ -319,41 +321,32 @@ def parse_fine_tuning(
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
+Config = TypeVar("Config")
+
+
+def select(args: Arguments, config: type[Config], **values: Any) -> Config:
+    """Makes `config` from the arguments that are named as its fields, and from `values`."""
+    names = {field.name for field in dataclasses.fields(config)}
+    return config(**{name: value for name, value in vars(args).items() if name in names} | values)
+
+
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
     """Converts the flags of a training program to a RunConfig. `world_size`: number of processes; by default that of
     --estimate-memory, or of the current launch."""
     world_size = world_size or args.get("estimate_memory") or read_environment().world_size
     dynamic = args.use_dynamic_loss_scaling or args.fp16
     values = args.as_dict()
-    benchmark = (args.benchmark, args.benchmark_steps, args.benchmark_warmup_steps)
     return RunConfig(
-        TrainerConfig(
-            max_steps=args.max_steps,
-            checkpoint_folder=args.output_dir,
-            steps_this_run=args.steps_this_run,
-            max_grad_norm=args.max_grad_norm,
-            max_skipped_steps=args.max_skipped_steps,
-            log_freq=args.log_freq,
-            steps_per_checkpoint=args.num_steps_per_checkpoint,
-            eval_steps=args.get("eval_steps", 0),
-            benchmark=args.benchmark,
-            benchmark_steps=args.benchmark_steps,
-            benchmark_warmup_steps=args.benchmark_warmup_steps,
+        select(
+            args, TrainerConfig, checkpoint_folder=args.output_dir, steps_per_checkpoint=args.num_steps_per_checkpoint
         ),
-        LoaderConfig(
-            args.batch_size,
-            global_batch_size(args, world_size),
-            args.max_seq_length,
-            args.get("max_predictions_per_seq", 0),
-            args.num_workers,
-        ),
+        select(args, LoaderConfig, global_batch_size=global_batch_size(args, world_size)),
         optimizer_config(args),
-        ScheduleConfig(
+        select(
+            args,
+            ScheduleConfig,
             total_steps=args.max_steps,
-            learning_rate=args.learning_rate,
             decay=args.lr_decay,
-            warmup_proportion=args.warmup_proportion,
-            warmup_start_lr=args.warmup_start_lr,
             power=args.lr_decay_power,
             rate=args.lr_decay_rate,
             decay_steps=args.lr_decay_steps,
@@ -361,43 +354,23 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             decay_proportion=args.lr_decay_proportion,
         ),
         parallel_config(args, world_size),
-        StartConfig(
-            args.from_checkpoint,
-            args.last_step_of_checkpoint,
-            args.get("from_phase1_final_params"),
-            args.from_pretrained_params,
-            args.overwrite,
-            args.get("lr_rewarmup", False),
-            resume=args.resume_from_checkpoint,
-        ),
+        select(args, StartConfig, resume=args.resume_from_checkpoint),
         CheckpointMetadata(values, args.seed, args.model_prefix),
         INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
         dynamic,
-        RuntimeConfig(
-            args.device,
-            args.amp or args.fp16,
-            amp_dtype(args),
-            args.use_pure_fp16,
-            args.tf32,
-            args.enable_cpu_affinity,
-            args.distributed_timeout_minutes,
-            args.collective_timeout_minutes,
-            args.report_file,
-            args.log_file,
-            args.tensorboard_dir,
-            startup_messages(args),
+        select(
+            args,
+            RuntimeConfig,
+            amp=args.amp or args.fp16,
+            amp_dtype=amp_dtype(args),
+            pure_fp16=args.use_pure_fp16,
+            cpu_affinity=args.enable_cpu_affinity,
+            timeout_minutes=args.distributed_timeout_minutes,
+            collective_timeout_minutes=args.collective_timeout_minutes,
+            messages=startup_messages(args),
         ),
-        ModelSelection(
-            args.bert_model,
-            args.given("bert_model"),
-            args.config_file,
-            args.vocab_file,
-            args.get("do_lower_case"),
-            args.pre_layer_norm,
-            args.global_rope_theta,
-            args.dropout,
-        ),
-        PredictionConfig(args.get("predict_batch_size", args.batch_size), args.seed, *benchmark),
+        select(args, ModelSelection, name=args.bert_model, is_named=args.given("bert_model")),
+        select(args, PredictionConfig, batch_size=args.get("predict_batch_size", args.batch_size)),
         world_size,
         args.get("epochs"),
         {f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
@@ -460,16 +433,17 @@ def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
 
 
 def optimizer_config(args: Arguments) -> OptimizerConfig:
-    has_bounds = args.lamb_min_coeff > 0 or args.lamb_max_coeff is not None
     maximum = math.inf if args.lamb_max_coeff is None else args.lamb_max_coeff
-    return OptimizerConfig(
-        args.optimizer,
-        (args.beta1, args.beta2),
-        args.epsilon,
-        args.weight_decay,
-        args.lamb_bias_correction,
-        (args.lamb_min_coeff, maximum) if has_bounds else None,
-        args.lamb_adapt_undecayed,
+    has_bounds = args.lamb_min_coeff > 0 or maximum < math.inf
+    return select(
+        args,
+        OptimizerConfig,
+        name=args.optimizer,
+        betas=(args.beta1, args.beta2),
+        eps=args.epsilon,
+        bias_correction=args.lamb_bias_correction,
+        trust_bounds=(args.lamb_min_coeff, maximum) if has_bounds else None,
+        adapt_undecayed=args.lamb_adapt_undecayed,
     )
 
 

@@ -1,6 +1,6 @@
 """Converts a BERT checkpoint of another project to a Hugging Face model folder, which all programs here accept.
 
-    python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,google-tf,huggingface} SOURCE FOLDER
+    python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,google-tf} SOURCE FOLDER
 
 Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
@@ -10,24 +10,22 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 # isort: split
 import dataclasses
 import glob
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bert_config import HIDDEN_ACTS
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bert_config import HIDDEN_ACTS, BertConfig
+from checkpoint.folder import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, VOCAB_FILE
+from checkpoint.model_choice import check_vocab_size, is_uncased
 from checkpoint_formats.conversion import READERS, convert_weights
-from checkpoint_formats.model_folder import (
-    CONFIG_FILES,
-    VOCAB_FILES,
-    find_beside,
-    new_folder,
-    output_config,
-    read_config,
-    write_vocabulary,
-    write_weights,
-)
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import atomic_folder, read_json_object, write_json
 from utils.progress import print_line
 
 
@@ -44,25 +42,88 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "--hidden-act",
         choices=HIDDEN_ACTS,
         help="activation function that the weights were trained with: gelu (erf), or a name of its tanh form; by "
-        "default the config's. NVIDIA's PyTorch model uses gelu before 2022 and gelu_pytorch_tanh since: needed "
-        "where its file does not show which",
+        "default the config's. NVIDIA's PyTorch model uses gelu before 2022 and gelu_pytorch_tanh since: required "
+        "if its file does not show which",
     )
     return parser.parse_args(argv)
+
+
+def find_beside(source: Path, names: tuple[str, ...], flag: str) -> Path:
+    """The first of the files `names` in the folder `source`, or beside the file `source`."""
+    folder = source if source.is_dir() else source.parent
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(f"{folder} has no {' or '.join(names)}: give {flag}")
+
+
+def read_config(path: Path) -> tuple[BertConfig, dict[str, Any]]:
+    """The config, and all keys of its file, of which Google's multilingual configs have more than BertConfig."""
+    values = {"model_type": "bert", **read_json_object(path, "config")}
+    try:
+        return BertConfig.from_dict(values), values
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: give a BERT config") from error
+
+
+def write_model(
+    folder: Path, config: BertConfig, config_values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Writes weights in float32, and the config with the model class and the labels of a classification head."""
+    float32 = {name: tensor.to(torch.float32).contiguous() for name, tensor in tensors.items()}
+    save_file(float32, folder / MODEL_FILE, metadata={"format": "pt"})
+    (folder / MODEL_FILE).chmod(folder.stat().st_mode & 0o666)  # safetensors' files are private
+    values = {key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")}
+    values.setdefault("architectures", [architecture(tensors)])
+    if "classifier.weight" in tensors and "id2label" not in values:
+        labels = range(len(tensors["classifier.weight"]))
+        values["id2label"] = {str(i): f"LABEL_{i}" for i in labels}
+        values["label2id"] = {f"LABEL_{i}": i for i in labels}
+    write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
+
+
+def architecture(tensors: Mapping[str, Tensor]) -> str:
+    """Hugging Face's model class for the heads in `tensors`."""
+    if "qa_outputs.weight" in tensors:
+        return "BertForQuestionAnswering"
+    if "classifier.weight" in tensors:
+        return "BertForSequenceClassification"
+    has_mlm, has_nsp = "cls.predictions.bias" in tensors, "cls.seq_relationship.weight" in tensors
+    if has_mlm:
+        return "BertForPreTraining" if has_nsp else "BertForMaskedLM"
+    return "BertForNextSentencePrediction" if has_nsp else "BertModel"
+
+
+def write_tokenizer(folder: Path, vocab_file: Path, config: BertConfig) -> None:
+    """Copies the vocabulary and the `tokenizer_config.json` beside it; without one, the casing is the vocabulary's."""
+    check_vocab_size(vocab_file, config)
+    shutil.copyfile(vocab_file, folder / VOCAB_FILE)
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": is_uncased(vocab_file),
+        "model_max_length": config.max_position_embeddings,
+    }
+    if (beside := vocab_file.parent / TOKENIZER_FILE).is_file():
+        settings |= read_json_object(beside, "tokenizer config")
+    write_json(folder / TOKENIZER_FILE, settings)
+    casing = "lower-cased" if settings["do_lower_case"] else "cased"
+    print_line(f"vocabulary {vocab_file} ({casing})")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     if not args.source.exists() and not list(args.source.parent.glob(f"{glob.escape(args.source.name)}.*")):
         raise UserError(f"{args.source} does not exist: check SOURCE")
-    config_file = args.config_file or find_beside(args.source, CONFIG_FILES, "--config-file")
-    vocab_file = args.vocab_file or find_beside(args.source, VOCAB_FILES, "--vocab-file")
+    if args.folder.exists() and not (args.folder.is_dir() and not any(args.folder.iterdir())):
+        raise UserError(f"{args.folder} exists and is not empty: choose another FOLDER")
+    config_file = args.config_file or find_beside(args.source, ("config.json", "bert_config.json"), "--config-file")
+    vocab_file = args.vocab_file or find_beside(args.source, (VOCAB_FILE,), "--vocab-file")
     config, config_values = read_config(config_file)
-    with new_folder(args.folder) as folder:
-        is_lower_case = write_vocabulary(folder, vocab_file, config)
-        print_line(f"config {config_file}, vocabulary {vocab_file} ({'lower-cased' if is_lower_case else 'cased'})")
+    with atomic_folder(args.folder.resolve()) as folder:
+        print_line(f"config {config_file}")
+        write_tokenizer(folder, vocab_file, config)
         source = READERS[args.source_format](args.source, config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
-        write_weights(folder, tensors)
         if (hidden_act := args.hidden_act or source.hidden_act) is not None:
             config = dataclasses.replace(config, hidden_act=hidden_act)
             print_line(f"hidden_act {hidden_act}")
@@ -71,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{args.source} does not show which GELU it was trained with: give --hidden-act gelu_pytorch_tanh for "
                 f"NVIDIA's code since 2022, or --hidden-act gelu for the code before"
             )
-        write_json(folder / "config.json", output_config(config, config_values, tensors))
+        write_model(folder, config, config_values, tensors)
     for note in notes:
         print_line(note)
     print_line(f"wrote {len(tensors)} tensors to {args.folder}")

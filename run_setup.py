@@ -150,7 +150,16 @@ class TrainingPlan:
         return build_trainer(self.make_model(), self.task, self.config, runtime, self.eval_dataset)
 
     def make_loader(self, trainer: Trainer) -> StepLoader:
-        return make_loader(self.dataset, self.config, trainer)
+        """The loader of the remaining batches of `trainer`."""
+        return StepLoader(
+            self.dataset,
+            self.config.loader,
+            self.config.metadata.seed,
+            first_position=trainer.state.samples_consumed,
+            rank=trainer.distributed.rank,
+            world_size=trainer.distributed.world_size,
+            pin_memory=trainer.device.type == "cuda",
+        )
 
 
 def plan_run(
@@ -249,6 +258,9 @@ def build_trainer(
             f"phase 1 ended at update {state.schedule_start}, and --max-steps is {max_steps}: with --lr-rewarmup it "
             f"counts the updates of both phases, so give more"
         )
+    evaluation = None
+    if eval_dataset is not None:
+        evaluation = partial(evaluate, parallel, task, eval_dataset, MicroBatchLimits.of(config.loader), runtime)
     return Trainer(
         task,
         parallel,
@@ -257,24 +269,5 @@ def build_trainer(
         make_schedule(replace(config.schedule, first_step=state.schedule_start)),
         config.trainer,
         runtime,
-        evaluate_with(parallel, task, eval_dataset, config, runtime) if eval_dataset is not None else None,
-    )
-
-
-def evaluate_with(
-    parallel: ParallelModel, task: Task, dataset: StreamDataset, config: RunConfig, runtime: Runtime
-) -> Callable[[], dict[str, float]]:
-    return partial(evaluate, parallel, task, dataset, MicroBatchLimits.of(config.loader), runtime)
-
-
-def make_loader(dataset: StreamDataset, config: RunConfig, trainer: Trainer) -> StepLoader:
-    """The loader of the remaining batches of `trainer`."""
-    return StepLoader(
-        dataset,
-        config.loader,
-        config.metadata.seed,
-        first_position=trainer.state.samples_consumed,
-        rank=trainer.distributed.rank,
-        world_size=trainer.distributed.world_size,
-        pin_memory=trainer.device.type == "cuda",
+        evaluation,
     )

@@ -82,7 +82,6 @@ class Trainer:
         if config.benchmark:
             benchmark = Benchmark(self._new_window(), self.stopwatch, config.benchmark_warmup_steps)
         with (
-            contextlib.closing(self.writer),
             StopSignal() as stop,
             self._progress_bar() as bar,
             self._save_on_error(),
@@ -168,7 +167,6 @@ class Trainer:
         self.reporter.log("PARAMETER", {"train_start": True})
         if not self.config.benchmark:
             self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
-            self.writer.reserve(self.state.num_bytes(), pinned=self.device.type == "cuda")
 
     def _last_step(self) -> int:
         config, step = self.config, self.state.step

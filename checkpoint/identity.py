@@ -75,14 +75,11 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
     if not (path.is_file() and checkpoint_steps(folder)):
         return
     stored = read_json_object(path, "the record of a run")
-    try:
-        identity, hyperparameters = dict(stored["identity"]), dict(stored["hyperparameters"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): choose another --output-dir, or add --overwrite") from error
+    identity, hyperparameters = stored["identity"], stored["hyperparameters"]
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
         then = identity.get(name)
-        if not _is_unknown(name, then, now) and then != now:
+        if then is not None and _is_known(name, now) and then != now:
             raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
     newest = newest_checkpoint(folder, log=lambda _: None)
     step = int(newest.name) if newest is not None else 0
@@ -97,13 +94,6 @@ def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) ->
         if is_finished and name != "--max-steps":
             raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
         log(f"note: {name} was {then} and is {now} now")
-
-
-def _is_unknown(name: str, then: Any, now: Any) -> bool:
-    """Whether two values cannot be compared: records of earlier versions lack values, or have another kind of data
-    digest than `rows:`."""
-    is_of_another_kind = name == "data" and then is not None and ":" in str(now) and ":" not in then
-    return then is None or not _is_known(name, now) or is_of_another_kind
 
 
 def _is_known(name: str, value: Any) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_config import BertConfig, ModelConfig, ModernBertConfig, config_from_dict
+from bert_config import VOCAB_MULTIPLE, BertConfig, ModelConfig, ModernBertConfig, config_from_dict
 from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import check_tokenizer_folder, read_tokenizer_file, read_vocabulary
@@ -75,18 +75,22 @@ def choose_model(
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
         # Models of the same casing share one vocabulary.
         vocab_file = ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-    vocabulary = read_vocabulary(vocab_file)[0]
-    num_words = len(vocabulary)
-    if not num_words <= config.vocab_size <= -(-num_words // 64) * 64:
-        raise UserError(
-            f"{vocab_file} holds {num_words} words; the config's vocab_size is {config.vocab_size}: use the vocabulary "
-            f"and the config that belong together"
-        )
+    check_vocab_size(vocab_file, config)
     if do_lower_case is None:
         do_lower_case = casing if isinstance(casing, bool) else is_uncased(vocab_file)
     if folder is not None and selection.vocab_file is None:
         check_tokenizer_folder(folder, casing if isinstance(casing, bool) else do_lower_case)
-    return ModelChoice(name, config.with_vocabulary(vocabulary), vocab_file, do_lower_case)
+    return ModelChoice(name, config.with_vocabulary(read_vocabulary(vocab_file)[0]), vocab_file, do_lower_case)
+
+
+def check_vocab_size(vocab_file: Path, config: ModelConfig) -> None:
+    """Raises UserError unless the config has the size of the vocabulary, which may be padded."""
+    num_tokens = len(read_vocabulary(vocab_file)[0])
+    if not num_tokens <= config.vocab_size <= -(-num_tokens // VOCAB_MULTIPLE) * VOCAB_MULTIPLE:
+        raise UserError(
+            f"{vocab_file} has {num_tokens} tokens and the config's vocab_size is {config.vocab_size}: use the "
+            f"vocabulary and the config that belong together"
+        )
 
 
 def extract_vocabulary(path: Path) -> tuple[Path, bool]:

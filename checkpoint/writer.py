@@ -1,6 +1,5 @@
 """Writes checkpoints in the background, from all ranks that hold a part of the state."""
 
-import contextlib
 import itertools
 import json
 import shutil
@@ -37,7 +36,6 @@ from utils.measure import available_memory
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes
-PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -93,46 +91,9 @@ class CheckpointWriter:
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
-        self.reserving: threading.Thread | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
-        self.is_pinned = self.closing = False
 
     # --- in the training loop ---
-
-    def reserve(self, num_bytes: int, pinned: bool = False) -> None:
-        """Allocates the buffer for checkpoints of about `num_bytes` in the background, so that the first checkpoint is
-        as fast as the others. pinned: for tensors on a GPU."""
-        num_bytes += num_bytes // 64 + 2**20  # alignment, and the optimizer's small tensors
-        # Training will still allocate gradients and optimizer state, which take twice as much.
-        if self.is_writer and 3 * num_bytes * self.local_writers <= available_memory():
-            self._start_allocating(num_bytes, torch.cuda.current_device() if pinned else None)
-
-    def _start_allocating(self, num_bytes: int, gpu: int | None) -> None:
-        self.reserving = threading.Thread(target=self._allocate, args=(num_bytes, gpu), name="reserve", daemon=True)
-        self.reserving.start()
-
-    def _allocate(self, num_bytes: int, gpu: int | None) -> None:
-        """Replaces the buffer, if there is enough memory; pinned for copies from `gpu`.
-
-        Runs in a separate thread: CUDA repeats a pinning error at the next kernel of the same thread."""
-        self._unpin()
-        with contextlib.suppress(RuntimeError):  # a limit below the free memory
-            self.memory = torch.empty(num_bytes, dtype=torch.uint8)
-        pages = self.memory.numpy()[::PAGE]
-        for start in range(0, len(pages), 1024):  # in short steps, to release the GIL for training
-            if self.closing:
-                return
-            pages[start : start + 1024] = 0
-        if gpu is not None:
-            # Not `pin_memory=True`, which rounds up to a power of two. If this fails, copies are slower.
-            with torch.cuda.device(gpu):
-                status = torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), len(self.memory), 0)
-            self.is_pinned = int(status) == 0
-
-    def _unpin(self) -> None:
-        if self.is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
-            self.is_pinned = False
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint` after the previous one. The tensors, on any device, may change after the call."""
@@ -151,16 +112,10 @@ class CheckpointWriter:
 
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
-        if self.reserving is not None:
-            self.reserving.join()
         tensors = [*checkpoint.model, *checkpoint.optimizer]
         ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
-        gpu = next((tensor.rows.device.index for tensor in tensors if tensor.rows.is_cuda), None)
-        needed = ends[-1] if ends else 0
-        if len(self.memory) < needed <= available_memory() / self.local_writers:
-            self._start_allocating(needed, gpu)
-            self.reserving.join()
-        if len(self.memory) < needed:
+        needed, gpu = ends[-1] if ends else 0, next((t.rows.device for t in tensors if t.rows.is_cuda), None)
+        if len(self.memory) < needed and not self._allocate(needed, gpu):
             return None
         copies = []
         for tensor, start in zip(tensors, [0, *ends], strict=False):
@@ -172,6 +127,22 @@ class CheckpointWriter:
         count = len(checkpoint.model)
         return replace(checkpoint, model=copies[:count], optimizer=copies[count:])
 
+    def _allocate(self, num_bytes: int, gpu: torch.device | None) -> bool:
+        """Allocates the buffer, pinned for copies from `gpu`. Returns whether there was enough memory."""
+        if num_bytes > available_memory() / self.local_writers:
+            return False
+        try:
+            self.memory = torch.empty(num_bytes, dtype=torch.uint8)
+        except RuntimeError:  # a limit below the free memory
+            return False
+        if gpu is not None:
+            # In a thread, because CUDA repeats an error at the next kernel of the same thread. Without pinning, copies
+            # are slower.
+            pinning = threading.Thread(target=pin_memory, args=(self.memory, gpu))
+            pinning.start()
+            pinning.join()
+        return True
+
     def wait(self) -> None:
         """Waits until the last checkpoint is durable. Raises its error if it failed."""
         if self.thread is not None:
@@ -181,14 +152,6 @@ class CheckpointWriter:
             error, self.error = self.error, None
             raise error
 
-    def close(self) -> None:
-        """Waits for the allocation thread, which could abort the program if it ran during interpreter exit. A started
-        write continues."""
-        self.closing = True
-        if self.reserving is not None:
-            self.reserving.join()
-        self._unpin()
-
     # --- in the background ---
 
     def _write(self, checkpoint: Checkpoint, attempt: str) -> None:
@@ -196,6 +159,12 @@ class CheckpointWriter:
             write_checkpoint(self.parent, checkpoint, attempt, self.distributed.rank, self.writers, self.group)
         except BaseException as error:
             self.error = error
+
+
+def pin_memory(memory: Tensor, gpu: torch.device) -> None:
+    """Pins `memory` where it is: `pin_memory=True` of torch.empty would round its size up to a power of two."""
+    with torch.cuda.device(gpu):
+        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)
 
 
 def write_checkpoint(

@@ -1,5 +1,4 @@
 """Readers of other projects' BERT checkpoints, one file per format.
 
-Each reader returns `SourceWeights`: tensors under Hugging Face's names. `conversion.py` checks them against the config
-and writes a model folder.
+Each reader returns `SourceWeights`: tensors under Hugging Face's names. `conversion.py` checks them against the config.
 """

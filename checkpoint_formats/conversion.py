@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bert_config import BertConfig
-from checkpoint_formats import google_tf, hugging_face, nvidia_paddle, nvidia_pytorch
+from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import EMBEDDING, MLM_BIAS, SourceWeights
 from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
@@ -16,7 +16,6 @@ READERS = {
     "nvidia-pytorch": nvidia_pytorch.read,
     "nvidia-paddle": nvidia_paddle.read,
     "google-tf": google_tf.read,
-    "huggingface": hugging_face.read,
 }
 NVIDIA_VOCAB_MULTIPLE = 8  # NVIDIA's recipes pad the vocabulary to it
 # Parts of a model that a checkpoint may lack, but only as a whole.

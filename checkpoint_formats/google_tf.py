@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from bert_config import BertConfig
-from checkpoint_formats.source_weights import OLD_LAYER_NORM_NAMES, SourceWeights, find_file
+from checkpoint_formats.source_weights import SourceWeights, find_file
 from checkpoint_formats.tensor_bundle import TensorBundle
 from utils.errors import UserError
 from utils.progress import progress_bar
@@ -47,5 +47,5 @@ def hugging_face_name(variable: str) -> str:
     name = re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable)
     if name.endswith("_embeddings"):
         name += "/weight"
-    name = re.sub(r"(?<=/LayerNorm/)(gamma|beta)$", lambda match: OLD_LAYER_NORM_NAMES[match[1]], name)
+    name = name.replace("/LayerNorm/gamma", "/LayerNorm/weight").replace("/LayerNorm/beta", "/LayerNorm/bias")
     return re.sub(r"/kernel$", "/weight", name).replace("/", ".")

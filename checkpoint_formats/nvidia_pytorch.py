@@ -1,7 +1,8 @@
 """Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`.
 
-Since 2022 NVIDIA's model computes GELU by tanh, and before by erf; both configs say `gelu`. The entries beside `model`
-tell checkpoints of the two apart: the later code saves a gradient scaler, the earlier one apex's master parameters.
+Since 2022 NVIDIA's model uses the tanh approximation of GELU, and before the erf form; both configs say `gelu`. The
+other entries of a checkpoint show which: the later code saves a gradient scaler, the earlier one apex's master
+parameters.
 """
 
 from pathlib import Path
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from bert_config import BertConfig
 from checkpoint.weights import read_torch_file, state_dict_of
-from checkpoint_formats.source_weights import SourceWeights, find_file, translate
+from checkpoint_formats.source_weights import SourceWeights, find_file
 
-# A checkpoint from the middle of a run holds its data loader, with a NumPy copy of a shard in it.
+# A checkpoint from the middle of a run contains its data loader with a shard as NumPy arrays.
 DATA_LOADER_CLASSES = (
     "torch.utils.data.dataloader.DataLoader",
     "torch.utils.data.sampler.RandomSampler",
@@ -51,7 +52,10 @@ def read(source: Path, _config: BertConfig) -> SourceWeights:
     path = find_file(source, ".pt")
     value = read_torch_file(path, [(InertObject, name) for name in DATA_LOADER_CLASSES])
     is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
-    weights = translate(path, state_dict_of(value["model"] if is_checkpoint else value, path), hugging_face_name)
+    weights = SourceWeights(path)
+    for name, tensor in state_dict_of(value["model"] if is_checkpoint else value, path).items():
+        weights.add(hugging_face_name(name), tensor, name)
+    weights.drop_tied_copies()
     if is_checkpoint:
         weights.hidden_act = next((act for name, act in HIDDEN_ACTS.items() if name in value), None)
         for name in value:
@@ -61,5 +65,6 @@ def read(source: Path, _config: BertConfig) -> SourceWeights:
 
 
 def hugging_face_name(name: str) -> str:
-    """NVIDIA's fused linear and activation is `dense_act`, where Hugging Face has `dense`."""
-    return name.replace(".dense_act.", ".dense.")
+    """The fused linear and activation, NVIDIA's `dense_act`, is Hugging Face's `dense`. Data-parallel wrappers add the
+    prefix `module.`."""
+    return name.removeprefix("module.").replace(".dense_act.", ".dense.")

@@ -1,7 +1,5 @@
-"""The return type of all readers, and naming rules shared by several formats."""
+"""The return type of all readers."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +10,8 @@ from utils.errors import UserError
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 MLM_BIAS = "cls.predictions.bias"
-# Copies that Hugging Face's models tie to another tensor, and the one they are tied to.
+# Copies of a tensor, and the tensor that they are tied to.
 TIED = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": MLM_BIAS}
-OLD_LAYER_NORM_NAMES = {"gamma": "weight", "beta": "bias"}
-HEAD_PREFIXES = ("cls.", "qa_outputs.", "classifier.")
 
 
 @dataclass
@@ -49,42 +45,13 @@ class SourceWeights:
             if copy not in self.tensors:
                 continue
             tensor, source_name = self.tensors.pop(copy), self.origin.pop(copy)
-            if tied_to not in self.tensors:  # transformers may keep either of the two biases
-                self.add(tied_to, tensor, source_name)
-            elif torch.equal(tensor, self.tensors[tied_to]):
+            if tied_to in self.tensors and torch.equal(tensor, self.tensors[tied_to]):
                 self.skip(f"tied copy of {self.origin[tied_to]}", source_name)
             else:
                 raise UserError(
-                    f"{self.path}: {source_name} differs from {self.origin[tied_to]}: this model ties them, so its "
-                    f"masked-token head cannot be converted"
+                    f"{self.path}: {source_name} differs from {self.origin.get(tied_to, tied_to)}: this model ties "
+                    f"them, so its masked-token head cannot be converted"
                 )
-
-
-def translate(path: Path, tensors: Mapping[str, Tensor], rename: Callable[[str], str] | None = None) -> SourceWeights:
-    """PyTorch tensors under Hugging Face's names, after `rename` and the rules that all PyTorch BERTs need."""
-    source = SourceWeights(path)
-    renamed = tensors if rename is None else map(rename, tensors)
-    for source_name, name in zip(tensors, hugging_face_names(renamed), strict=True):
-        if name.endswith(".position_ids"):
-            source.skip("buffer, not a weight", source_name)
-        else:
-            source.add(name, tensors[source_name], source_name)
-    source.drop_tied_copies()
-    return source
-
-
-def hugging_face_names(names: Iterable[str]) -> list[str]:
-    """Without the prefix of a data-parallel wrapper, with `bert.` before the encoder's names, and with LayerNorm's
-    new names (`weight` and `bias`)."""
-    names = list(names)
-    if all(name.startswith("module.") for name in names):
-        names = [name.removeprefix("module.") for name in names]
-    names = [
-        re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda match: OLD_LAYER_NORM_NAMES[match[1]], name) for name in names
-    ]
-    if any(name.startswith("bert.") for name in names):
-        return names
-    return [name if name.startswith(HEAD_PREFIXES) else f"bert.{name}" for name in names]
 
 
 def find_file(source: Path, suffix: str) -> Path:

@@ -3,7 +3,6 @@
 import datetime
 import math
 import statistics
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,6 @@ def make_section(series: list[Series]) -> dict[str, Any]:
         "facts": sorted(rows([stage_facts(stage) for stage in stages]), key=lambda row: not row[0][1]),
         "differences": differences(stages).items() if len(stages) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
-        "starts": [(one, start) for one in series if len(one.stage.sessions) > 1 for start in starts(one.stage)],
         "settings": rows([dict(sorted(stage.settings.items())) for stage in stages]),
     }
 
@@ -97,22 +95,6 @@ def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
         if values := [value for p in stage.points if math.isfinite(value := p.metrics.get(metric, math.nan))]:
             facts[f"{title_of(metric)}, median", False] = show(metric, statistics.median(values))
     return facts | {(title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)}
-
-
-def starts(stage: Stage) -> Iterator[list[str]]:
-    """For each start: when, pause before it, duration, logged steps, changed settings."""
-    previous = None
-    for session in stage.sessions:
-        before = previous.settings if previous else session.settings
-        changed = [name for name in sorted(before | session.settings) if before.get(name) != session.settings.get(name)]
-        yield [
-            show_time(session.started),
-            show_duration(max(0.0, session.started - previous.ended)) if previous else "–",
-            show_duration(session.ended - session.started),
-            f"{session.steps[0][0]:,} – {session.steps[-1][0]:,}" if session.steps else "–",
-            ", ".join(f"{n} {show_setting(before.get(n))} → {show_setting(session.settings.get(n))}" for n in changed),
-        ]
-        previous = session
 
 
 def breakable(text: str) -> Markup:

@@ -18,7 +18,6 @@ from checkpoint.identity import RECORD_FILE
 from checkpoint.model_choice import ModelChoice, choose_model
 from utils.command_line import Arguments
 from utils.errors import run_main
-from utils.files import file_digest
 
 AUTO = ("--last-step-of-checkpoint", "auto")
 RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints
@@ -115,14 +114,9 @@ def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
-def rewrite_manifest(folder: Path, format_version: int = 2) -> None:
+def rewrite_manifest(folder: Path) -> None:
     """Makes the manifest of a checkpoint fit the files in it, after a test has changed them."""
     paths = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE]
     sizes = {path.name: path.stat().st_size for path in paths}
-    if format_version == 1:
-        files = {path.name: {"size": sizes[path.name], "sha256": file_digest(path)} for path in paths}
-        manifest = {"format_version": 1, "files": files}
-    else:
-        blocks = [(path, block) for path in paths for block in range(num_blocks(sizes[path.name]))]
-        manifest = manifest_of(sizes, block_digests(blocks))
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    blocks = [(path, block) for path in paths for block in range(num_blocks(sizes[path.name]))]
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest_of(sizes, block_digests(blocks))))

@@ -1,12 +1,10 @@
 """Writing checkpoints: atomic, in the background, by one rank or by all."""
 
-import contextlib
 import errno
 import itertools
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -147,8 +145,7 @@ def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, smal
 # --- in the background ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reserved", [None, 0, 10**6], ids=["nothing reserved", "too little", "enough"])
-def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch, reserved):
+def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch):
     """Training goes on during the write, and the copies of the next checkpoint use the same memory."""
     changed = threading.Event()
     really_write = checkpoint.writer.write_checkpoint
@@ -160,8 +157,6 @@ def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypa
     monkeypatch.setattr(checkpoint.writer, "write_checkpoint", write_later)
     parent = tmp_path / "steps"
     writer = CheckpointWriter(parent, DistributedContext())
-    if reserved is not None:
-        writer.reserve(reserved)
     model = {"weight": torch.randn(500, 300).t(), "narrow": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4)}
     optimizer = {"weight.step": torch.tensor(1.0), "weight.exp_avg": torch.randn(7)}
     expected = {}
@@ -180,32 +175,9 @@ def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypa
             assert all(torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in found)
 
 
-@pytest.mark.parametrize("status", [0, 2])
-def test_memory_for_copies_from_a_gpu_is_pinned_without_rounding_it_up(tmp_path, small, monkeypatch, status):
-    """13 B parameters on 8 ranks need 19.5 GB per rank; torch's pinned memory would take 34.4. Where the memory cannot
-    be pinned (ulimit -l), it is used as it is."""
-    pinned: dict[int, int] = {}
-    cudart = SimpleNamespace(
-        cudaHostRegister=lambda address, size, _flags: pinned.update({address: size}) or status,
-        cudaHostUnregister=lambda address: pinned.pop(address),
-    )
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext(index))
-    writer = CheckpointWriter(tmp_path, DistributedContext())
-    writer.reserve(10**6 + 1, pinned=True)
-    writer.write(small(1))
-    assert pinned == {writer.memory.data_ptr(): len(writer.memory)} and 10**6 < len(writer.memory) < 2.1 * 10**6
-    writer.wait()
-    writer.close()
-    assert len(pinned) == (0 if status == 0 else 1)
-    verify_checkpoint(tmp_path / "1")
-
-
 def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small, monkeypatch):
     monkeypatch.setattr(checkpoint.writer, "available_memory", lambda: 0)
     writer = CheckpointWriter(tmp_path, DistributedContext())
-    writer.reserve(10**6)
     writer.write(small(1))
     verify_checkpoint(tmp_path / "1")
     assert len(writer.memory) == 0
@@ -222,7 +194,6 @@ def test_error_of_the_background_write_is_raised_once_by_the_next_call(tmp_path,
 
 def test_without_sharding_only_the_main_process_writes(tmp_path, small):
     writer = CheckpointWriter(tmp_path, DistributedContext(rank=1, world_size=2))
-    writer.reserve(10**6)
     writer.write(small(1))
     writer.wait()
     assert not writer.is_writer and list(tmp_path.iterdir()) == []

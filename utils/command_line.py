@@ -221,80 +221,55 @@ def hyphenated(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Argument type: an integer from `minimum` to `maximum`."""
+def bounded(kind: type, minimum: float, maximum: float, exclusive: bool = False) -> Callable[[str], Any]:
+    """Argument type: an `int` or `float` from `minimum` to `maximum`; `exclusive`: greater than `minimum`."""
+    expected = "expected a whole number" if kind is int else "expected a number"
 
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*[-+]?[0-9_]+\s*", text, re.ASCII):
-            raise argparse.ArgumentTypeError(f"expected a whole number, not {shorten(text)!r}")
-        # int() refuses strings of thousands of digits.
-        value = int(text) if len(text) < 100 else maximum + 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"expected a whole number >= {minimum}, not {text}")
+    def parse(text: str) -> Any:
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        try:
+            value = kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{expected}, not {shown!r}") from error
         if value > maximum:
-            raise argparse.ArgumentTypeError(f"expected a whole number <= {maximum}, not {shorten(text)}")
+            raise argparse.ArgumentTypeError(f"{expected} <= {maximum:.12g}, not {shown}")
+        if not value >= minimum or (exclusive and value == minimum):
+            raise argparse.ArgumentTypeError(f"{expected} {'>' if exclusive else '>='} {minimum:.12g}, not {shown}")
         return value
 
     return parse
+
+
+def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
+    return bounded(int, minimum, maximum)
 
 
 def bounded_float(minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], float]:
-    """Argument type: a number from `minimum` to `maximum`; `exclusive`: greater than `minimum`."""
-    lowest = f"> {minimum:g}" if exclusive else f">= {minimum:g}"
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"expected a number, not {shorten(text)}") from error
-        if maximum < value:
-            raise argparse.ArgumentTypeError(f"expected a number <= {maximum:g}, not {shorten(text)}")
-        if not minimum <= value or (exclusive and value == minimum):
-            raise argparse.ArgumentTypeError(f"expected a number {lowest}, not {shorten(text)}")
-        return value
-
-    return parse
-
-
-def shorten(text: str) -> str:
-    """`text`, or its first characters if it is long."""
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return bounded(float, minimum, maximum, exclusive)
 
 
 positive_int = bounded_int(1, 2**31 - 1)
 non_negative_int = bounded_int(0, 2**31 - 1)
+random_seed = bounded_int(-(2**63), 2**64 - 1)  # what torch.manual_seed takes
 positive_float = bounded_float(0, exclusive=True)
 non_negative_float = bounded_float(0)
 finite_float = bounded_float(-MAX_FLOAT32)
+fraction = bounded_float(0, 1)
 
 
 def plain_name(text: str) -> str:
     """A name for files, without a folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
         raise argparse.ArgumentTypeError(
-            f"expected a name of letters, digits, '.', '_' and '-' without a folder, not {shorten(text)}"
+            "expected a name of at most 100 letters, digits, '.', '_' and '-' without a folder"
         )
     return text
 
 
-def fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, not {text}")
-    return value
-
-
 def decay_factor(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number >= 0 and < 1, not {text}")
-    return value
-
-
-def random_seed(text: str) -> int:
-    value = int(text)
-    if not -(2**63) <= value < 2**64:  # what torch.manual_seed takes
-        raise argparse.ArgumentTypeError(f"expected a whole number of 64 bits, not {text}")
+    value = fraction(text)
+    if value == 1:
+        raise argparse.ArgumentTypeError(f"expected a number < 1, not {text}")
     return value
 
 

@@ -9,7 +9,6 @@ import datetime
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -260,47 +259,25 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
     """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's if available, else rank 0's. Raises UserError if
     it cannot be reached before the time `end`."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    uses_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_server = place.rank == 0 and not uses_agent
-    if is_server:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError as error:
-                raise UserError(f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port") from error
-    else:
-        _wait_for_server(address, port, end)
-    # In a thread, because torch waits forever for a server that accepts connections and never answers.
-    found: list[Any] = []
-    timeout = datetime.timedelta(seconds=max(end - time.monotonic(), 1))
-
-    def connect() -> None:
+    is_server = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    while True:  # torch's own errors are several lines
         try:
-            found.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False))
-        except (RuntimeError, ValueError) as error:
-            found.append(error)
-
-    thread = threading.Thread(target=connect, name="store", daemon=True)
-    thread.start()
-    thread.join(timeout.total_seconds() + 1)
-    if not found or isinstance(found[0], Exception):
-        raise UserError(
-            f"{address}:{port} is not the main process of a run: check MASTER_ADDR and MASTER_PORT, and that no other "
-            f"program has that port"
-        )
-    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found[0])
-
-
-def _wait_for_server(address: str, port: int, end: float) -> None:
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=5).close()
-            return
+            if is_server:
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("", port))
+            else:
+                socket.create_connection((address, port), timeout=5).close()
+            break
         except OSError as error:
+            if is_server:
+                raise UserError(f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port") from error
             if time.monotonic() > end:
                 raise UserError(
                     f"cannot reach the main process of this run at {address}:{port} ({error.strerror or error}): check "
                     f"MASTER_ADDR and MASTER_PORT, and that rank 0 was started there"
                 ) from error
         time.sleep(JOIN_POLL_SECONDS)
+    timeout = datetime.timedelta(seconds=max(end - time.monotonic(), 1))
+    store = dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False)
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -161,9 +161,9 @@ def lock_folder(folder: Path) -> TextIO:
             print(f"warning: {folder} cannot be locked ({reason}): run only one program there", file=sys.stderr)
             break
         time.sleep(0.5)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return file
 
 
