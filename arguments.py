@@ -178,8 +178,8 @@ PARALLEL_FLAGS = (
          "copies of the model; by default the number of processes divided by the shard degree",
          excludes=("--deepspeed",), alone=None),
     Flag("--fsdp-reshard-after-forward", RESHARD_MODES, None,
-         "when sharded: free gathered parameters after the forward pass always, never, or by default those of the "
-         "layers", SHARDED, excludes=("--deepspeed",), alone=None),
+         "when sharded: free gathered parameters after the forward pass always, never (they are kept for the whole "
+         "update), or by default those of the layers", SHARDED, excludes=("--deepspeed",), alone=None),
     Flag("--enable-cpu-offload", bool, False,
          "when sharded on GPUs: keep parameters, gradients and optimizer state on the CPU", SHARDED,
          excludes=("--deepspeed",), alone=False),

@@ -170,14 +170,16 @@ def phases(model: BertPreTrainedModel, settings: MemorySettings) -> Iterator[tup
 
     def gathered(layers: int) -> Counter:
         """Parameters gathered by FSDP2 when the backward pass has `layers` layers left: those outside the layers, and
-        the current and the next layer (or all); with the all-gather buffer and the float32 reduce-scatter buffer."""
+        the current and the next layer, or all; with the all-gather buffer and the float32 reduce-scatter buffer."""
         if not settings.is_sharded:
             return Counter()
-        first = 0 if parallel.reshard_after_forward == "never" else max(layers - 2, 0)
+        first, end = max(layers - 2, 0), layers
+        if parallel.reshard_after_forward == "never":
+            first, end = 0, num_layers if settings.micro_batches > 1 else layers
         largest = layer_parameters[layers - 1] if layers else other_parameters
         return Counter(
             {
-                "weight copies": gradient * (other_parameters + sum(layer_parameters[first:layers])),
+                "weight copies": gradient * (other_parameters + sum(layer_parameters[first:end])),
                 "communication buffers": (gradient + FLOAT32) * largest,
             }
         )
