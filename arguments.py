@@ -181,8 +181,8 @@ PARALLEL_FLAGS = (
          "when sharded: free gathered parameters after the forward pass always, never (they are kept for the whole "
          "update), or by default those of the layers", SHARDED, excludes=("--deepspeed",), alone=None),
     Flag("--enable-cpu-offload", bool, False,
-         "when sharded on GPUs: keep parameters, gradients and optimizer state on the CPU", SHARDED,
-         excludes=("--deepspeed",), alone=False),
+         "on GPUs, with one process or sharded: keep optimizer state, gradients and float32 parameters on the CPU, and "
+         "run the optimizer there", excludes=("--deepspeed",), alone=False),
     Flag("--activation-checkpoint", ACTIVATION_CHECKPOINTS, "none",
          "compute activations again in the backward pass: those of each layer (full), or all but the outputs of linear "
          "layers (selective)", TRAIN),
@@ -431,6 +431,8 @@ def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
             f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and --data-parallel-replicate-degree "
             f"{replicate} do not multiply to the {world_size} processes of this run: change one of them"
         )
+    if args.enable_cpu_offload and shard == 1 and world_size > 1:
+        raise UserError("--enable-cpu-offload with several processes needs --data-parallel-shard-degree: give -1")
     if shard != 1 and args.compile == "model":
         raise UserError("--compile model cannot be combined with sharding: use --compile layers")
     engine = None
