@@ -152,7 +152,9 @@ TRAINING_FLAGS = (
     Flag("--lr-decay", DECAYS, schedule.decay, "schedule after the warmup", TRAIN, result=True),
     Flag("--lr-decay-power", positive_float, schedule.power, "power of poly; NVIDIA's PyTorch recipe has 0.5", POLY,
          result=True),
-    Flag("--lr-decay-rate", positive_float, schedule.rate, "decay rate of warmup_exp_decay_exp", EXPONENTIAL,
+    Flag("--lr-decay-rate", positive_float, schedule.rate,
+         "decay rate of warmup_exp_decay_exp; of exponential, where it is 0.95 by default",
+         (*TRAIN, "--lr-decay warmup_exp_decay_exp or --lr-decay exponential"),
          result=True),
     Flag("--lr-decay-steps", positive_int, schedule.decay_steps, "updates per decay of warmup_exp_decay_exp",
          EXPONENTIAL, result=True),
@@ -187,11 +189,11 @@ PARALLEL_FLAGS = (
          "copies of the model; by default the number of processes divided by the shard degree",
          excludes=("--deepspeed",), alone=None),
     Flag("--fsdp-reshard-after-forward", RESHARD_MODES, None,
-         "when sharded: free gathered parameters after the forward pass always, never, or by default those of the "
-         "layers", SHARDED, excludes=("--deepspeed",), alone=None),
+         "when sharded: free gathered parameters after the forward pass always, never (they are kept for the whole "
+         "update), or by default those of the layers", SHARDED, excludes=("--deepspeed",), alone=None),
     Flag("--enable-cpu-offload", bool, False,
-         "when sharded on GPUs: keep parameters, gradients and optimizer state on the CPU", SHARDED,
-         excludes=("--deepspeed",), alone=False),
+         "on GPUs, with one process or sharded: keep optimizer state, gradients and float32 parameters on the CPU, and "
+         "run the optimizer there", excludes=("--deepspeed",), alone=False),
     Flag("--activation-checkpoint", ACTIVATION_CHECKPOINTS, "none",
          "compute activations again in the backward pass: those of each layer (full), or all but the outputs of linear "
          "layers (selective)", TRAIN),
@@ -349,6 +351,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             decay=args.lr_decay,
             power=args.lr_decay_power,
             rate=args.lr_decay_rate,
+            gamma=args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
             decay_steps=args.lr_decay_steps,
             offset=args.lr_offset,
             decay_proportion=args.lr_decay_proportion,
@@ -415,6 +418,8 @@ def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
             f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and --data-parallel-replicate-degree "
             f"{replicate} do not multiply to the {world_size} processes of this run: change one of them"
         )
+    if args.enable_cpu_offload and shard == 1 and world_size > 1:
+        raise UserError("--enable-cpu-offload with several processes needs --data-parallel-shard-degree: give -1")
     if shard != 1 and args.compile == "model":
         raise UserError("--compile model cannot be combined with sharding: use --compile layers")
     engine = None

@@ -39,10 +39,10 @@ def cosine(k: float, total: int, lr: float, warmup: int) -> float:
     return lr / 2 * (1 + math.cos(math.pi * progress)) if warm is None else warm
 
 
-def exponential(k: float, total: int, lr: float, warmup: int) -> float:
-    """BMTrain's exponential schedule: warmup, then 5% less per update."""
+def exponential(k: float, total: int, lr: float, warmup: int, gamma: float = 0.95) -> float:
+    """BMTrain's exponential schedule: warmup, then times `gamma` per update."""
     warm = _warm(k, lr, warmup)
-    return lr * 0.95 ** (k - warmup) if warm is None else warm
+    return lr * gamma ** (k - warmup) if warm is None else warm
 
 
 def constant(k: float, total: int, lr: float, warmup: int) -> float:
@@ -101,6 +101,8 @@ def _schedule_from_zero(config: ScheduleConfig, total: int) -> Callable[[int], f
         )
     if config.decay == "warmup_stable_decay":
         return lambda k: warmup_stable_decay(k, total, lr, warmup, config.decay_proportion)
-    shapes = {"linear": linear, "cosine": cosine, "exponential": exponential, "constant": constant, "noam": noam}
+    if config.decay == "exponential":
+        return lambda k: exponential(k, total, lr, warmup, config.gamma)
+    shapes = {"linear": linear, "cosine": cosine, "constant": constant, "noam": noam}
     shape = shapes[config.decay]
     return lambda k: shape(k, total, lr, warmup)

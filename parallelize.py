@@ -38,7 +38,7 @@ def parallelize(
         return ShardedModel(model, config, precision, device, distributed)
     if distributed.world_size > 1:
         return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)
-    return ParallelModel(model, precision)
+    return ParallelModel(model, precision, torch.device("cpu") if config.cpu_offload else None)
 
 
 def choose_attention(model: PreTrainedModel, device: torch.device) -> None:

@@ -110,15 +110,20 @@ class LossScale:
 
 
 class MasterWeights:
-    """Float32 master weights of a 16-bit model, updated by the optimizer.
+    """Float32 master weights of a 16-bit model, or of one on another device, updated by the optimizer.
 
     `add_gradients` adds the model's gradients to the master gradients after each micro-batch. The sum is in float32,
     because a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the masters to the model.
+
+    device: device of the masters and their gradients; by default that of the model.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, device: torch.device | None = None):
         self.model_parameters = dict(model.named_parameters())
-        self.masters = {name: nn.Parameter(p.detach().float().clone()) for name, p in self.model_parameters.items()}
+        self.masters = {
+            name: nn.Parameter(p.detach().to(device, torch.float32, copy=True))
+            for name, p in self.model_parameters.items()
+        }
 
     @torch.no_grad()
     def add_gradients(self) -> None:
@@ -126,7 +131,8 @@ class MasterWeights:
             if p.grad is None:
                 continue
             master = self.masters[name]
-            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+            gradient = p.grad.to(master.device)
+            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
             p.grad = None
 
     @torch.no_grad()

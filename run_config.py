@@ -114,8 +114,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """`decay` is one of DECAYS; `power` applies to poly; `rate`, `decay_steps` and `offset` apply to
-    warmup_exp_decay_exp, `decay_proportion` to warmup_stable_decay. The schedule begins at update `first_step` and ends
+    """`decay` is one of DECAYS; `power` applies to poly; `gamma` to exponential; `rate`, `decay_steps` and `offset` to
+    warmup_exp_decay_exp; `decay_proportion` to warmup_stable_decay. The schedule begins at update `first_step` and ends
     at `total_steps`."""
 
     total_steps: int
@@ -124,6 +124,7 @@ class ScheduleConfig:
     warmup_proportion: float = 0.0
     warmup_start_lr: float = 0.0
     power: float = 1.0
+    gamma: float = 0.95
     rate: float = 0.9
     decay_steps: float = 250
     offset: float = 0.0

@@ -81,11 +81,13 @@ def gradient_collectives(config: BertConfig, layout: Layout, micro_batches: int)
         return []
     if degree == 1:
         return [Collective("all_reduce", 4 * sum(map(num_parameters, blocks)), layout.world_size)]
-    gathered_again = {"default": blocks[:-1], "always": blocks, "never": []}[layout.reshard_after_forward]
+    gathered_again = blocks if layout.reshard_after_forward == "always" else blocks[:-1]
     found = []
     for block in blocks:
         padded = num_parameters(block, degree)
-        gathers = micro_batches * (2 if block in gathered_again else 1)
+        gathers = (
+            1 if layout.reshard_after_forward == "never" else micro_batches * (2 if block in gathered_again else 1)
+        )
         found += [Collective("all_gather", layout.param_bytes * padded, degree)] * gathers
         found += [Collective("reduce_scatter", 4 * padded, degree)] * micro_batches
         if layout.replicate_degree > 1:

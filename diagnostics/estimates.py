@@ -116,19 +116,20 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
     parameters = num_parameters(model) / settings.parallel.shard_degree
     optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model) / settings.parallel.shard_degree
     state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
-    if precision.pure and not settings.is_sharded:  # float32 master weights, and the model's weights
-        state["weights"] += precision.dtype.itemsize * parameters
+    model_weights = Counter()  # besides the float32 weights of the optimizer
+    if not settings.is_sharded and (precision.pure or settings.parallel.cpu_offload):
+        model_weights["weights"] = settings.pass_sizes.residual * parameters
     if not settings.updates_all_tensors_at_once:  # the optimizer keeps its buffer
         state += update_buffers(model, settings)
     if settings.is_replicated:  # DDP's buckets
         state["gradients"] += FLOAT32 * parameters
     checkpoint = Counter({"checkpoint copy": FLOAT32 * parameters + optimizer_state if settings.saves else 0})
     if on_cpu:
-        return state + checkpoint, Counter()
+        return state + model_weights + checkpoint, Counter()
     if settings.parallel.cpu_offload:
         state += Counter({"gradients": FLOAT32 * parameters})
-        return Counter(), state + update_buffers(model, settings) + checkpoint
-    return state, checkpoint
+        return model_weights, state + update_buffers(model, settings) + checkpoint
+    return state + model_weights, checkpoint
 
 
 def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
@@ -161,14 +162,16 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
 
     def gathered(layers: int) -> Counter:
         """Parameters gathered by FSDP2 when the backward pass has `layers` layers left: those outside the layers, and
-        the current and the next layer (or all); with the all-gather buffer and the float32 reduce-scatter buffer."""
+        the current and the next layer, or all; with the all-gather buffer and the float32 reduce-scatter buffer."""
         if not settings.is_sharded:
             return Counter()
-        first = 0 if parallel.reshard_after_forward == "never" else max(layers - 2, 0)
+        first, end = max(layers - 2, 0), layers
+        if parallel.reshard_after_forward == "never":
+            first, end = 0, num_layers if settings.micro_batches > 1 else layers
         largest = layer_parameters[layers - 1] if layers else other_parameters
         return Counter(
             {
-                "weight copies": gradient * (other_parameters + sum(layer_parameters[first:layers])),
+                "weight copies": gradient * (other_parameters + sum(layer_parameters[first:end])),
                 "communication buffers": (gradient + FLOAT32) * largest,
             }
         )
@@ -179,7 +182,7 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
         later = sum(layer_parameters[layer:])
         if settings.is_sharded:
             new = gradient * (layer_parameters[layer] + other_parameters) + FLOAT32 * later / shards
-        elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure):
+        elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure or parallel.cpu_offload):
             new = gradient * (later + other_parameters)  # assigned to the parameters, not accumulated
         else:
             new = gradient * vocabulary if sizes.targets else 0
@@ -206,7 +209,7 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     # The embeddings' part of the word embedding's gradient is a tensor of the same size.
     own = Counter({"gradients": gradient * vocabulary, "activations": memory.embeddings_backward})
     yield "backward pass of the embeddings", gradients(0) + gathered(0) + own
-    if precision.pure and not settings.is_sharded and not settings.is_replicated:
+    if precision.pure and not (settings.is_sharded or settings.is_replicated or parallel.cpu_offload):
         model_gradients = gradient * num_parameters(model) if settings.micro_batches > 1 else 0
         yield "conversion of the gradients to float32", Counter({"gradients": masters + model_gradients})
     step = Counter() if parallel.cpu_offload or settings.is_replicated else Counter({"gradients": masters})

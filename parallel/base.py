@@ -25,15 +25,15 @@ class ParallelModel:
 
     model: the plain model, for its config and names. module: the module to call in the forward pass. shard_group: the
     process group over which the rows of parameters are sharded, or None. saves_rows: whether this rank's rows are saved
-    in checkpoints; each row is saved by one rank.
+    in checkpoints; each row is saved by one rank. masters_device: the device of the optimizer, if not the model's.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
     saves_rows = True
 
-    def __init__(self, model: PreTrainedModel, precision: Precision):
+    def __init__(self, model: PreTrainedModel, precision: Precision, masters_device: torch.device | None = None):
         self.model = self.module = model
-        self.masters = MasterWeights(model) if precision.pure else None
+        self.masters = MasterWeights(model, masters_device) if precision.pure or masters_device else None
         if precision.pure:
             model.to(precision.dtype)
 

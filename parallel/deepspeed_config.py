@@ -174,7 +174,8 @@ def check_local_rank(local_rank: int | None) -> None:
 
 
 def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
-    """Raises UserError for the first key or value that is not supported."""
+    """Raises UserError, with all their names, for keys and values that are not supported."""
+    refused: dict[str, list[str]] = {}  # by advice
     honoured = COMPUTED | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     for key, value in values.items():
         if key in FIXED and value in FIXED[key]:
@@ -183,10 +184,12 @@ def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> Non
             raise UserError(f'{path}: zero_optimization is {value!r}, expected an object such as {{"stage": 2}}')
         if key not in honoured:
             advice = next((text for starts, text in INSTEAD.items() if key.startswith(starts)), "leave it out")
-            found = f"{key} {value!r}" if key in FIXED else key
-            raise UserError(f"{path}: {found} is not supported with --deepspeed: {advice}")
-        if key.endswith(".enabled") and not isinstance(value, bool):
+            refused.setdefault(advice, []).append(f"{key} {value!r}" if key in FIXED else key)
+        elif key.endswith(".enabled") and not isinstance(value, bool):
             raise UserError(f"{path}: {key} is {value!r}, expected true or false")
+    if refused:
+        groups = "; ".join(f"{', '.join(keys)}: {advice}" for advice, keys in refused.items())
+        raise UserError(f"{path}: not supported with --deepspeed: {groups}")
 
 
 def optimizer_name(path: Path, values: dict[str, Any]) -> str | None:

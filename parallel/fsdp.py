@@ -149,8 +149,8 @@ def fill_shards(
         missing.discard(first_names.get(name, name))
     if missing:
         raise UserError(
-            f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the meta device (a "
-            "state dict lacks the buffers that are not persistent; named_buffers() has them)"
+            f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the meta device; for "
+            "buffers that its state dict lacks, add its named_buffers()"
         )
     return shards
 
@@ -171,7 +171,7 @@ class ShardedModel(ParallelModel):
     ):
         self.model = self.module = model
         self.masters = None
-        self.distributed = distributed
+        self.distributed, self.reshards = distributed, config.reshard_after_forward != "never"
         replicate_degree = distributed.world_size // config.shard_degree
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
         shard_model(
@@ -202,6 +202,8 @@ class ShardedModel(ParallelModel):
         for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
             # Gradients are reduced within a replica per micro-batch, but over replicas only once per step.
             self.model.set_requires_all_reduce(number == max_count)
+            # With `never`, parameters are gathered once per update.
+            self.model.set_reshard_after_backward(number == max_count or self.reshards)
             yield micro_batch
         self.shards.take_gradients()
 

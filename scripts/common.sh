@@ -102,6 +102,7 @@ read_seeds() { # list
 # ---- checks -----------------------------------------------------------------------------------------------------
 
 require_folder() { # argument path [how_to_make_it]
+  [[ ! -f $2 ]] || fail "$1: $2 is a file, not a folder (convert_checkpoint.py makes folders of other projects' checkpoints)"
   [[ -d $2 ]] || fail "$1: the folder $2 does not exist: check the path${3:+, or $3}"
 }
 

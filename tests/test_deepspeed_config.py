@@ -231,7 +231,7 @@ def test_the_json_of_hugging_face_runs_without_its_scheduler(tmp_path, zero, ena
     assert (args.optimizer, args.learning_rate, args.weight_decay, args.amp) == ("AdamW", 0.01, 0.1, True)
     assert args.epsilon == parse(tmp_path, {}).epsilon  # "auto" is the flag's default, not DeepSpeed's
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
-    with pytest.raises(UserError, match=r"scheduler.type .*leave the block out"):
+    with pytest.raises(UserError, match=r"scheduler.type.*leave the block out"):
         parse(tmp_path, hugging_face(zero, enabled, scheduler=True))
 
 
@@ -239,8 +239,9 @@ def test_the_json_of_hugging_face_runs_without_its_scheduler(tmp_path, zero, ena
     "enabled, flags", [(True, ()), ("auto", ("--fp16",)), ("auto", ("--use-pure-fp16", "--amp-dtype", "float16"))]
 )
 def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, enabled, flags):
-    with pytest.raises(UserError, match=r"fp16.loss_scale_window 1000 .* 2000 .*leave the key out"):
-        parse(tmp_path, hugging_face(ZERO2, enabled), *flags)
+    both = r"fp16.loss_scale_window 1000, fp16.hysteresis 2: .* 2000 .*leave the key out .*; scheduler.type"
+    with pytest.raises(UserError, match=both):
+        parse(tmp_path, hugging_face(ZERO2, enabled, scheduler=True), *flags)
 
 
 def test_disabled_blocks_are_skipped(tmp_path):

@@ -15,11 +15,12 @@ from torch._dynamo.utils import counters
 from bert_config import BertConfig
 from data_loading.loader import StepBatch, StepLoader
 from modeling import BertForPreTraining
+from optimizer import make_optimizer
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallelize import parallelize
 from precision import Precision
-from run_config import LoaderConfig, ParallelConfig
+from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from utils.distributed import DistributedContext, init_distributed
 
@@ -29,11 +30,11 @@ CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, "hidden_dropout_prob": 0.0, "
 TASK = PretrainingTask(next_sentence=True, max_seq_length=32)
 
 
-def make_parallel(precision=FLOAT32, distributed=None, compile="none", on_meta=True) -> ParallelModel:
+def make_parallel(precision=FLOAT32, distributed=None, compile="none", on_meta=True, **config) -> ParallelModel:
     torch.manual_seed(0)
     with torch.device("meta" if on_meta else "cpu"):
         model = BertForPreTraining(CONFIG)
-    return parallelize(model, ParallelConfig(compile), precision, CPU, distributed or DistributedContext())
+    return parallelize(model, ParallelConfig(compile, **config), precision, CPU, distributed or DistributedContext())
 
 
 # --- one process ------------------------------------------------------------------------------------------------------
@@ -65,6 +66,27 @@ def test_optimizer_of_16_bit_weights_gets_float32_masters():
             master.fill_(1.25)
     parallel.write_back()
     assert all(p.eq(1.25).all() for p in parallel.model.parameters())
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, PURE], ids=["float32", "16-bit weights"])
+def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision):
+    models = [make_parallel(precision, cpu_offload=offloads) for offloads in (False, True)]
+    for parallel in models:
+        optimizer = make_optimizer(OptimizerConfig(), parallel.model, 0.01, parallel.named_parameters())
+        for step in range(2):
+            for micro_batch in range(2):
+                scales = torch.arange(1.0, 1 + len(parallel.named_parameters())) + step + micro_batch
+                parameters = parallel.model.parameters()
+                loss = sum(s * (p.float() + 1).square().sum() for s, p in zip(scales, parameters, strict=True))
+                parallel.backward(loss, torch.tensor(4.0))
+            norm, _ = parallel.step(optimizer, torch.tensor(4.0), 1.0)
+            assert norm > 1 and optimizer.state_dict()["state"]
+    plain, offloaded = models
+    before = make_parallel(precision).model.state_dict()
+    for name, p in offloaded.model.named_parameters():
+        assert torch.equal(p, plain.model.get_parameter(name)) and not torch.equal(p, before[name])
+        assert offloaded.named_parameters()[name].device == CPU
+        assert offloaded.named_parameters()[name].data_ptr() != p.data_ptr() and p.grad is None
 
 
 # --- compilation ------------------------------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of
     ),
     ("linear",): lambda k: 0.01 * (k / 2 if k < 2 else (10 - k) / 8),
     ("cosine",): lambda k: 0.01 * (k / 2 if k < 2 else (1 + math.cos(math.pi * (k - 2) / 8)) / 2),
+    ("exponential", "--lr-decay-rate", "0.5"): lambda k: 0.01 * (k / 2 if k < 2 else 0.5 ** (k - 2)),
     ("exponential",): lambda k: 0.01 * (k / 2 if k < 2 else 0.95 ** (k - 2)),
     ("constant",): lambda k: 0.01 * min(k / 2, 1),
     ("noam",): lambda k: 0.01 * (k / 2**1.5 if k < 2 else 1 / math.sqrt(k)),

@@ -120,6 +120,7 @@ def test_squad_v2_has_questions_without_an_answer(checkout):
     [
         ("", ["init_checkpoint", "missing"]),
         ("nowhere", ["init_checkpoint", "nowhere does not exist: check the path\n"]),
+        ("requirements.txt", ["requirements.txt is a file, not a folder", "convert_checkpoint.py"]),
         ("init 2 0", ["batch_size", "'0'"]),
         ("init 2 32 1e-5 0.1 amp 9", ["num_gpus", "9", "has 8"]),
         ("init 2 32 1e-5 0.1 amp 1 1 nowhere", ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"]),
