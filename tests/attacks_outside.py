@@ -179,7 +179,7 @@ def shard(arena: Arena, folder: Path, random_: random.Random) -> int:
     original = arena.inputs.shards / victim.name
     words = arena.words(folder, *flags, "--input-dir", shards)
     pids = start_run(words, folder / "log", count)
-    wait_for_step(pids, folder, random_.randint(0, STEPS - 1))
+    wait_for_step(pids, folder, random_.randint(1, STEPS - 1))
     time.sleep(random_.uniform(0, 0.05))
     kind = random_.choice(["truncated", "emptied", "replaced", "overwritten", "removed"])
     if kind == "truncated":

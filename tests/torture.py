@@ -127,13 +127,13 @@ def main() -> int:
     if not counts:
         raise UserError("no attack was asked for: give a number of at least one kind, such as --kills 10")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started = time.monotonic()
+    started, attacked = time.monotonic(), commit()
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         ARENA = Arena(Path(folder))
         tallies = campaign(counts, first, args.jobs, args.seed)
     minutes = (time.monotonic() - started) / 60
     print(
-        f"\n{datetime.date.today()}, commit {commit()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a time "
+        f"\n{datetime.date.today()}, commit {attacked}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a time "
         f"on {os.cpu_count()} cores:\n\n| attack | tried | survived |\n|---|---|---|"
     )
     for name, (tried, survived) in tallies.items():
