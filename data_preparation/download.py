@@ -28,7 +28,7 @@ BLOCK = 1 << 20  # bytes
 MAX_SIZE = 1 << 40  # bytes of a file whose size is not pinned
 MAX_REASON = 200  # characters of a server's message that are shown
 RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}
-NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
+NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError, OverflowError)
 
 WIKIMEDIA_MIRRORS = (
     "https://dumps.wikimedia.org",

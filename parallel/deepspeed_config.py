@@ -116,11 +116,11 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     settings: dict[str, Setting] = {}
     batch = batch_flags(path, values, args, read_environment().world_size)
     for setting in (*flags_of(path, values, args, flags), *batch):
+        check_value(path, parser, setting)
         key, flag, value = setting
         other_key, _, other = settings.setdefault(argument_name(flag), setting)
         if value != other:
             raise UserError(f"{path}: {key} {value} contradicts {other_key} {other}: leave one of them out")
-        check_value(path, parser, setting)
     words = [f"{flag}={value}" for _, flag, value in settings.values()]
     merged = parser.parse_args([*words, *argv])
     for name, value in parser.parse_args([*argv, *words]).as_dict().items():

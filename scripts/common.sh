@@ -224,8 +224,8 @@ write_report() {
 }
 
 # launch PROCESSES PROGRAM ARGUMENT...: runs the program and waits for it, under torchrun where there are several
-# processes. SIGTERM, SIGUSR1 and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and ends; the
-# script then exits with 128 + the signal's number. A second SIGINT kills the program. Repeated SIGTERM and SIGUSR1
+# processes. SIGTERM, SIGUSR1, SIGHUP and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and
+# ends; the script then exits with 128 + the signal's number. A second SIGINT kills the program. Other repeated signals
 # change nothing, because batch systems send them more than once. If the variable log_file is not empty, the output is
 # also appended to that file.
 launch() {
@@ -251,8 +251,10 @@ launch() {
   fi
   trap 'forward_signal 15' TERM
   trap 'forward_signal 10' USR1
+  trap 'forward_signal 1' HUP
   trap 'forward_signal 2' INT
-  export LAUNCHER_PID=$$ # the program stops when this script has died
+  # The program stops when this script, or one that started it, has died.
+  export LAUNCHER_PID="${LAUNCHER_PID:-} $$"
   (
     trap '' USR1
     # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
@@ -267,7 +269,7 @@ launch() {
   while [[ -n $received ]] && kill -0 "$child" 2>/dev/null; do # the signal ended the wait, not the child
     wait "$child" || code=$?
   done
-  trap - TERM USR1 INT
+  trap - TERM USR1 HUP INT
   if [[ -n $received ]]; then exit $((128 + received)); fi
   if ((code != 0)); then exit "$code"; fi
 }
@@ -279,8 +281,8 @@ forward_signal() { # signal_number
   fi
   if [[ -z $received ]]; then
     received=$1
-    echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2
     kill -TERM "${targets[@]}" 2>/dev/null || true
+    echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2 || true
   elif (($1 == 2)); then
     kill -KILL "${targets[@]}" "$child" 2>/dev/null || true
   fi

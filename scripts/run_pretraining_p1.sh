@@ -7,7 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/common.sh
 
 # The global batch is 8 GPUs x 256 sequences x 32 micro-batches = 65,536 sequences of 128 tokens.
-python3 scripts/torchrun.py --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
+nodes=1 node_rank=0 log_file=''
+launch "${NUM_GPUS:-8}" run_pretraining.py \
   --input-dir "$(find_shards 128 20 "${BERT_PREP_WORKING_DIR:-data}")" \
   --output-dir results \
   --bert-model bert-large-uncased \

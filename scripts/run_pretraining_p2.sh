@@ -7,7 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/common.sh
 
 # The global batch is 8 GPUs x 32 sequences x 128 micro-batches = 32,768 sequences of 512 tokens.
-python3 scripts/torchrun.py --standalone --nproc_per_node "${NUM_GPUS:-8}" run_pretraining.py \
+nodes=1 node_rank=0 log_file=''
+launch "${NUM_GPUS:-8}" run_pretraining.py \
   --input-dir "$(find_shards 512 80 "${BERT_PREP_WORKING_DIR:-data}")" \
   --output-dir results \
   --bert-model bert-large-uncased \

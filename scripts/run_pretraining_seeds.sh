@@ -16,6 +16,7 @@ HELP
   exit
 fi
 read_seeds "${1:-}"
+export LAUNCHER_PID=$$ # the runs stop when this script has died
 arguments=("${@:2}")
 while ((${#arguments[@]} < 10)); do arguments+=(''); done
 results=${RESULTS_DIR:-$root/results}

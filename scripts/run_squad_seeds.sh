@@ -15,6 +15,7 @@ HELP
   exit
 fi
 read_seeds "${1:-}"
+export LAUNCHER_PID=$$ # the runs stop when this script has died
 arguments=("${@:2}")
 while ((${#arguments[@]} < 11)); do arguments+=(''); done
 out_dir=${arguments[10]:-./results}

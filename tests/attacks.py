@@ -56,12 +56,18 @@ class Failure(Exception):
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def start(words: list[str], log: Path, environment: dict[str, str], prepare: Callable[[], None] | None = None) -> int:
-    """Forks a process that runs run_pretraining.py; returns its id."""
+def start(
+    words: list[str],
+    log: Path,
+    environment: dict[str, str] | None = None,
+    prepare: Callable[[], None] | None = None,
+    program: Callable = run_pretraining.main,
+) -> int:
+    """Forks a process that runs `program`(words); returns its id."""
     if pid := os.fork():
         return pid
     try:
-        os.environ.update(environment)
+        os.environ.update(environment or {})
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         os.chdir(log.parent)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -70,7 +76,7 @@ def start(words: list[str], log: Path, environment: dict[str, str], prepare: Cal
         sys.stdout, sys.stderr = os.fdopen(1, "w", errors="replace"), os.fdopen(2, "w", errors="replace")
         if prepare is not None:
             prepare()
-        run_main(lambda: run_pretraining.main(words))
+        run_main(lambda: program(words))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
         for stream in (sys.stdout, sys.stderr):
@@ -246,20 +252,26 @@ FAULTS: dict[str, object] = {
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ESTALE)
 
 
-def watch(name: str, record: Path, moment: int = 0, number: int = 0) -> None:
-    """Writes a byte to `record` for each call of the function `name`; call `moment` raises the error `number`."""
+def watch(name: str, record: Path, disturb: Callable[[int, str], None] = lambda call, path: None) -> None:
+    """Writes a byte to `record` for each call of the function `name`, and disturbs it; `disturb` gets the number of
+    bytes and the call's path."""
     owner, calls = FAULTS[name], os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     original = getattr(owner, name)
 
     def call(*args, **kwargs):
         os.write(calls, b".")
-        if os.fstat(calls).st_size == moment:
-            raise OSError(number, os.strerror(number), args[0] if isinstance(args[0], str) else str(args[0]))
+        disturb(os.fstat(calls).st_size, str(args[0]))
         return original(*args, **kwargs)
 
     setattr(owner, name, call)
     if owner is io:
         builtins.open = call
+
+
+def fail(calls: range, number: int, call: int, path: str) -> None:
+    """Raises the error `number` in the given calls."""
+    if call in calls:
+        raise OSError(number, os.strerror(number), path)
 
 
 def watch_all(folder: Path) -> None:
@@ -279,7 +291,8 @@ def fault(arena: Arena, folder: Path, random_: random.Random) -> int:
         rank = random_.randrange(count)
     else:
         moment = random_.randint(1, arena.calls[number][name])
-        inject = functools.partial(watch, name, folder / "calls", moment, random_.choice(ERRNOS))
+        disturb = functools.partial(fail, range(moment, moment + 1), random_.choice(ERRNOS))
+        inject = functools.partial(watch, name, folder / "calls", disturb)
         rank = 0
     pids = start_run(arena.words(folder, *flags), folder / "log", count, {rank: inject})
     check_end(wait(pids), folder / "log", (0, 2))
@@ -340,7 +353,7 @@ def fuzz(arena: Arena, folder: Path, random_: random.Random) -> int:
     words = [word for word in arena.words(folder / "output") if word != "--resume-from-checkpoint"]
     words += [flag, str(changed), "--benchmark", "--benchmark-steps", "1", "--benchmark-warmup-steps", "1"]
     (folder / "command").write_text(json.dumps({"words": words}, indent=1))
-    check_end(wait([start(words, folder / "log", {})]), folder / "log")
+    check_end(wait([start(words, folder / "log")]), folder / "log")
     return 1
 
 

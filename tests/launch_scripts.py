@@ -47,6 +47,10 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
         print("saved and stopped", flush=True)
         sys.exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_DEAF" in os.environ else stop)
+    sys.path.insert(0, os.getcwd())
+    from utils.launcher import stop_with_launcher
+
+    stop_with_launcher()
     pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
     time.sleep(120)
 flags = dict(zip(arguments, arguments[1:]))

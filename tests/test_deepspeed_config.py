@@ -395,6 +395,24 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "lr": 1e-4}}}', "the key 'lr' is given twice"),
+        ('{"a": ' * 100_000 + "1" + "}" * 100_000, "not valid JSON"),
+        ('{"optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "optimizer.params.lr is nan"),
+        ('{"train_batch_size": 1e999}', "train_batch_size is inf"),
+        ('{"train_batch_size": ' + "9" * 5000 + "}", "not valid JSON"),
+        ('{"zero_optimization": {"stage": [2]}}', "zero_optimization.stage is [2]"),
+        ("[]", "not a JSON object"),
+    ],
+)
+def test_hostile_json_is_one_error_that_names_the_file(tmp_path, text, words):
+    flags = engine_flags(tmp_path, {})
+    (tmp_path / "ds.json").write_text(text)
+    assert_refused(run_here([*PRETRAINING, *flags, *ADAMW]), "ds.json", words)
+
+
+@pytest.mark.parametrize(
     "flag, advice",
     [
         ("--cf", "--config-file"),

@@ -275,6 +275,14 @@ def test_a_hostile_number_in_a_header_ends_in_one_line_or_the_file(server, tmp_p
     assert max(waits) <= HASTY.longest_wait
 
 
+@pytest.mark.parametrize("chunk_size", ["-1", "F" * 17, "x", "5"])
+def test_a_hostile_size_of_a_chunk_is_a_failed_attempt(server, tmp_path, chunk_size):
+    chunk = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk_size}\r\nab".encode()
+    server.answers = [lambda handler: handler.wfile.write(chunk), whole]
+    fetch([server.url()], tmp_path / "file.bin", SHA256, policy=HASTY)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize("claim", [None, -1, 1000])
 def test_no_more_is_written_than_the_pinned_size(server, tmp_path, claim, monkeypatch):
     written, unlink = [], Path.unlink

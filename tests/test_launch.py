@@ -1,5 +1,6 @@
 """How the scripts start processes: one or several, on one or several nodes, and what a signal does."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -110,19 +111,37 @@ def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals,
         for number in signals:
             process.send_signal(number)
             # Two signals that a process has not handled are one.
-            while "stopping after this step" not in output and (line := process.stdout.readline()):
+            while "stopping after" not in output and (line := process.stdout.readline()):
                 output += line
         output += process.stdout.read()
     return process.returncode, output
 
 
 @pytest.mark.parametrize("num_gpus", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_reaches_the_training_process_and_is_waited_for(checkout, num_gpus, number):
     code, output = start_and_signal(checkout, f"scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 {num_gpus}", number)
     assert code == 128 + number
     assert "saved and stopped" in output
     assert "ran" not in output
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_signal_reaches_the_processes_of_the_scripts_with_flags_by_name(checkout, phase):
+    code, output = start_and_signal(checkout, f"scripts/run_pretraining_p{phase}.sh", signal.SIGTERM, NUM_GPUS="2")
+    assert code == 128 + signal.SIGTERM
+    assert "saved and stopped" in output
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfds")
+@pytest.mark.parametrize(
+    "script", ["run_pretraining_seeds.sh 0,1 1 1e-3 fp32 0", "run_squad_seeds.sh 0,1 init 2 2 1e-4 0.1 fp32 0"]
+)
+def test_a_run_stops_with_the_script_that_started_its_script(checkout, script):
+    code, output = start_and_signal(checkout, f"scripts/{script}", signal.SIGTERM)
+    assert code == -signal.SIGTERM
+    assert output.count("the program that started this process has died: stopping") == 1
+    assert "saved and stopped" in output and len(checkout.calls()) == 1
 
 
 def test_a_second_ctrl_c_kills_a_process_that_ignores_signals(checkout):

@@ -151,6 +151,7 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path):
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("could not create a primitive"),
         OSError(12, "Cannot allocate memory"),
     ],
     ids=repr,

@@ -25,6 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from attacks import Arena, Failure, bad_input, fault, fuzz, kill  # noqa: E402
+from attacks_outside import disk, link, log, memory_limit, server, shard  # noqa: E402
 
 from utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
 from utils.errors import UserError, run_main  # noqa: E402
@@ -35,6 +36,12 @@ ATTACKS = {
     "faults": (fault, "failing system call, 1 and 2 processes"),
     "bad_inputs": (bad_input, "bad input"),
     "fuzzed": (fuzz, "changed checkpoint file"),
+    "disks": (disk, "full, failing or slow disk, 1 and 2 processes"),
+    "memory_limits": (memory_limit, "memory limit of a cgroup or a process"),
+    "shards": (shard, "shard truncated, replaced or removed during the run"),
+    "links": (link, "links in the folder of steps"),
+    "logs": (log, "changed log, read by report.py"),
+    "servers": (server, "download from a hostile server"),
 }
 ARENA: Arena | None = None  # set before the jobs are forked
 IDLE_LIMIT = 50  # attacks in a row that did not come to it, such as a kill of a run that had ended
@@ -118,15 +125,15 @@ def main() -> int:
             raise UserError(f"--repeat {args.repeat} is not KIND:NUMBER alone, with a kind of {', '.join(ATTACKS)}")
         counts, first = {name: 1}, {name: int(number)}
     if not counts:
-        raise UserError("no attack was asked for: give --kills, --faults, --bad-inputs or --fuzzed")
+        raise UserError("no attack was asked for: give a number of at least one kind, such as --kills 10")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started = time.monotonic()
+    started, attacked = time.monotonic(), commit()
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         ARENA = Arena(Path(folder))
         tallies = campaign(counts, first, args.jobs, args.seed)
     minutes = (time.monotonic() - started) / 60
     print(
-        f"\n{datetime.date.today()}, commit {commit()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a time "
+        f"\n{datetime.date.today()}, commit {attacked}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a time "
         f"on {os.cpu_count()} cores:\n\n| attack | tried | survived |\n|---|---|---|"
     )
     for name, (tried, survived) in tallies.items():

@@ -25,17 +25,23 @@ TEMPORARY_SUFFIX = ".tmp"
 def read_json(path: str | Path, description: str) -> Any:
     """The JSON value in the file `path`. `description` names the kind of file in errors.
 
-    Raises UserError if the file does not exist or is not valid JSON.
+    Raises UserError if the file does not exist, is not valid JSON, or has a key twice in one object.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
-        raise UserError(
-            f"{description} {path} is not valid JSON ({error}): it may be cut off, fetch it again"
-        ) from error
+        raise UserError(f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
 
 
 def read_json_object(path: str | Path, description: str) -> dict[str, Any]:

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 
 from utils.errors import UserError
 
-LAUNCHER_VARIABLE = "LAUNCHER_PID"  # set by the launch scripts
+LAUNCHER_VARIABLE = "LAUNCHER_PID"  # set by the launch scripts, of which one may start another
 SECONDS_TO_SAVE = 120
 
 
 def stop_with_launcher() -> None:
-    """Makes this process stop, as by SIGTERM, when torchrun or the launch script that started it has died, and kills
-    it after SECONDS_TO_SAVE. Does nothing without either of them, or where the kernel has no pidfds."""
+    """Makes this process stop, as by SIGTERM, when torchrun or a launch script that started it has died, and kills it
+    after SECONDS_TO_SAVE. Does nothing without either of them, or where the kernel has no pidfds."""
     launchers = []
     if "TORCHELASTIC_RUN_ID" in os.environ:
         launchers.append(os.getppid())
-    if os.environ.get(LAUNCHER_VARIABLE, "").isdecimal():
-        launchers.append(int(os.environ[LAUNCHER_VARIABLE]))
+    launchers += [int(word) for word in os.environ.get(LAUNCHER_VARIABLE, "").split() if word.isdecimal()]
     if not launchers or not hasattr(os, "pidfd_open"):
         return
     descriptors = []
