@@ -293,3 +293,19 @@ def test_one_process_ddp_and_fsdp2_train_alike_and_a_run_in_parts_equals_a_whole
         assert losses(tmp_path / layout) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
         for name, value in weights(tmp_path / layout, 8).items():
             assert float((value - expected[name]).abs().max()) < 2e-5, (layout, name)
+
+
+@pytest.mark.parametrize("window", [2, 16, 10_000])
+def test_flops_count_only_pairs_inside_the_window(window):
+    config = config_from_dict({**SMALL, "local_attention": window})
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(config)
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, range(config.num_hidden_layers)
+    distances = [np.abs(np.subtract.outer(np.arange(n), np.arange(n))) for n in LENGTHS]
+    pairs = sum(
+        int((places <= window // 2).sum()) if layer % 3 else places.size for layer in layers for places in distances
+    )
+    per_token = len(layers) * (8 * hidden**2 + 6 * hidden * inner)
+    head = 10 * (2 * hidden**2 + 2 * hidden * 192)  # the vocabulary of 130, padded
+    expected = 3 * (sum(LENGTHS) * per_token + 4 * pairs * hidden + head)
+    assert model.training_flops(LENGTHS, 10) == expected
