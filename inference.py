@@ -25,11 +25,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert_config import ModelConfig
-from checkpoint.folder import find_model_folder
+from bert_config import ModelConfig, ModernBertConfig
+from checkpoint.folder import CONFIG_FILE, find_model_folder
 from checkpoint.model_choice import choose_model
 from checkpoint.weights import open_model_weights
 from evaluation import check_finite, predict
+from modeling import MODELS
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
@@ -456,8 +457,13 @@ EMBEDDING = Head("sentence_embedding", "", lambda _model, _args: None, (), "sent
 
 def choose_head(args: Arguments, folder: Path) -> Head:
     """The head in `folder` that matches the flags. Raises UserError if there is none."""
-    names = tuple(open_model_weights(folder))
-    found = [head for head in HEADS if any(name.startswith(head.prefix) for name in names)]
+    config = read_json_object(folder / CONFIG_FILE, "the config")
+    if config.get("model_type") == ModernBertConfig.model_type:  # its classifiers have the same tensor names
+        heads = {model.__name__: name for name, model in MODELS[ModernBertConfig].items()}
+        found = [head for head in HEADS if head.name in map(heads.get, config.get("architectures") or ())]
+    else:
+        names = tuple(open_model_weights(folder))
+        found = [head for head in HEADS if any(name.startswith(head.prefix) for name in names)]
     if not found:
         raise UserError(f"{folder} has no head to ask: fine-tune it with run_squad.py or run_glue.py")
     asked = [head for head in HEADS if any(getattr(args, flag) not in (None, False) for flag in head.flags)]
@@ -465,8 +471,8 @@ def choose_head(args: Arguments, folder: Path) -> Head:
         raise UserError(f"the flags are for models of {' and of '.join(head.made_by for head in asked)}: choose one")
     if asked and asked[0] not in found:
         raise UserError(
-            f"{folder} has no tensors {asked[0].prefix}*, but {found[0].prefix}*: it is a model of {found[0].made_by}, "
-            f"and these flags are for one of {asked[0].made_by}"
+            f"{folder} is a model of {found[0].made_by}, and these flags are for one of {asked[0].made_by}: give other "
+            f"flags or another folder"
         )
     return asked[0] if asked else found[0]
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bert_config import VOCAB_MULTIPLE, BertConfig
+from bert_config import VOCAB_MULTIPLE, BertConfig, ModernBertConfig
 from tokenizer import BertTokenizer, read_tokenizer_file
 from utils.errors import UserError, one_line
 from utils.files import atomic_folder, read_json, write_json
@@ -35,6 +35,10 @@ def read_config(path: Path) -> tuple[BertConfig, dict[str, Any]]:
     values = read_json(path, "config")
     if not isinstance(values, dict):
         raise UserError(f"config {path} is not a JSON object: give a BERT config")
+    if values.get("model_type") == ModernBertConfig.model_type:
+        raise UserError(
+            f"{path} is a ModernBERT model, and all programs here read its folder as it is: do not convert it"
+        )
     values.setdefault("model_type", "bert")  # BertConfig then takes the further keys of Google's multilingual configs
     try:
         return BertConfig.from_dict(values), values
