@@ -25,7 +25,14 @@ from checkpoint.folder import (
 )
 from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
-from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, open_model_weights, select_weights
+from checkpoint.weights import (
+    check_head,
+    check_same_kind,
+    checkpoint_shapes,
+    copy_rows,
+    open_model_weights,
+    select_weights,
+)
 from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, StartConfig
 from utils.distributed import DistributedContext
@@ -269,6 +276,8 @@ def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
 
 def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], None], has_head: bool = False) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
+    if has_head:
+        check_head(folder, parallel.model.architecture)
     parameters = parallel.named_parameters()
     weights = select_weights(parallel.model, open_model_weights(folder), folder, log, has_head)
     for name, tensor in weights.items():

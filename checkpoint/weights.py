@@ -22,6 +22,7 @@ from utils.progress import print_line
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "head.", "decoder.")
 UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
+CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
 SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
@@ -137,6 +138,14 @@ def check_same_kind(folder: Path, config: ModelConfig, vocab_file: Path) -> None
         raise UserError(
             f"{given} and {vocab_file} contain different tokens: use the vocabulary that the weights were made with"
         )
+
+
+def check_head(folder: Path, architecture: str) -> None:
+    """Raises UserError if the config in `folder` names a model with another classifier. Its tensors may have the same
+    names and shapes."""
+    named = read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or []
+    if named and named[0].endswith(CLASSIFIERS) and named[0] != architecture:
+        raise UserError(f"{folder} holds a {named[0]}: it was not fine-tuned for this task, so add --do-train")
 
 
 def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -213,7 +213,7 @@ def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
     """Checks that a small model of the run's class can overfit one batch of the run's data."""
     count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // plan.config.loader.max_seq_length))
-    small = replace(plan.choice.config, **OVERFIT_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    small = replace(plan.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
     config = replace(
         plan.config,
         optimizer=OptimizerConfig("AdamW", weight_decay=0.0),

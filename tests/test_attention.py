@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attention import IMPLEMENTATIONS, default_implementation, flash_supports, prepare_attention
 from bert_config import BertConfig
+from cpu import length_bucketed
 from cpu.length_bucketed import length_buckets
 from modeling import BertForPreTraining
 from parallelize import choose_attention
@@ -26,27 +27,31 @@ def cu_seqlens_of(lengths) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 
-def prepared(implementation, lengths, device=CPU, max_seqlen=None):
+def prepared(implementation, lengths, device=CPU, max_seqlen=None, window=None):
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32, device=device)
-    return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths))
+    return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths), window)
 
 
-def attention_of_each_sequence(qkv, lengths) -> torch.Tensor:
+def attention_of_each_sequence(qkv, lengths, window=None) -> torch.Tensor:
     outputs = []
     for part in qkv.split(lengths):
         query, key, value = part.transpose(0, 2).unbind(1)  # each [H, L, D]
-        probabilities = (query @ key.mT / math.sqrt(qkv.shape[-1])).softmax(-1)
+        scores = query @ key.mT / math.sqrt(qkv.shape[-1])
+        places = torch.arange(len(part), device=qkv.device)
+        if window is not None:
+            scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
+        probabilities = scores.softmax(-1)
         outputs.append((probabilities @ value).transpose(0, 1))
     return torch.cat(outputs)
 
 
-def assert_matches_reference(attention, qkv, lengths, **tolerance) -> None:
+def assert_matches_reference(attention, qkv, lengths, window=None, **tolerance) -> None:
     """Compares the output and the gradient, for a loss that weights all outputs differently."""
     weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
     out = attention(qkv, 0.0)
     (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
     exact = qkv.detach().double().requires_grad_()
-    expected = attention_of_each_sequence(exact, lengths)
+    expected = attention_of_each_sequence(exact, lengths, window)
     (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
     torch.testing.assert_close(out, expected.to(qkv.dtype), **tolerance)
     torch.testing.assert_close(gradient, expected_gradient.to(qkv.dtype), **tolerance)
@@ -56,18 +61,22 @@ def assert_matches_reference(attention, qkv, lengths, **tolerance) -> None:
 
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
-@settings(max_examples=25)
+@settings(max_examples=50)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 9, 10, 10, 10, 10, 20]), min_size=1, max_size=12).filter(any),
     is_sorted=st.booleans(),
     spare=st.integers(0, 3),
+    window=st.sampled_from([None, 0, 1, 8, 9, 30]),
+    tile=st.sampled_from([1, 3, 128]),
 )
-def test_output_and_gradient_match_softmax_of_each_sequence(implementation, lengths, is_sorted, spare):
+def test_output_and_gradient_match_softmax_of_each_sequence(implementation, lengths, is_sorted, spare, window, tile):
     lengths = sorted(lengths, reverse=True) if is_sorted else lengths
     torch.manual_seed(sum(lengths))
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
-    attention = prepared(implementation, lengths, max_seqlen=max(lengths) + spare)
-    assert_matches_reference(attention, qkv, lengths)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(length_bucketed, "TILE_QUERIES", tile)
+        attention = prepared(implementation, lengths, max_seqlen=max(lengths) + spare, window=window)
+        assert_matches_reference(attention, qkv, lengths, window)
 
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
@@ -82,10 +91,12 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
 @needs_gpu
 @pytest.mark.parametrize("implementation", ["flash", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_implementations_on_a_gpu_match_float64(implementation, dtype):
+@pytest.mark.parametrize("window", [None, 1, 64])
+def test_implementations_on_a_gpu_match_float64(implementation, dtype, window):
     lengths = [128, 128, 77, 1, 0, 64]
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
-    assert_matches_reference(prepared(implementation, lengths, GPU), qkv, lengths, rtol=3e-2, atol=3e-2)
+    attention = prepared(implementation, lengths, GPU, window=window)
+    assert_matches_reference(attention, qkv, lengths, window, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
@@ -155,6 +166,16 @@ def test_filler_behind_the_sequences_gets_finite_states_and_changes_no_other(imp
     (expected * weight).sum().backward()
     assert filled.grad[: sum(lengths)].equal(real.grad)
     assert filled.grad[sum(lengths) :].eq(0).all()
+
+
+def test_a_window_saves_most_products_of_long_sequences_on_a_cpu():
+    flops = {}
+    for window in (None, 64):
+        qkv = torch.randn(1024, 3, HEADS, SIZE, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            prepared("length_bucketed", [1024], window=window)(qkv, 0.0).sum().backward()
+        flops[window] = counter.get_total_flops()
+    assert flops[64] < 0.25 * flops[None]
 
 
 def test_length_bucketed_attention_computes_no_products_for_filler():

@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import run_setup
 from benchmarks.common.training import RandomDataset, batch_stats
-from bert_config import BertConfig
+from bert_config import BertConfig, ModelConfig, ModernBertConfig
 from data_loading.loader import make_step_batch
 from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
-from modeling import BertForPreTraining, BertForQuestionAnswering, PreTrainedModel
+from modeling import BertForPreTraining, BertForQuestionAnswering, ModernBertForMaskedLM, PreTrainedModel
 from optimizer import make_optimizer
 from parallel.runtime import Runtime
 from precision import Precision
@@ -36,6 +36,7 @@ from trainer import Trainer
 
 META = torch.device("meta")
 TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)
+MODERN = ModernBertConfig(1000, 64, 4, num_attention_heads=1, intermediate_size=96, local_attention=8)
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +76,15 @@ def make_trainer(
     loader: LoaderConfig,
     precision: Precision,
     attention: str,
-    bert_config: BertConfig = TINY,
+    bert_config: ModelConfig = TINY,
+    optimizer: str = "Lamb",
 ) -> Trainer:
     with META:
         model = model_class(bert_config)
     config = RunConfig(
         TrainerConfig(max_steps=10, checkpoint_folder=Path("unused"), benchmark=True),
         loader,
-        OptimizerConfig("Lamb"),
+        OptimizerConfig(optimizer),
         ScheduleConfig(total_steps=10, learning_rate=1e-4),
         ParallelConfig(),
         StartConfig(),
@@ -91,7 +93,7 @@ def make_trainer(
         dynamic_loss_scale=True,
     )
     trainer = build_trainer(model, task, config, Runtime(META, precision))
-    model.bert.attention_implementation = attention
+    model.base_model.attention_implementation = attention
     return trainer
 
 
@@ -106,16 +108,19 @@ def make_trainer(
     ids=["bfloat16", "float16 with loss scaling", "float32"],
 )
 @pytest.mark.parametrize(
-    ("model_class", "task", "dataset_class"),
+    ("model_class", "task", "dataset_class", "config", "optimizer"),
     [
-        (BertForPreTraining, PretrainingTask(True, 24), RandomDataset),
-        (BertForQuestionAnswering, SquadTask(24), RandomQuestions),
+        (BertForPreTraining, PretrainingTask(True, 24), RandomDataset, TINY, "Lamb"),
+        (BertForQuestionAnswering, SquadTask(24), RandomQuestions, TINY, "Lamb"),
+        (ModernBertForMaskedLM, PretrainingTask(False, 24), RandomDataset, MODERN, "Muon"),
     ],
-    ids=["pre-training", "SQuAD"],
+    ids=["pre-training", "SQuAD", "ModernBERT with Muon"],
 )
-def test_no_step_reads_a_number_from_the_device(model_class, task, dataset_class, precision, attention, fixed):
+def test_no_step_reads_a_number_from_the_device(
+    model_class, task, dataset_class, config, optimizer, precision, attention, fixed
+):
     loader = LoaderConfig(4, 8, 24, 4, num_sizes=1 if fixed else None)
-    trainer = make_trainer(model_class, task, loader, precision, attention)
+    trainer = make_trainer(model_class, task, loader, precision, attention, config, optimizer)
     batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), MicroBatchLimits.of(loader))
     assert len(batch.micro_batches) > 1
     for _ in range(2):
