@@ -109,8 +109,8 @@ GLOBAL_FLAGS = (
          "remove another run's checkpoints and results from this run's folder", TRAIN, excludes=("--benchmark",)),
     Flag("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN, excludes=("--benchmark",)),
     Flag("--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"),
-    Flag("--report-file --json-summary", optional_path, Path("./report.json"), "file for DLLogger's JSON lines",
-         alone=None),
+    Flag("--report-file --json-summary", optional_path, None,
+         "file for DLLogger's JSON lines; by default report.json in --output-dir", alone=None),
     Flag("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None),
     Flag("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs", alone=None),
     Flag("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN),
@@ -278,6 +278,8 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
     have no effect or that contradict each other."""
     args = parse_with_deepspeed(parser, argv)
     parser.check_flags(args)
+    if not args.given("report_file"):
+        args = args.replace(report_file=args.output_dir / "report.json")
     if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
         parser.error(
             f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
@@ -305,6 +307,17 @@ def parse_fine_tuning(
     if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
         parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
     return args
+
+
+def check_weights(path: Path | None) -> None:
+    """Raises UserError if there is no `path` to start from. For a name of Hugging Face's hub, it says how to download
+    the model."""
+    if path is not None and not path.exists():
+        hub_name = f"google-bert/{path}" if str(path) in BERT_MODELS else path
+        raise UserError(
+            f"--init-checkpoint {path} does not exist: check the path, or download the model: hf download {hub_name} "
+            f"--local-dir {path.name}"
+        )
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

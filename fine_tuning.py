@@ -290,7 +290,7 @@ def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Run
     numbers = only_numbers(scores)
     text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-    runtime.reporter.log((), numbers | nvidias, f"{title}: {text}")
+    runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
     write_json(folder / SCORES_FILE, scores)
 
 

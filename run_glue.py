@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arguments import parse_fine_tuning
+from arguments import check_weights, parse_fine_tuning
 from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
@@ -123,6 +123,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.from_pretrained_params)
     from fine_tuning import fine_tuning_main
 
     return fine_tuning_main(args, make_task(args), "GLUE")

@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arguments import add_run_flags, batch_size, make_run_config, parse_run_arguments, sequence_length
+from arguments import add_run_flags, batch_size, check_weights, make_run_config, parse_run_arguments, sequence_length
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path, positive_int
 from utils.errors import UserError, run_main
 
@@ -124,6 +124,7 @@ def print_run_estimate(plan: TrainingPlan, metrics: dict[str, float], runtime: R
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.from_pretrained_params)
     from diagnostics.estimates import print_estimate
     from modeling import BertForPreTraining
     from run_setup import start_runtime

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arguments import parse_fine_tuning, sequence_length
+from arguments import check_weights, parse_fine_tuning, sequence_length
 from tasks.squad_file import SquadOptions
 from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
 from utils.errors import run_main
@@ -76,6 +76,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.from_pretrained_params)
     from fine_tuning import fine_tuning_main
 
     return fine_tuning_main(args, make_task(args), "SQuAD")

@@ -93,7 +93,7 @@ class Trainer:
                 waited = time.perf_counter() - started
                 stats, max_micro_batches, stops = self._exchange(batch, stop.received or self.writer.error)
                 step = state.step + 1  # this update, unless it is skipped
-                logs = is_due(step, config.log_freq, last_step)
+                logs = step == 1 or is_due(step, config.log_freq, last_step)
                 evaluates = config.eval_steps > 0 and is_due(step, config.eval_steps, last_step)
                 saves = stops or is_due(step, config.steps_per_checkpoint, last_step)
 

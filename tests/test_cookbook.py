@@ -28,9 +28,9 @@ def blocks(title: str, language: str) -> list[str]:
 
 
 def run_recipe(title: str) -> None:
-    """Runs the commands in the working folder. The small model has no name, so its results are in custom/."""
+    """Runs the commands in the working folder."""
     (block,) = blocks(title, "bash")
-    for command in block.replace("\\\n", " ").replace("results/bert-base-uncased", "results/custom").splitlines():
+    for command in block.replace("\\\n", " ").splitlines():
         python, program, *words = shlex.split(command)
         assert python == "python3"
         words = [SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)]
@@ -70,7 +70,7 @@ def in_folder(folder, monkeypatch):
 
 def test_fine_tune_a_hugging_face_model_on_my_csv(folder, capsys):
     run_recipe("Fine-tune a Hugging Face model on my CSV")
-    results = folder / "results" / "custom" / "classification"
+    results = folder / "results" / "bert-base-uncased" / "classification"
     assert (results / "scores.json").is_file()
     assert len((results / "predictions.tsv").read_text().splitlines()) == 25
     assert re.search(r"^label +(one|five)$", capsys.readouterr().out, re.MULTILINE)
@@ -84,16 +84,16 @@ def test_pre_train_on_my_language(folder, capsys):
 
 def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder):
     run_recipe("Continue pre-training on my domain")
-    results = folder / "domain" / "results" / "custom"
+    results = folder / "domain" / "results" / "bert-base-uncased"
     assert (results / "classification" / "scores.json").is_file()
     if not (folder / "results").exists():
         run_recipe("Fine-tune a Hugging Face model on my CSV")
-    (newest,) = (path.name for path in (folder / "results/custom/classification").iterdir() if path.is_dir())
+    (newest,) = (path.name for path in (folder / "results/bert-base-uncased/classification").iterdir() if path.is_dir())
     (code,) = blocks("Use the result in transformers", "python")
-    for stands, small in (("bert-base-uncased", "custom"), ("classification/375", f"classification/{newest}")):
+    for stands, small in (("phase1/5000", "phase1/2"), ("classification/375", f"classification/{newest}")):
         assert stands in code
         code = code.replace(stands, small)
-    (folder / "use.py").write_text(code.replace("phase1/5000", "phase1/2"))
+    (folder / "use.py").write_text(code)
     done = run_program(folder / "use.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "'label': " in done.stdout
