@@ -221,7 +221,6 @@ FINE_TUNING_FLAGS = (
     Flag("--do-eval", bool, False, "predict the development file and score the predictions"),
     Flag("--do-predict", bool, False, "write predictions"),
     Flag("--train-file", optional_path, None, "file to train on", TRAIN),
-    Flag("--predict-file", optional_path, None, "file to predict", PREDICT),
     Flag("--num-seeds", positive_int, 1, "number of runs, with the seeds from --seed up", TRAIN,
          excludes=("--benchmark",)),
     Flag("--do-lower-case", bool, None,

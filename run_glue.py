@@ -41,7 +41,11 @@ COLUMN_FLAGS = (
     Flag("--label-column", str, None, "column of the class, or of the number for --regression"),
     Flag("--regression", bool, False, "labels are numbers to predict, not classes"),
 )
-FILE_FLAGS = (Flag("--eval-file", optional_path, None, "file to score the model on"), *COLUMN_FLAGS)
+FILE_FLAGS = (
+    Flag("--eval-file", optional_path, None, "file to score the model on"),
+    Flag("--predict-file", optional_path, None, "file to predict", ("--do-eval or --do-predict",)),
+    *COLUMN_FLAGS,
+)
 # fmt: on
 
 
@@ -62,7 +66,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name in TASKS:
-        names = ("train_file", "predict_file", *(flag.name for flag in FILE_FLAGS))
+        names = ("train_file", *(flag.name for flag in FILE_FLAGS))
         given = [name for name in names if args.get(name)]
         if given:
             parser.error(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from arguments import check_weights, parse_fine_tuning, sequence_length
 from tasks.squad_file import SquadOptions
-from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
+from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, optional_path, positive_int
 from utils.errors import run_main
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
@@ -27,6 +27,7 @@ PREDICT = ("--do-eval or --do-predict",)
 
 # fmt: off
 FLAGS = (
+    Flag("--predict-file --eval-file", optional_path, None, "file to predict, and with --do-eval to score", PREDICT),
     Flag("--doc-stride", positive_int, SquadOptions.doc_stride, "tokens between the starts of windows"),
     Flag("--max-query-length", sequence_length, SquadOptions.max_query_length, "maximum tokens of a question"),
     Flag("--n-best-size", sequence_length, SquadOptions.n_best_size, "candidate starts, ends and answers per question",

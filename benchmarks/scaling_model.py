@@ -3,7 +3,7 @@
 
     python3 benchmarks/scaling_model.py
 
-Nothing is measured here. The collectives are those that tests/test_communication.py counts; docs/scaling.md has the
+Nothing is measured here. The collectives are those that tests/test_communication.py counts; benchmarks/scaling.md has the
 tables and the formulas.
 """
 

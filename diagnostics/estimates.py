@@ -33,7 +33,7 @@ COMPONENTS += ("communication buffers", "checkpoint copy")
 LIBRARY_BYTES = 2**30  # CUDA and NCCL
 GPU_SIZES = (80, 40, 24, 16)  # GB
 # Model TFLOP/s of BERT-large on an A100 80GB in mixed precision at length 512: 103 sequences/s, NVIDIA's published
-# figure (docs/results.md), times the 1.02 TFLOP of a sequence.
+# figure (benchmarks/nvidia_tables.md), times the 1.02 TFLOP of a sequence.
 A100_TFLOPS = 105
 DEVICE_COUNTS = (1, 8, 64)
 
