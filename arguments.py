@@ -110,7 +110,7 @@ GLOBAL_FLAGS = (
     Flag("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN, excludes=("--benchmark",)),
     Flag("--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"),
     Flag("--report-file --json-summary", optional_path, None,
-         "file for DLLogger's JSON lines; by default report.json in --output-dir", alone=None),
+         "file for DLLogger's JSON lines; by default report.json in the run's folder", alone=None),
     Flag("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None),
     Flag("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs", alone=None),
     Flag("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN),
@@ -277,8 +277,6 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
     have no effect or that contradict each other."""
     args = parse_with_deepspeed(parser, argv)
     parser.check_flags(args)
-    if not args.given("report_file"):
-        args = args.replace(report_file=args.output_dir / "report.json")
     if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
         parser.error(
             f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
@@ -388,6 +386,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             args.log_file,
             args.tensorboard_dir,
             startup_messages(args),
+            not args.given("report_file"),
         ),
         ModelSelection(
             args.bert_model,

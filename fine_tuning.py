@@ -22,7 +22,7 @@ from metrics import make_reporter
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import PredictionConfig
-from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, plan_run, start_runtime
+from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, open_report, plan_run, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
@@ -106,13 +106,14 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
     training_set = TrainingSet.open(args, task, runtime)
     task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.tokenizer)
+    open_report(make_run_config(args), folder, runtime)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
         seed_args = arguments_of_seed(args, seed, name) if name else args
-        with runtime_of_seed(args, runtime, name) as seed_runtime:
+        with runtime_of_seed(args, runtime, name, folder) as seed_runtime:
             plan = training_set.plan(seed_args, seed_runtime, name)
             parallel, exit_code = train(seed_args, plan, task, sets, seed_runtime)
             if parallel is None:
@@ -130,9 +131,8 @@ def train(
 ) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     steps = plan.config.trainer.max_steps
-    parameters = {"training_features": len(plan.dataset), "train_batch_size": args.batch_size, "steps": steps}
-    runtime.reporter.log("PARAMETER", parameters)
     trainer = plan.build_trainer(runtime)
+    trainer.settings |= {"training_features": len(plan.dataset), "train_batch_size": args.batch_size, "steps": steps}
     evaluation = None
     if args.eval_steps:
         evaluation = trainer.evaluate = Evaluation(args, trainer, task, sets)
@@ -219,7 +219,7 @@ def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
 
 
 @contextlib.contextmanager
-def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Runtime]:
+def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) -> Iterator[Runtime]:
     """The runtime with a separate log per seed, named after the seed, beside the log of the whole command."""
     if not name:
         yield runtime
@@ -232,7 +232,9 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
     }
     config = dataclasses.replace(config, **logs)
     with contextlib.closing(make_reporter(config, runtime.distributed.is_main)) as reporter:
-        yield dataclasses.replace(runtime, reporter=reporter)
+        runtime = dataclasses.replace(runtime, reporter=reporter)
+        open_report(make_run_config(args), folder, runtime, f"report-{name}.json")
+        yield runtime
 
 
 # --- scores and predictions -------------------------------------------------------------------------------------------
@@ -240,12 +242,13 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
     settings = make_run_config(args)
-    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
     choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
+    open_report(settings, args.output_dir / choice.name / task.name, runtime)
+    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
     config = with_labels(choice, task).config
     parallel = load_fine_tuned(task.model_class, config, model_folder, task.heads, runtime)
     predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)

@@ -92,8 +92,10 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 def pretrain(args: Arguments, runtime: Runtime) -> int:
     from metrics import RecordingSink
+    from run_setup import open_report
 
     plan = plan_training(args, runtime)
+    open_report(plan.config, plan.config.trainer.checkpoint_folder, runtime)
     recorder = RecordingSink()
     if args.estimate:
         runtime.reporter.sinks.append(recorder)

@@ -11,6 +11,7 @@ GPUs.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from arguments import check_weights, parse_fine_tuning, sequence_length
@@ -55,18 +56,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def make_task(args: Arguments) -> SquadTask:
     from tasks.squad import SquadTask
 
-    return SquadTask(
-        args.max_seq_length,
-        args.doc_stride,
-        args.max_query_length,
-        args.version_2_with_negative,
-        args.n_best_size,
-        args.max_answer_length,
-        args.null_score_diff_threshold,
-        args.train_file,
-        args.predict_file,
-        scores=args.do_eval,
-    )
+    options = {field.name: vars(args)[field.name] for field in dataclasses.fields(SquadOptions)}
+    return SquadTask(**options, train_file=args.train_file, predict_file=args.predict_file, scores=args.do_eval)
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:

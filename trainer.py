@@ -67,6 +67,7 @@ class Trainer:
         self.saved_step = state.step
         self.freed_memory = FreedMemory()
         self.is_finished = False  # set by early stopping
+        self.settings = state.metadata.arguments | {"SEED": state.metadata.seed}  # to be logged
         self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
@@ -162,11 +163,11 @@ class Trainer:
     # --- before and after ---
 
     def _begin(self) -> None:
-        self.reporter.log("PARAMETER", self.state.metadata.arguments | {"SEED": self.state.metadata.seed})
-        self.reporter.log("PARAMETER", {"train_start": True})
         if not self.config.benchmark:
             self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
             self.writer.reserve(self.state.num_bytes(), pinned=self.device.type == "cuda")
+        self.reporter.log("PARAMETER", self.settings)
+        self.reporter.log("PARAMETER", {"train_start": True})
 
     def _last_step(self) -> int:
         config, step = self.config, self.state.step

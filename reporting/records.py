@@ -270,7 +270,8 @@ def add_points(stage: Stage, session: Session, before: float) -> None:
 
 def find_versions(session: Session) -> dict[str, Any]:
     """Software versions and number of processes from the newest checkpoint near the log."""
-    found = [file for depth in ("*/*", "*/*/*") for file in session.file.parent.glob(f"{depth}/*_progress.json")]
+    depths = ("*", "*/*", "*/*/*")
+    found = [file for depth in depths for file in session.file.parent.glob(f"{depth}/*_progress.json")]
     found = [file for file in found if file.parts[-3] == session.stage_name and file.parts[-2].isdecimal()]
     for file in sorted(found, key=lambda file: int(file.parts[-2]), reverse=True):
         try:

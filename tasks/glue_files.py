@@ -129,10 +129,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def first(self, count: int) -> "Examples":
-        lists = (self.texts, self.pairs, self.labels, self.indices, self.lines)
-        return Examples(self.path, *(values if values is None else values[:count] for values in lists))
-
 
 def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = False) -> Examples:
     """Reads the texts of a file, and the labels if `labelled`. Raises UserError naming the bad line."""

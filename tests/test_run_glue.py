@@ -163,7 +163,7 @@ def test_results_have_the_name_of_the_models_folder_also_from_its_checkpoints_an
         assert run_glue.main([str(word) for word in command]) == 0
         assert (tmp_path / output / "my-bert" / "sst-2" / "scores.json").is_file()
     assert "sst-2  step 1/2 " in capsys.readouterr().out
-    assert sorted(reported(tmp_path / "c" / "report.json")) == [1, 2]
+    assert sorted(reported(tmp_path / "c" / "my-bert" / "sst-2" / "report.json")) == [1, 2]
     report.main(["c"])
     page = re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text())
     scores = read_json(tmp_path / "c" / "my-bert" / "sst-2" / "scores.json")
