@@ -29,7 +29,7 @@ from tokenizer import BertTokenizer
 from trainer import Trainer
 from utils.command_line import Arguments
 from utils.errors import UserError
-from utils.files import read_json, write_json
+from utils.files import atomic_folder, read_json, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
@@ -176,7 +176,7 @@ class Evaluation:
         scores: dict[str, float] = {}
         for each in self.sets:
             logits, _ = predict(trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime)
-            scores |= trainer.distributed.on_main(partial(self.numbers, each, logits))
+            scores |= only_numbers(trainer.distributed.on_main(partial(each.finish, logits, None)))
         step = trainer.state.step
         if step % trainer.config.eval_steps and step < trainer.config.max_steps:
             return scores  # end of --steps-this-run: an uninterrupted run does not evaluate here
@@ -188,20 +188,12 @@ class Evaluation:
         trainer.distributed.on_main(self.write)
         return scores
 
-    def numbers(self, prediction_set: PredictionSet, logits: np.ndarray) -> dict[str, float]:
-        return only_numbers(prediction_set.finish(logits, None))
-
     def write(self) -> None:
         if self.best() is self.history[-1]:
-            source, best = self.folder / str(self.trainer.state.step), self.folder / BEST_FOLDER
-            new = best.with_suffix(".tmp")
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            for file in source.iterdir():
-                if MODEL_FILES.fullmatch(file.name):
-                    shutil.copy2(file, new / file.name)
-            shutil.rmtree(best, ignore_errors=True)
-            new.rename(best)
+            with atomic_folder(self.folder / BEST_FOLDER) as best:
+                for file in (self.folder / str(self.trainer.state.step)).iterdir():
+                    if MODEL_FILES.fullmatch(file.name):
+                        shutil.copy2(file, best / file.name)
         write_json(self.folder / EVALUATIONS_FILE, self.history)
 
     def load_best(self) -> None:
