@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import report
 import run_glue
-from utils.errors import run_main
+from utils.errors import UserError, run_main
 
 WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
 GOOD, BAD = ["great", "lovely", "fine"], ["awful", "poor", "sad"]
@@ -386,3 +386,12 @@ def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, 
     (line,) = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
     assert says in line
     assert not (tmp_path / "output" / "custom").exists()
+
+
+def test_a_folder_with_checkpoints_names_the_flags_that_continue_and_start_again(files, tmp_path, capsys):
+    flags = (*sst_2(files, "--do-train"), "--max-steps", 1)
+    assert run(files, tmp_path, *flags) == 0
+    with pytest.raises(UserError, match="already holds step 1: add --resume-from-checkpoint .* or --overwrite"):
+        run(files, tmp_path, *flags)
+    assert run(files, tmp_path, *flags, "--overwrite") == 0
+    assert run(files, tmp_path, *flags, "--resume-from-checkpoint") == 0
