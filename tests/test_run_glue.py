@@ -391,7 +391,7 @@ def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, 
 def test_a_folder_with_checkpoints_names_the_flags_that_continue_and_start_again(files, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train"), "--max-steps", 1)
     assert run(files, tmp_path, *flags) == 0
-    with pytest.raises(UserError, match="already holds step 1: add --resume-from-checkpoint .* or --overwrite"):
+    with pytest.raises(UserError, match=r"already holds step 1: add --resume-from-checkpoint .* or --overwrite"):
         run(files, tmp_path, *flags)
     assert run(files, tmp_path, *flags, "--overwrite") == 0
     assert run(files, tmp_path, *flags, "--resume-from-checkpoint") == 0
