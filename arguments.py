@@ -115,8 +115,8 @@ GLOBAL_FLAGS = (
          "remove another run's checkpoints and results from this run's folder", TRAIN, excludes=("--benchmark",)),
     Flag("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN, excludes=("--benchmark",)),
     Flag("--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"),
-    Flag("--report-file --json-summary", optional_path, Path("./report.json"), "file for DLLogger's JSON lines",
-         alone=None),
+    Flag("--report-file --json-summary", optional_path, None,
+         "file for DLLogger's JSON lines; by default report.json in the run's folder", alone=None),
     Flag("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None),
     Flag("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs", alone=None),
     Flag("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN),
@@ -232,7 +232,6 @@ FINE_TUNING_FLAGS = (
     Flag("--do-eval", bool, False, "predict the development file and score the predictions"),
     Flag("--do-predict", bool, False, "write predictions"),
     Flag("--train-file", optional_path, None, "file to train on", TRAIN),
-    Flag("--predict-file", optional_path, None, "file to predict", PREDICT),
     Flag("--num-seeds", positive_int, 1, "number of runs, with the seeds from --seed up", TRAIN,
          excludes=("--benchmark",)),
     Flag("--do-lower-case", bool, None,
@@ -320,6 +319,17 @@ def parse_fine_tuning(
     return args
 
 
+def check_weights(path: Path | None) -> None:
+    """Raises UserError if there is no `path` to start from. For a name of Hugging Face's hub, it says how to download
+    the model."""
+    if path is not None and not path.exists():
+        hub_name = f"google-bert/{path}" if str(path) in BERT_MODELS else path
+        raise UserError(
+            f"--init-checkpoint {path} does not exist: check the path, or download the model: hf download {hub_name} "
+            f"--local-dir {path.name}"
+        )
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +381,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             timeout_minutes=args.distributed_timeout_minutes,
             collective_timeout_minutes=args.collective_timeout_minutes,
             messages=startup_messages(args),
+            reports_in_folder=not args.given("report_file"),
         ),
         select(args, ModelSelection, name=args.bert_model, is_named=args.given("bert_model")),
         select(args, PredictionConfig, batch_size=args.get("predict_batch_size", args.batch_size)),

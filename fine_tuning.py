@@ -22,14 +22,14 @@ from metrics import make_reporter
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import PredictionConfig
-from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, plan_run, start_runtime
+from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, open_report, plan_run, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer
 from trainer import Trainer
 from utils.command_line import Arguments
 from utils.errors import UserError
-from utils.files import read_json, write_json
+from utils.files import atomic_folder, read_json, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
@@ -106,13 +106,14 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
     training_set = TrainingSet.open(args, task, runtime)
     task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.tokenizer)
+    open_report(make_run_config(args), folder, runtime)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
         seed_args = arguments_of_seed(args, seed, name) if name else args
-        with runtime_of_seed(args, runtime, name) as seed_runtime:
+        with runtime_of_seed(args, runtime, name, folder) as seed_runtime:
             plan = training_set.plan(seed_args, seed_runtime, name)
             parallel, exit_code = train(seed_args, plan, task, sets, seed_runtime)
             if parallel is None:
@@ -130,14 +131,13 @@ def train(
 ) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     steps = plan.config.trainer.max_steps
-    parameters = {
+    trainer = plan.build_trainer(runtime)
+    trainer.settings |= {
         "training_samples": plan.dataset.num_examples,
         "training_features": len(plan.dataset),
         "train_batch_size": args.batch_size,
         "steps": steps,
     }
-    runtime.reporter.log("PARAMETER", parameters)
-    trainer = plan.build_trainer(runtime)
     evaluation = None
     if args.eval_steps:
         evaluation = trainer.evaluate = Evaluation(args, trainer, task, sets)
@@ -181,7 +181,7 @@ class Evaluation:
         scores: dict[str, float] = {}
         for each in self.sets:
             logits, _ = predict(trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime)
-            scores |= trainer.distributed.on_main(partial(self.numbers, each, logits))
+            scores |= only_numbers(trainer.distributed.on_main(partial(each.finish, logits, None)))
         step = trainer.state.step
         if step % trainer.config.eval_steps and step < trainer.config.max_steps:
             return scores  # end of --steps-this-run: an uninterrupted run does not evaluate here
@@ -193,20 +193,12 @@ class Evaluation:
         trainer.distributed.on_main(self.write)
         return scores
 
-    def numbers(self, prediction_set: PredictionSet, logits: np.ndarray) -> dict[str, float]:
-        return only_numbers(prediction_set.finish(logits, None))
-
     def write(self) -> None:
         if self.best() is self.history[-1]:
-            source, best = self.folder / str(self.trainer.state.step), self.folder / BEST_FOLDER
-            new = best.with_suffix(".tmp")
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            for file in source.iterdir():
-                if MODEL_FILES.fullmatch(file.name):
-                    shutil.copy2(file, new / file.name)
-            shutil.rmtree(best, ignore_errors=True)
-            new.rename(best)
+            with atomic_folder(self.folder / BEST_FOLDER) as best:
+                for file in (self.folder / str(self.trainer.state.step)).iterdir():
+                    if MODEL_FILES.fullmatch(file.name):
+                        shutil.copy2(file, best / file.name)
         write_json(self.folder / EVALUATIONS_FILE, self.history)
 
     def load_best(self) -> None:
@@ -224,7 +216,7 @@ def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
 
 
 @contextlib.contextmanager
-def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Runtime]:
+def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) -> Iterator[Runtime]:
     """The runtime with a separate log per seed, named after the seed, beside the log of the whole command."""
     if not name:
         yield runtime
@@ -237,7 +229,9 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
     }
     config = dataclasses.replace(config, **logs)
     with contextlib.closing(make_reporter(config, runtime.distributed.is_main)) as reporter:
-        yield dataclasses.replace(runtime, reporter=reporter)
+        runtime = dataclasses.replace(runtime, reporter=reporter)
+        open_report(make_run_config(args), folder, runtime, f"report-{name}.json")
+        yield runtime
 
 
 # --- scores and predictions -------------------------------------------------------------------------------------------
@@ -245,12 +239,13 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str) -> Iterator[Ru
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
     settings = make_run_config(args)
-    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
     choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
     tokenizer = make_tokenizer(args, choice)
     model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)
+    open_report(settings, args.output_dir / choice.name / task.name, runtime)
+    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
     config = with_labels(choice, task).config
     parallel = load_fine_tuned(task.head, config, model_folder, runtime)
     predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)
@@ -302,7 +297,7 @@ def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Run
     numbers = only_numbers(scores)
     text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-    runtime.reporter.log((), numbers | nvidias, f"{title}: {text}")
+    runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
     write_json(folder / SCORES_FILE, scores)
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arguments import check_weights
 from tasks.squad_file import SquadOptions
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
@@ -266,6 +267,7 @@ def ask_about(model: Predictor, context: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.init_checkpoint)
     model = open_model(args)
     text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:

@@ -26,7 +26,7 @@ class RuntimeConfig:
     """Device, precision and log files. `device`: auto, cuda or cpu. `amp`: compute in 16 bits with float32 weights;
     `pure_fp16`: the model's weights are in `amp_dtype`, one of AMP_DTYPES. `timeout_minutes` and
     `collective_timeout_minutes`: timeouts for other processes at startup and in collectives. `messages`: lines to print
-    at startup."""
+    at startup. `reports_in_folder`: also log to `report.json` in the run's folder."""
 
     device: str = "auto"
     amp: bool = False
@@ -40,6 +40,7 @@ class RuntimeConfig:
     log_file: Path | None = None
     tensorboard_dir: Path | None = None
     messages: tuple[str, ...] = ()
+    reports_in_folder: bool = False
 
 
 @dataclass(frozen=True)

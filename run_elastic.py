@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Elastic launcher: runs a launch script on a changing set of nodes (docs/elastic.md).
+"""Elastic launcher: runs a launch script on a changing set of nodes (docs/multi_node.md).
 
 dask scheduler                                             # on a permanent host
 python3 run_elastic.py node --scheduler tls://HOST:8786    # on each node

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arguments import parse_fine_tuning
+from arguments import check_weights, parse_fine_tuning
 from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
@@ -41,7 +41,11 @@ COLUMN_FLAGS = (
     Flag("--label-column", str, None, "column of the class, or of the number for --regression"),
     Flag("--regression", bool, False, "labels are numbers to predict, not classes"),
 )
-FILE_FLAGS = (Flag("--eval-file", optional_path, None, "file to score the model on"), *COLUMN_FLAGS)
+FILE_FLAGS = (
+    Flag("--eval-file", optional_path, None, "file to score the model on"),
+    Flag("--predict-file", optional_path, None, "file to predict", ("--do-eval or --do-predict",)),
+    *COLUMN_FLAGS,
+)
 # fmt: on
 
 
@@ -62,7 +66,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name in TASKS:
-        names = ("train_file", "predict_file", *(flag.name for flag in FILE_FLAGS))
+        names = ("train_file", *(flag.name for flag in FILE_FLAGS))
         given = [name for name in names if args.get(name)]
         if given:
             parser.error(
@@ -123,6 +127,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.from_pretrained_params)
     from fine_tuning import fine_tuning_main
 
     return fine_tuning_main(args, make_task(args), "GLUE")

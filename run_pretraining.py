@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arguments import add_run_flags, batch_size, make_run_config, parse_run_arguments, sequence_length
+from arguments import add_run_flags, batch_size, check_weights, make_run_config, parse_run_arguments, sequence_length
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path, positive_int
 from utils.errors import UserError, run_main
 
@@ -90,14 +90,18 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 
 def pretrain(args: Arguments, runtime: Runtime) -> int:
+    from run_setup import open_report
+
     plan = plan_training(args, runtime)
-    runtime.reporter.log("PARAMETER", {"batch_size_per_gpu": args.batch_size})
+    open_report(plan.config, plan.config.trainer.checkpoint_folder, runtime)
     trainer = plan.build_trainer(runtime)
+    trainer.settings["batch_size_per_gpu"] = args.batch_size
     return trainer.train(plan.make_loader(trainer))
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.from_pretrained_params)
     from diagnostics.estimates import print_estimate
     from run_setup import start_runtime
 

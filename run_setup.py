@@ -17,7 +17,7 @@ from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from evaluation import evaluate
 from lr_scheduler import make_schedule
-from metrics import make_reporter
+from metrics import DLLoggerJsonSink, make_reporter
 from modeling import PreTrainedModel, make_model
 from optimizer import make_optimizer, spec_of
 from parallel.base import ParallelModel
@@ -69,6 +69,12 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             ) from error
         finally:
             reporter.close()
+
+
+def open_report(config: RunConfig, folder: Path, runtime: Runtime, name: str = "report.json") -> None:
+    """Logs to the file `name` in the run's folder, unless the flags give a report file."""
+    if config.runtime.reports_in_folder and runtime.distributed.is_main:
+        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / name, "--report-file"))
 
 
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:

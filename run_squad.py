@@ -11,11 +11,12 @@ GPUs.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from arguments import parse_fine_tuning, sequence_length
+from arguments import check_weights, parse_fine_tuning, sequence_length
 from tasks.squad_file import SquadOptions
-from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, positive_int
+from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, optional_path, positive_int
 from utils.errors import run_main
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
@@ -27,6 +28,7 @@ PREDICT = ("--do-eval or --do-predict",)
 
 # fmt: off
 FLAGS = (
+    Flag("--predict-file --eval-file", optional_path, None, "file to predict, and with --do-eval to score", PREDICT),
     Flag("--doc-stride", positive_int, SquadOptions.doc_stride, "tokens between the starts of windows"),
     Flag("--max-query-length", sequence_length, SquadOptions.max_query_length, "maximum tokens of a question"),
     Flag("--n-best-size", sequence_length, SquadOptions.n_best_size, "candidate starts, ends and answers per question",
@@ -54,18 +56,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def make_task(args: Arguments) -> SquadTask:
     from tasks.squad import SquadTask
 
-    return SquadTask(
-        args.max_seq_length,
-        args.doc_stride,
-        args.max_query_length,
-        args.version_2_with_negative,
-        args.n_best_size,
-        args.max_answer_length,
-        args.null_score_diff_threshold,
-        args.train_file,
-        args.predict_file,
-        scores=args.do_eval,
-    )
+    options = {field.name: vars(args)[field.name] for field in dataclasses.fields(SquadOptions)}
+    return SquadTask(**options, train_file=args.train_file, predict_file=args.predict_file, scores=args.do_eval)
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
@@ -76,6 +68,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    check_weights(args.from_pretrained_params)
     from fine_tuning import fine_tuning_main
 
     return fine_tuning_main(args, make_task(args), "SQuAD")

@@ -1,8 +1,8 @@
 """BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019).
 
-`basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_batch_with_offsets` return the
-same ids and offsets many times faster: BERT's tokens never cross white space, so each distinct word between white space
-is tokenized once and cached.
+`basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_text` return the same ids and
+offsets many times faster: BERT's tokens never cross white space, so each distinct word between white space is tokenized
+once and cached.
 
 Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that input cannot
 forge a separator. The caller adds special tokens by id.
@@ -12,6 +12,7 @@ import hashlib
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import count, repeat
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from utils.files import read_json_object
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
 MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches are cleared above it
+MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
 WORD_SLOTS = 1 << 20  # of 32 bytes each; few of MAX_CACHED_WORDS collide
 PART_SLOTS = 1 << 17
 
@@ -92,10 +94,10 @@ class CharacterMap(dict):
 
 
 class WordTable(dict):
-    """word -> its row in the ragged arrays `ids` and `spans` (start, end, start, end, ... in the word), filled on
-    demand by `encode_words`, which returns token counts, ids and spans for a list of distinct words."""
+    """word -> its row in the ragged array `ids`, filled on demand by `encode_words`, which returns the tokens per word
+    and the ids of a list of distinct words."""
 
-    def __init__(self, encode_words: Callable[[list], tuple[Iterable[int], Iterable[int], Iterable[int]]]):
+    def __init__(self, encode_words: Callable[[list[bytes]], tuple[Sequence[int], Sequence[int]]]):
         super().__init__()
         self.encode_words = encode_words
         self.start_afresh()
@@ -103,28 +105,21 @@ class WordTable(dict):
     def start_afresh(self) -> None:
         self.clear()
         self.ids = array("i")
-        self.spans = array("i")
         self.row_starts = array("q", [0])
 
-    def look_up(self, words: Sequence) -> tuple[np.ndarray, np.ndarray]:
-        """Start of each word's tokens in `ids` and `spans`, and the number of tokens per word, both [W]."""
-        if len(self) > MAX_CACHED_WORDS:
-            self.start_afresh()
+    def look_up(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Start of each word's tokens in `ids`, and the number of tokens per word, both [W]."""
         rows_W = np.fromiter(map(self.get, words, repeat(-1)), np.int64, len(words))
-        unknown = np.flatnonzero(rows_W < 0)
-        if len(unknown):
+        if len(unknown := np.flatnonzero(rows_W < 0)):
             unknown_words = [words[place] for place in unknown.tolist()]
-            self.add(list(dict.fromkeys(unknown_words)))
+            new = list(dict.fromkeys(unknown_words))
+            tokens_W, ids = self.encode_words(new)
+            self.update(zip(new, count(len(self)), strict=False))
+            self.row_starts.extend((np.cumsum(tokens_W) + len(self.ids)).tolist())
+            self.ids.extend(ids)
             rows_W[unknown] = list(map(self.get, unknown_words))
         row_starts = np.asarray(self.row_starts)  # a view; must be released before the table grows
         return row_starts[rows_W], row_starts[rows_W + 1] - row_starts[rows_W]
-
-    def add(self, words: list) -> None:
-        tokens_W, ids, spans = self.encode_words(words)
-        self.update(zip(words, count(len(self)), strict=False))
-        self.row_starts.extend((np.cumsum(tokens_W) + len(self.ids)).tolist())
-        self.ids.extend(ids)
-        self.spans.extend(spans)
 
 
 class ShortWords:
@@ -207,7 +202,7 @@ class BertTokenizer:
         self._words = ShortWords(WordTable(self._encode_words), WORD_SLOTS)
         # Parts of words: "house", "house," and "(house" are three words that share one part.
         self._parts = ShortWords(WordTable(self._encode_parts), PART_SLOTS)
-        self._words_with_spans = WordTable(self._encode_words_with_spans)
+        self._encode_word = lru_cache(MAX_CACHED_SPANS)(self.encode_with_offsets)
 
     @property
     def vocab_size(self) -> int:
@@ -266,12 +261,6 @@ class BertTokenizer:
     def tokenize(self, text: str) -> list[str]:
         return self.convert_ids_to_tokens(self.encode(text))
 
-    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
-        """Ids of `tokens`; [UNK] for tokens not in the vocabulary. A string returns a single id."""
-        if isinstance(tokens, str):
-            return self.vocab.get(tokens, self.unk_token_id)
-        return [self.vocab.get(token, self.unk_token_id) for token in tokens]
-
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str]:
         """Tokens of `ids`. A single id returns a string. Raises IndexError for an id outside the vocabulary."""
         if isinstance(ids, int | np.integer):
@@ -291,50 +280,29 @@ class BertTokenizer:
             text.decode("utf-8")  # raises with the position in `text`
             raise
 
-    def encode_batch_with_offsets(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encodes each text without special tokens, as in `encode_lines`, with the [start, end) of each token.
+    def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
+        ids, bounds, end = [], [], 0
+        text = text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
+        for word in text.split():
+            start = text.index(word, end)
+            end = start + len(word)
+            word_ids, spans = self._encode_word(word)
+            ids += word_ids
+            for first, stop in spans:
+                bounds += (start + first, start + stop)
+        return np.array(ids, np.int32), np.array(bounds, np.int32).reshape(-1, 2)
 
-        Returns ids [T] int32, spans [T, 2] int32 and offsets [len(texts) + 1] int64."""
-        words, words_per_text, positions = [], [], array("i")
-        for text in texts:
-            text = ready_to_split(text)
-            words_of_text, end = text.split(), 0
-            for word in words_of_text:
-                start = text.index(word, end)
-                positions.append(start)
-                end = start + len(word)
-            words += words_of_text
-            words_per_text.append(len(words_of_text))
-        first_token_W, tokens_W = self._words_with_spans.look_up(words)
-        tokens_T = ragged_indexes(first_token_W, tokens_W)
-        ids = np.asarray(self._words_with_spans.ids)[tokens_T]
-        spans = np.asarray(self._words_with_spans.spans).reshape(-1, 2)[tokens_T]
-        spans += np.repeat(np.array(positions, np.int32), tokens_W)[:, None]
-        token_ends = np.concatenate([[0], np.cumsum(tokens_W)])
-        return ids, spans, token_ends[np.concatenate([[0], np.cumsum(words_per_text, dtype=np.int64)])]
-
-    def _encode_words(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray, tuple]:
-        """Token counts and ids of words between spaces and newlines, in one pass; no spans."""
+    def _encode_words(self, words: list[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        """Token counts and ids of words between spaces and newlines, in one pass."""
         normalized = b"\n".join(words).decode("utf-8").translate(self._characters_of_lines)
         ids, offsets = self._parts.encode_lines(normalized.encode("utf-8"))
-        return np.diff(offsets), ids.tolist(), ()
+        return np.diff(offsets), ids.tolist()
 
-    def _encode_parts(self, parts: list[bytes]) -> tuple[list[int], list[int], tuple]:
-        """Token counts and ids of words and punctuation marks, as from `basic_tokenize`; no spans."""
+    def _encode_parts(self, parts: list[bytes]) -> tuple[Sequence[int], Sequence[int]]:
+        """Token counts and ids of words and punctuation marks, as from `basic_tokenize`."""
         pieces = [self.wordpiece(part.decode("utf-8")) for part in parts]
-        return list(map(len, pieces)), [token_id for piece in pieces for token_id, _, _ in piece], ()
-
-    def _encode_words_with_spans(self, words: list[str]) -> tuple[list[int], list[int], list[int]]:
-        """Token counts, ids and spans of white-space words, by the reference implementation."""
-        encoded = [self.encode_with_offsets(word) for word in words]
-        tokens_W = [len(ids) for ids, _ in encoded]
-        return tokens_W, [i for ids, _ in encoded for i in ids], [e for _, spans in encoded for s in spans for e in s]
-
-
-def ready_to_split(text: str) -> str:
-    """Replaces characters of `text`, without changing its length or tokens, so that str.split() splits it as BERT
-    does."""
-    return text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
+        return list(map(len, pieces)), [token_id for piece in pieces for token_id, _, _ in piece]
 
 
 def ragged_indexes(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

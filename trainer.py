@@ -67,6 +67,8 @@ class Trainer:
         self.saved_step = state.step
         self.freed_memory = FreedMemory()
         self.is_finished = False  # set by early stopping
+        run = {"SEED": state.metadata.seed, "processes": self.distributed.world_size, **state.versions}
+        self.settings = state.metadata.arguments | run  # to be logged
         self.final_loss: float | None = None
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
@@ -92,7 +94,7 @@ class Trainer:
                 waited = time.perf_counter() - started
                 stats, max_micro_batches, stops = self._exchange(batch, stop.received or self.writer.error)
                 step = state.step + 1  # this update, unless it is skipped
-                logs = is_due(step, config.log_freq, last_step)
+                logs = step == 1 or is_due(step, config.log_freq, last_step)
                 evaluates = config.eval_steps > 0 and is_due(step, config.eval_steps, last_step)
                 saves = stops or is_due(step, config.steps_per_checkpoint, last_step)
 
@@ -161,12 +163,10 @@ class Trainer:
     # --- before and after ---
 
     def _begin(self) -> None:
-        metadata, processes = self.state.metadata, self.distributed.world_size
-        settings = {"SEED": metadata.seed, "processes": processes, **self.state.versions}
-        self.reporter.log("PARAMETER", metadata.arguments | settings)
-        self.reporter.log("PARAMETER", {"train_start": True})
         if not self.config.benchmark:
             self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
+        self.reporter.log("PARAMETER", self.settings)
+        self.reporter.log("PARAMETER", {"train_start": True})
 
     def _last_step(self) -> int:
         config, step = self.config, self.state.step

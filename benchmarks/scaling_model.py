@@ -3,8 +3,8 @@
 
     python3 benchmarks/scaling_model.py
 
-Nothing is measured here. The collectives are those that tests/test_communication.py counts; docs/scaling.md has the
-tables and the formulas.
+Nothing is measured here. The collectives are those that tests/test_communication.py counts;
+benchmarks/scaling.md has the tables and the formulas.
 """
 
 import functools

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_config import VOCAB_MULTIPLE, BertConfig, ModelConfig, ModernBertConfig, config_from_dict
-from checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
+from checkpoint.folder import CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import check_tokenizer_folder, read_tokenizer_file, read_vocabulary
 from utils.errors import UserError
@@ -26,7 +26,7 @@ CONFIGS = ROOT / "bert_configs"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """`name`: the folder for results; the name of a file in bert_configs/, or `custom`."""
+    """`name`: the folder for results; the name of a file in bert_configs/, of the model's folder, or `custom`."""
 
     name: str
     config: ModelConfig
@@ -80,6 +80,8 @@ def choose_model(
         do_lower_case = casing if isinstance(casing, bool) else is_uncased(vocab_file)
     if folder is not None and selection.vocab_file is None:
         check_tokenizer_folder(folder, casing if isinstance(casing, bool) else do_lower_case)
+    if folder is not None and name == CUSTOM:
+        name = name_of_folder(folder)
     return ModelChoice(name, config.with_vocabulary(read_vocabulary(vocab_file)[0]), vocab_file, do_lower_case)
 
 
@@ -124,6 +126,16 @@ def read_config(path: Path) -> ModelConfig:
 def name_of(config: ModelConfig) -> str:
     """The name of this architecture in bert_configs/, or `custom`."""
     return next((path.stem for path in sorted(CONFIGS.glob("*.json")) if read_config(path) == config), CUSTOM)
+
+
+def name_of_folder(folder: Path) -> str:
+    """The model's name in `<output-dir>/<model>/<phase or task>[/seed-N]/<step>`, or the folder's own name."""
+    run = folder.resolve().parent
+    if (run / RECORD_FILE).is_file():
+        return (run.parent if run.name.startswith("seed-") else run).parent.name
+    if run.name == "snapshots":  # Hugging Face's cache: models--<organization>--<name>/snapshots/<commit>
+        return run.parent.name.rpartition("--")[2]
+    return folder.resolve().name
 
 
 def is_uncased(vocab_file: Path) -> bool:

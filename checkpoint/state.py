@@ -318,9 +318,8 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
         resumes_here = checkpoint is not None and checkpoint.parent.resolve() == checkpoint_folder.resolve()
         if not resumes_here or int(newest.name) > int(checkpoint.name):
             raise UserError(
-                f"{checkpoint_folder} already holds step {newest.name}: to resume from it, add --from-checkpoint "
-                f"{checkpoint_folder} --last-step-of-checkpoint auto; to start again, move it away or choose another "
-                f"--output-dir"
+                f"{checkpoint_folder} already holds step {newest.name}: add --resume-from-checkpoint to resume from it "
+                f"(instead of --from-checkpoint), or --overwrite to start again, or choose another --output-dir"
             )
     weights = config.from_phase1_final_params or config.from_pretrained_params
     if checkpoint is None and weights is not None:

@@ -1,4 +1,4 @@
-"""Makes an HDF5 shard of pre-training samples from a text shard; docs/data_creation_speed.md says how fast, and why.
+"""Makes an HDF5 shard of pre-training samples from a text shard. Speed: benchmarks/data_creation_speed.md.
 
 A shard depends on its text, its file name, the options and the seed: not on other shards or the number of workers.
 """

@@ -5,7 +5,7 @@
     shards = fill_shards(model, mesh, "cpu", values.items())
     optimizer = Lamb(parameter_groups(model, 0.01, shards.shards), shard_group=shards.group)
 
-docs/sharding.md has a complete example. Parameters are sharded by rows (dimension 0). Gradients are summed over ranks,
+docs/memory.md has a complete example. Parameters are sharded by rows (dimension 0). Gradients are summed over ranks,
 not averaged: divide the loss by the counts of the global batch.
 """
 

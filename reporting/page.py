@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from reporting.charts import Series, make_chart
-from reporting.records import STAGE_TITLES, Run, Stage, differences, is_score, numbers, printable
+from reporting.records import STAGE_TITLES, UNUSABLE, Run, Stage, differences, is_score, numbers, printable
 
 # The order of the charts; other metrics follow.
 ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "learning_rate", "grad_norm")
@@ -60,6 +60,7 @@ def make_section(series: list[Series]) -> dict[str, Any]:
         "facts": sorted(rows([stage_facts(stage) for stage in stages]), key=lambda row: not row[0][1]),
         "differences": differences(stages).items() if len(stages) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
+        "score_tables": [(one, *table) for one in series for table in score_tables(one.stage)],
         "settings": rows([dict(sorted(stage.settings.items())) for stage in stages]),
     }
 
@@ -95,6 +96,26 @@ def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
         if values := [value for p in stage.points if math.isfinite(value := p.metrics.get(metric, math.nan))]:
             facts[f"{title_of(metric)}, median", False] = show(metric, statistics.median(values))
     return facts | {(title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)}
+
+
+def score_tables(stage: Stage) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, header and rows of the scores per class and of the confusion matrix, if the log has them."""
+    for name in [name for name in stage.results if name.endswith("per_class")]:
+        prefix = name.removesuffix("per_class")
+        matrix = stage.results.get(f"{prefix}confusion_matrix")
+        try:
+            classes = {label: numbers(row) for label, row in stage.results[name].items()}
+            columns = list(next(iter(classes.values())))
+            table = [
+                [label, *(show(column, row[column]) if math.isfinite(row[column]) else "–" for column in columns)]
+                for label, row in classes.items()
+            ]
+            yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
+            if matrix is not None:
+                counts = [[label, *map("{:,d}".format, row)] for label, row in zip(classes, matrix, strict=True)]
+                yield title_of(prefix + "confusion_matrix"), ["true \\ predicted", *classes], counts
+        except (*UNUSABLE, AttributeError, StopIteration):
+            continue  # not written by this project
 
 
 def breakable(text: str) -> Markup:

@@ -237,7 +237,8 @@ def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
 
 def as_fractions(stage_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """SQuAD's official scores are percentages, all others fractions: divides those of SQuAD by 100."""
-    if not stage_name.startswith("squad") and not any("exact" in name for name in metrics):
+    has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
+    if not stage_name.startswith("squad") and not has_squads_names:
         return metrics
     return metrics | {name: value / 100 for name, value in numbers(metrics).items() if is_score(name)}
 

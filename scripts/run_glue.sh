@@ -16,7 +16,7 @@ ARGUMENTS=(
   "vocab_file                   | None                           | text               | vocabulary; None: that of init_checkpoint or BERT_MODEL"
   "config_file                  | None                           | text               | architecture; None: that of init_checkpoint or BERT_MODEL"
   "out_dir                      | results/MRPC                   | text               | results go to OUT_DIR/MODEL/TASK"
-  "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (docs/glue.md)"
+  "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (docs/fine_tuning.md)"
   "num_gpu                      | 8                              | non_negative_int   | GPUs of this node; 0: run on the CPU"
   "batch_size                   | 16                             | positive_int       | sequences per GPU and update"
   "gradient_accumulation_steps  | 1                              | positive_int       | micro-batches that batch_size is divided into"
@@ -30,12 +30,16 @@ ARGUMENTS=(
 )
 
 print_help() {
-  echo "usage: bash scripts/run_glue.sh INIT_CHECKPOINT [ARGUMENT...]
+  echo "usage: bash scripts/run_glue.sh
+   or: bash scripts/run_glue.sh INIT_CHECKPOINT [ARGUMENT...]
    or: bash scripts/run_glue.sh \$(source scripts/configs/glue_config.sh && PRESET)
 
 Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or empty one takes its [default]:"
   print_arguments
   cat <<'HELP'
+
+Without arguments, it downloads bert-base-uncased to the working folder (with the command hf) and MRPC if they are not
+there, and uses the GPUs of this machine in fp16, or its CPU in fp32 (amp if it has bfloat16 instructions).
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.
@@ -58,11 +62,25 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   exit
 fi
 arguments=("$@")
+if (($# == 0)); then
+  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
+  cpu_precision=$(grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo amp || echo fp32)
+  arguments=(bert-base-uncased '' '' '' '' '' "$gpus" '' '' '' '' '' '' "$( ((gpus > 0)) && echo fp16 || echo "$cpu_precision")")
+fi
 if (($# >= 6)); then arguments[5]=${6,,}; fi
 if (($# >= 13)); then arguments[12]=${13%.0}; fi # -1.0 in NVIDIA's script
 if (($# >= 16)); then arguments[15]=${16// /_}; fi
 parse_arguments "${arguments[@]}"
 
+if (($# == 0)); then
+  # shellcheck source=setup_environment.sh
+  source "$root/scripts/setup_environment.sh" use
+  [[ -d $data_dir ]] || python3 "$root/data/prepare.py" download glue --tasks mrpc
+  hf_download=(hf download google-bert/bert-base-uncased --local-dir bert-base-uncased)
+  if [[ ! -d $init_checkpoint ]] && ! { command -v hf >/dev/null && "${hf_download[@]}"; }; then
+    fail "the model $init_checkpoint is not here: pip install huggingface_hub, then ${hf_download[*]}"
+  fi
+fi
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
 require_folder 'argument 2 (data_dir)' "$data_dir" 'download it: bash data/create_datasets_from_start.sh glue'
 if ((batch_size % gradient_accumulation_steps > 0)); then

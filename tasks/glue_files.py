@@ -30,10 +30,9 @@ class TextTask:
     name: name of the submission file. text, pair, label: column names. labels: classes in the order of their ids;
     empty for regression, and for a custom file until its labels are known. header: columns of training and development
     files without a header. index: column with the sample's name in submissions; by default its number. sets: files of
-    the evaluation sets, by name. is_custom: a file of the user, whose lines must have as
-    many columns as the header. skips_incomplete_lines:
-    skip broken lines in training and development files. multi_label: samples have any number of labels, separated by
-    LABEL_SEPARATOR.
+    the evaluation sets, by name. is_custom: a file of the user, whose lines must have as many columns as the header.
+    skips_incomplete_lines: skip broken lines in training and development files. multi_label: samples have any number of
+    labels, separated by LABEL_SEPARATOR.
     """
 
     name: str
@@ -128,10 +127,6 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.texts)
-
-    def first(self, count: int) -> "Examples":
-        lists = (self.texts, self.pairs, self.labels, self.indices, self.lines)
-        return Examples(self.path, *(values if values is None else values[:count] for values in lists))
 
 
 def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = False) -> Examples:

@@ -268,20 +268,19 @@ def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict
         {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)} for side in (expected, predicted)
     ]
 
-    def scores_of(wanted: set, found: set) -> dict[str, float]:
+    def scores_of(kinds: set[str]) -> dict[str, float]:
+        wanted, found = ({entity for entity in side if entity[1] in kinds} for side in sides)
         correct = len(wanted & found)
         return {
             "precision": correct / max(len(found), 1),
             "recall": correct / max(len(wanted), 1),
             "f1": 2 * correct / max(len(wanted) + len(found), 1),
+            "support": len(wanted),
         }
 
-    by_type = {}
-    for kind in sorted({entity[1] for side in sides for entity in side}):
-        wanted, found = ({entity for entity in side if entity[1] == kind} for side in sides)
-        by_type[kind] = scores_of(wanted, found) | {"support": len(wanted)}
-    right_tags = sum(
-        a == b for left, right in zip(expected, predicted, strict=True) for a, b in zip(left, right, strict=True)
-    )
-    accuracy = right_tags / sum(map(len, expected))
-    return scores_of(*sides) | {"accuracy": accuracy, "per_class": by_type}
+    kinds = sorted({entity[1] for side in sides for entity in side})
+    scores = scores_of(set(kinds))
+    del scores["support"]
+    pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
+    scores["accuracy"] = sum(a == b for a, b in pairs) / len(pairs)
+    return scores | {"per_class": {kind: scores_of({kind}) for kind in kinds}}

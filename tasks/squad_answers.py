@@ -90,9 +90,11 @@ def distinct_texts(dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int
     """The texts of the `n_best_size` best spans, best first; each text appears once, with its best span."""
     candidates: dict[str, Candidate] = {}
     for place in np.argsort(-(spans_5P[3] + spans_5P[4]), kind="stable"):
-        span, logits = spans_5P[:3, place].astype(int).tolist(), spans_5P[3:, place].tolist()
+        feature, start, end, *logits = spans_5P[:, place].tolist()
+        span = int(feature), int(start), int(end)
         text = dataset.text(*span)
-        candidates.setdefault(text, Candidate(text, *logits, dataset.characters(*span)))
+        if text not in candidates:
+            candidates[text] = Candidate(text, *logits, dataset.characters(*span))
         if len(candidates) == n_best_size:
             break
     return list(candidates.values())

@@ -97,7 +97,8 @@ def predict_file(
     settings = json.loads(json.dumps(settings | {"input": file_digest(source)}, default=str))
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "settings.json"
-    if record.exists() and read_json(record, "the settings of the predictions") != settings:
+    has_parts = any(path.stem.isdecimal() for path in folder.glob("*.json"))
+    if has_parts and read_json(record, "the settings of the predictions") != settings:
         raise UserError(f"{folder} has predictions of another input, model or flags: remove it, or change --output")
     write_json(record, settings)
     added: list[Row] = []

@@ -11,8 +11,6 @@ import numpy as np
 from data_loading.packing import IGNORED_LABEL, Label
 from utils.progress import progress_bar
 
-TEXTS_PER_BATCH = 4096  # tokenized between two updates of the progress bar
-
 
 class SequenceDataset:
     """Sequences as rows of flat arrays (see data_loading.loader.StreamDataset).
@@ -91,12 +89,9 @@ class SequenceSamples:
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
-    ids: list[np.ndarray] = []
-    characters: list[np.ndarray] = []
     with progress_bar(len(texts), f"tokenizing {what}", "text", delay=1) as bar:
-        for first in range(0, len(texts), TEXTS_PER_BATCH):
-            id_T, character_T2, bounds = tokenizer.encode_batch_with_offsets(texts[first : first + TEXTS_PER_BATCH])
-            ids += np.split(id_T, bounds[1:-1])
-            characters += np.split(character_T2, bounds[1:-1])
-            bar.update(len(ids) - bar.n)
-    return ids, characters
+        encoded = []
+        for text in texts:
+            encoded.append(tokenizer.encode_text(text))
+            bar.update()
+    return [ids for ids, _ in encoded], [characters for _, characters in encoded]

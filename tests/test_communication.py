@@ -206,6 +206,6 @@ def test_more_gpus_are_never_slower_and_overlap_never_hurts():
 
 def test_the_documentation_has_the_tables_that_the_program_prints(capsys):
     scaling_model.main([])
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    page = (ROOT / "benchmarks" / "scaling.md").read_text()
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) > 10 and [row for row in rows if row not in page] == []

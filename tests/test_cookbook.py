@@ -1,4 +1,4 @@
-"""The commands of docs/cookbook.md, as they stand there, on small files and with few steps."""
+"""The commands of docs/fine_tuning.md and docs/pretraining.md, on small files and with few steps."""
 
 import csv
 import re
@@ -15,22 +15,22 @@ import run_pretraining
 
 PROGRAMS = {"run_glue.py": run_glue.main, "run_pretraining.py": run_pretraining.main, "inference.py": inference.main}
 
-# Flags that would take long; the rest of each command is the cookbook's.
+# Flags that would take long; the rest of each command is the page's.
 SMALL = {"--max-steps": "2", "--vocab-size": "600", "--batch-size": "4", "--epochs": "1"}
 SMALL |= {"--bert-config": str(ROOT / "bert_configs" / "bert-tiny-uncased.json")}
 
 
 def blocks(title: str, language: str) -> list[str]:
     """The code blocks of a recipe."""
-    text = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("fine_tuning.md", "pretraining.md"))
     recipe = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
     return re.findall(rf"^```{language}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)
 
 
 def run_recipe(title: str) -> None:
-    """Runs the commands in the working folder. The small model has no name, so its results are in custom/."""
+    """Runs the commands in the working folder."""
     (block,) = blocks(title, "bash")
-    for command in block.replace("\\\n", " ").replace("results/bert-base-uncased", "results/custom").splitlines():
+    for command in block.replace("\\\n", " ").splitlines():
         python, program, *words = shlex.split(command)
         assert python == "python3"
         words = [SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)]
@@ -70,30 +70,31 @@ def in_folder(folder, monkeypatch):
 
 def test_fine_tune_a_hugging_face_model_on_my_csv(folder, capsys):
     run_recipe("Fine-tune a Hugging Face model on my CSV")
-    results = folder / "results" / "custom" / "classification"
+    results = folder / "results" / "bert-base-uncased" / "classification"
     assert (results / "scores.json").is_file()
     assert len((results / "predictions.tsv").read_text().splitlines()) == 25
     assert re.search(r"^label +(one|five)$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_pre_train_on_my_language(folder, capsys):
-    run_recipe("Pre-train on my language")
+    run_recipe("How do I pre-train on my language?")
     assert (folder / "german" / "results" / "custom" / "phase2" / "2" / "model.safetensors").is_file()
     assert re.search(r"^text +Berlin ist die \S+ von Deutschland\.$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder):
-    run_recipe("Continue pre-training on my domain")
-    results = folder / "domain" / "results" / "custom"
+    run_recipe("How do I continue pre-training on my domain?")
+    results = folder / "domain" / "results" / "bert-base-uncased"
     assert (results / "classification" / "scores.json").is_file()
     if not (folder / "results").exists():
         run_recipe("Fine-tune a Hugging Face model on my CSV")
-    (newest,) = (path.name for path in (folder / "results/custom/classification").iterdir() if path.is_dir())
-    (code,) = blocks("Use the result in transformers", "python")
-    for stands, small in (("bert-base-uncased", "custom"), ("classification/375", f"classification/{newest}")):
+    (newest,) = (path.name for path in (folder / "results/bert-base-uncased/classification").iterdir() if path.is_dir())
+    code = "".join(blocks("Fine-tune a Hugging Face model on my CSV", "python"))
+    code += "".join(blocks("How do I continue pre-training on my domain?", "python"))
+    for stands, small in (("phase1/5000", "phase1/2"), ("classification/375", f"classification/{newest}")):
         assert stands in code
         code = code.replace(stands, small)
-    (folder / "use.py").write_text(code.replace("phase1/5000", "phase1/2"))
+    (folder / "use.py").write_text(code)
     done = run_program(folder / "use.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "'label': " in done.stdout

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -106,7 +107,7 @@ def test_missing_package_is_an_error_of_one_line(program):
         "doctor.py": PRETRAIN,
         "run_squad.py": TRAIN,
         "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
-        "inference.py": ["--init-checkpoint=x"],
+        "inference.py": ["--init-checkpoint=."],
     }
     code, (line,) = run_program("-S", program, *arguments.get(program, []))  # -S: without the installed packages
     assert code == 2
@@ -193,3 +194,18 @@ def test_closed_standard_output_ends_the_program_without_a_traceback(tmp_path):
 def test_broken_pipe_of_another_file_is_not_hidden(capfd):
     with pytest.raises(BrokenPipeError), capfd.disabled():
         run_main(raising(BrokenPipeError()))
+
+
+@pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py"])
+def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(program, tmp_path):
+    (tmp_path / "torch.py").write_text("raise AssertionError('imported')")
+    words = {
+        "run_pretraining.py": ["--input-dir=x", "--output-dir=y", "--max-steps=1"],
+        "run_squad.py": TRAIN,
+        "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
+    }
+    for name, hub_name in (("bert-base-cased", "google-bert/bert-base-cased"), ("organization/name", None)):
+        flags = [*words.get(program, []), f"--init-checkpoint={name}"]
+        code, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
+        assert code == 2 and line.startswith(f"error: --init-checkpoint {name} does not exist")
+        assert line.endswith(f"hf download {hub_name or name} --local-dir {Path(name).name}")

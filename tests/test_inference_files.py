@@ -243,6 +243,14 @@ def test_a_bad_file_is_refused(folder, tmp_path, content, target, flags, says):
     assert not (tmp_path / target).exists()
 
 
+def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
+    model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv", ["word " * 70])
+    with pytest.raises(UserError, match="line 2: the text has 72 tokens"):
+        run(model, source, tmp_path / "out.csv", "--text-column", "review")
+    run(model, source, tmp_path / "out.csv", "--text-column", "review", "--truncate")
+    assert len(rows_of(tmp_path / "out.csv")) == 1
+
+
 def test_a_damaged_gz_file_is_named(folder, tmp_path):
     (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"review\na\n")[:-6])
     with pytest.raises(UserError, match=r"in\.csv\.gz is no complete gzip file"):

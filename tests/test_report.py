@@ -301,6 +301,18 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
     assert "Differences in settings" not in Parsed(page_of(a, tmp_path / "one.html")).cells
 
 
+def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
+    table = {"a<b": {"precision": 0.25, "support": 1234}, "c": {"precision": 1.0, "support": 2}}
+    log = Log(tmp_path / "log.json").start({"output_dir": "out", "task_name": "multi-label"})
+    log.write(
+        [], {"f1_micro": 0.5, "exact_match": 0.125, "per_class": table, "confusion_matrix": [[1000, 234], [0, 2]]}
+    )
+    text = " ".join(re.sub("<[^>]*>", " ", page_of(tmp_path, tmp_path / "page.html")).split())
+    assert "Exact match 12.5%" in text and "F1 micro 50%" in text
+    assert "Per class Precision Support a&lt;b 25% 1,234 c 100% 2" in text
+    assert "true \\ predicted a&lt;b c a&lt;b 1,000 234 c 0 2" in text
+
+
 def test_what_logs_say_is_text_and_not_markup(tmp_path):
     settings = {**SETTINGS, "note": "<script>alert(1)</script>"}
     Log(tmp_path / "a" / "log.json").start(settings).train([10], **{"<b>metric</b>": 1.0})
@@ -378,7 +390,8 @@ ODD_NUMBERS = [
 ODD_VALUES = [*ODD_NUMBERS, *ODD_NAMES, [], [1.0], [[]], {}, {"loss": 1.0}]
 METRICS = ["loss", "grad_norm", "loss_scale", "eval_loss", "mlm_accuracy", "tokens_per_second", *ODD_NAMES]
 SETTING_NAMES = ["output_dir", "phase2", "doc_stride", "task_name", "benchmark", "seed", "log_freq", "max_steps"]
-RESULTS = ["f1_mean", "f1_std", "exact", "F1", "f1", "checkpoint", *ODD_NAMES]
+RESULTS = ["f1_mean", "f1_std", "exact", "F1", "f1", "checkpoint", "per_class", "confusion_matrix", *ODD_NAMES]
+TABLES = [{"a": {"f1": 0.5, "support": 3}}, {"a": {"f1": 0.5}, "b": {}}, [[3]], [[1, 2], [3, "4"]], [[10**400]]]
 ODD_STEPS = [[[]], 3, "4", None, [True], [-1], [2**60], [10**400], [1.5], {}]
 TIMES = st.sampled_from(["1e9"] * 40 + ["1000000060"] * 10 + ["0", "1e20", "x", "", -1, *ODD_NUMBERS, [], {}])
 
@@ -391,7 +404,7 @@ def data(names: list[str], usual: list) -> st.SearchStrategy[dict]:
 RECORDS = (
     st.tuples(st.sampled_from([[step] for step in range(20)] + ODD_STEPS), data(METRICS, [0.5, 1.0, 1024.0]))
     | st.tuples(st.just("PARAMETER"), data(SETTING_NAMES + ODD_NAMES, ["out", 1, 10]))
-    | st.tuples(st.just([]), data(RESULTS, [0.5, 81.25]))
+    | st.tuples(st.just([]), data(RESULTS, [0.5, 81.25, *TABLES]))
 )
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from conftest import TINY, VOCAB_FILE, reported
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
+import report
 import run_glue
-from utils.errors import run_main
+from utils.errors import UserError, run_main
 
 WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
 GOOD, BAD = ["great", "lovely", "fine"], ["awful", "poor", "sad"]
@@ -145,6 +147,31 @@ def test_a_checkpoint_is_scored_without_training_and_its_own_config_is_used(trai
     for name in ("scores.json", "SST-2.tsv"):
         assert (folder / name).read_text() == (trained / name).read_text()
     assert sorted(path.name for path in folder.iterdir()) == ["SST-2.tsv", "scores.json"]
+
+
+def test_results_have_the_name_of_the_models_folder_also_from_its_checkpoints_and_beside_them_a_report(
+    trained, files, tmp_path, monkeypatch, capsys
+):
+    model = tmp_path / "my-bert"
+    model.mkdir()
+    for name in ("config.json", "vocab.txt", "model.safetensors"):
+        (model / name).write_bytes((trained / "48" / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    flags = ["--device", "cpu", *sst_2(files, "--do-train", "--do-eval"), "--max-steps", 2, "--eval-steps", 1]
+    for start, output in (("my-bert", "a"), ("a/my-bert/sst-2", "b"), ("b/my-bert/sst-2/best", "c")):
+        command = [*flags, "--max-seq-length", 16, "--init-checkpoint", start, "--output-dir", output]
+        assert run_glue.main([str(word) for word in command]) == 0
+        assert (tmp_path / output / "my-bert" / "sst-2" / "scores.json").is_file()
+    assert "sst-2  step 1/2 " in capsys.readouterr().out
+    assert sorted(reported(tmp_path / "c" / "my-bert" / "sst-2" / "report.json")) == [1, 2]
+    report.main(["c"])
+    page = re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text())
+    scores = read_json(tmp_path / "c" / "my-bert" / "sst-2" / "scores.json")
+    assert "Accuracy" in page and "Confusion matrix" in page
+    for label, row in zip("01", scores["confusion_matrix"], strict=True):
+        precision = 100 * scores["per_class"][label]["precision"]
+        assert re.search(rf"\s{label}\s+{precision:.4g}[0-9]*%", page)
+        assert re.search(rf"\s{label}\s+{row[0]}\s+{row[1]}\s", page)
 
 
 def test_regression_learns_scores(files, tmp_path):
@@ -343,7 +370,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "max_position_embeddings 64"),
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
         (
-            [*SST_2, "--do-eval", "--num-seeds", "2", "--init-checkpoint", "x"],
+            [*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED],
             "--num-seeds has no effect without --do-train",
         ),
         (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
@@ -359,3 +386,12 @@ def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, 
     (line,) = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
     assert says in line
     assert not (tmp_path / "output" / "custom").exists()
+
+
+def test_a_folder_with_checkpoints_names_the_flags_that_continue_and_start_again(files, tmp_path, capsys):
+    flags = (*sst_2(files, "--do-train"), "--max-steps", 1)
+    assert run(files, tmp_path, *flags) == 0
+    with pytest.raises(UserError, match=r"already holds step 1: add --resume-from-checkpoint .* or --overwrite"):
+        run(files, tmp_path, *flags)
+    assert run(files, tmp_path, *flags, "--overwrite") == 0
+    assert run(files, tmp_path, *flags, "--resume-from-checkpoint") == 0

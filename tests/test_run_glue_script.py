@@ -42,6 +42,38 @@ def test_the_defaults_are_nvidias(checkout):
     assert (checkout.folder / "results" / "MRPC" / "logfile.txt").is_file()
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_without_arguments_it_downloads_a_model_and_a_task_and_uses_this_machine(checkout, has_gpu):
+    commands = {
+        "hf": 'mkdir "$4"; echo "hf $*" >>hf_calls',
+        "nvidia-smi": "echo 'GPU 0: H200'" if has_gpu else "exit 9",
+    }
+    for name, content in commands.items():
+        (checkout.folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{content}\n")
+        (checkout.folder / "bin" / name).chmod(0o755)
+    (checkout.folder / "data" / "download" / "glue" / "MRPC").rmdir()
+    result = checkout.run("bash scripts/run_glue.sh")  # nothing has come: the fake python3 only records
+    assert result.returncode == 2 and "MRPC does not exist" in result.stderr
+    hf_call = "hf download google-bert/bert-base-uncased --local-dir bert-base-uncased\n"
+    assert (checkout.folder / "hf_calls").read_text() == hf_call
+    (download,) = checkout.calls()
+    assert download[0].endswith("data/prepare.py") and download[1:] == ["download", "glue", "--tasks", "mrpc"]
+    checkout.calls_file.unlink()
+    (checkout.folder / "data" / "download" / "glue" / "MRPC").mkdir()
+    assert checkout.run("bash scripts/run_glue.sh").returncode == 0
+    run = glue_run(checkout)
+    assert (checkout.folder / "hf_calls").read_text() == hf_call
+    assert (run.from_pretrained_params, run.task_name) == (Path("bert-base-uncased"), "mrpc")
+    assert (run.device, run.use_dynamic_loss_scaling) == (("cuda", True) if has_gpu else ("cpu", False))
+
+
+def test_without_the_model_and_hf_the_command_is_named(checkout):
+    path = f"{checkout.folder / 'bin'}:/usr/bin:/bin"
+    assert_refused(
+        checkout.run("bash scripts/run_glue.sh", PATH=path), checkout, "pip install huggingface_hub", "hf dow"
+    )
+
+
 def test_minus_one_may_be_written_as_nvidia_writes_it_and_more_flags_may_follow(checkout):
     command = "bash scripts/run_glue.sh init '' '' '' '' '' 1 '' '' '' '' '' -1.0 amp"
     assert checkout.run(command, EXTRA_ARGS="--num-seeds 5").returncode == 0
@@ -69,7 +101,6 @@ def test_a_mode_does_what_its_name_says(checkout, mode, tasks):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", ["init_checkpoint", "missing"]),
         ("nowhere", ["init_checkpoint", "nowhere does not exist: check the path\n"]),
         ("init nowhere", ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"]),
         ("init '' nowhere.txt", ["vocab_file", "nowhere.txt"]),

@@ -310,11 +310,11 @@ def test_buffers_without_values_shared_and_scalar_parameters_are_refused_by_name
 
 
 def run_example(code: str) -> None:
-    exec(compile(code, "docs/sharding.md", "exec"), {"__name__": "__main__"})  # noqa: S102
+    exec(compile(code, "docs/memory.md", "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 def test_the_example_in_the_documentation_prints_the_same_losses_at_any_number_of_ranks(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sharding.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
     printed = {}
     for count in (1, 2, 4):
         run_ranks(count, tmp_path / str(count), run_example, code).check()

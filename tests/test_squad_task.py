@@ -72,7 +72,7 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
             if training and question.answers and token_first >= start and token_last <= start + length - 1:
                 positions = (token_first - start + first, token_last - start + first)
             flags = [is_max_context(spans, span, position) for position in range(start, start + length)]
-            yield TOKENIZER.convert_tokens_to_ids(sequence), first, *positions, flags
+            yield [TOKENIZER.vocab[token] for token in sequence], first, *positions, flags
 
 
 def tightened(tokens, first, last, answer_tokens):

@@ -5,7 +5,7 @@
 
 Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped and continued has the
 losses and the weights of one that was not. Ctrl-C ends the attacks and prints the table of those that were made.
-docs/reliability.md has the last table.
+docs/checkpoints.md has the last table.
 """
 
 import datetime
