@@ -3,6 +3,7 @@
 import datetime
 import math
 import statistics
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
