@@ -22,6 +22,7 @@ from data_preparation.options import (
     add_executor_flags,
     add_sample_flags,
     add_seed_flag,
+    refuse_masking_flags,
     refuse_workers_of_a_cluster,
     sample_options,
 )
@@ -60,6 +61,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add("--overwrite", action=BooleanFlag, help="replace shards that were made from other text or with other options")
     args = parser.parse_args(argv)
     refuse_workers_of_a_cluster(args, parser)
+    refuse_masking_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
     return args
 
 
@@ -115,11 +117,12 @@ def summary(records: list[Record], findings: Findings, options: SampleOptions) -
     counts = Counter()
     for record in records:
         counts.update({name: value for name, value in record.counts.items() if isinstance(value, int)})
+    masked = f"{findings.masked_share:.1%} of their tokens masked" if findings.masked else "masked when they are read"
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['corpus_tokens']:,} tokens "
         f"-> {findings.samples:,} samples\n"
         f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
-        f"samples are filled to {findings.fill:.1%}; {findings.masked_share:.1%} of their tokens masked; "
+        f"samples are filled to {findings.fill:.1%}; {masked}; "
         f"{findings.random_next_share:.1%} with a random next"
     )
 

@@ -41,6 +41,7 @@ from data_preparation.options import (
     add_executor_flags,
     add_sample_flags,
     add_seed_flag,
+    refuse_masking_flags,
     refuse_workers_of_a_cluster,
     sample_options,
 )
@@ -194,8 +195,9 @@ def read_lines(path: Path, flag: str) -> list[str]:
 
 
 def length_and_predictions(text: str) -> tuple[int, int]:
-    length, _, predictions = text.partition(":")
-    return positive_int(length), positive_int(predictions)
+    """0 predictions, for --dynamic-masking, if only the length is given."""
+    length, separator, predictions = text.partition(":")
+    return positive_int(length), positive_int(predictions) if separator else 0
 
 
 def name_and_weight(text: str) -> tuple[str, float]:
@@ -298,7 +300,8 @@ def add_hdf5(add: Add) -> None:
         type=length_and_predictions,
         default=[(128, 20), (512, 80)],
         metavar="LENGTH:PREDICTIONS",
-        help="tokens per sample, and maximum number of masked tokens, such as 128:20",
+        help="tokens per sample, and maximum number of masked tokens, such as 128:20; with --dynamic-masking, only "
+        "the tokens per sample",
     )
     add_sample_flags(add)
 
@@ -345,6 +348,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("--train-vocab", action=BooleanFlag, help="train a vocabulary on the text")
     args = parser.parse_args(argv)
     check_effects(args, parser)
+    check_lengths(args, parser)
     refuse_workers_of_a_cluster(args, parser)
     return args
 
@@ -361,6 +365,7 @@ SAMPLE_FLAGS = (
         "vocab_file",
         "lengths",
         "masked_lm_prob",
+        "dynamic_masking",
     ),
     *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "compression", "train_vocab"),
 )
@@ -394,6 +399,19 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     if command == "all":
         effects.append((VOCABULARY_FLAGS, args.train_vocab, "--train-vocab"))
     parser.refuse_without_effect(args, effects)
+
+
+def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
+    if not hasattr(args, "lengths"):
+        return
+    refuse_masking_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
+    for length, predictions in args.lengths if args.given("lengths") else ():
+        if args.dynamic_masking == bool(predictions):
+            wanted = f"{length}" if args.dynamic_masking else f"{length}:{max(1, length * 16 // 100)}"
+            parser.error(
+                f"--lengths {length}{f':{predictions}' if predictions else ''}: give the predictions per sequence "
+                f"without --dynamic-masking, and only then: {wanted}"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

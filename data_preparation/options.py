@@ -4,7 +4,7 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
@@ -55,7 +55,7 @@ class SampleOptions:
     """What decides the samples, besides text and vocabulary. Every field becomes an attribute of the HDF5 shards."""
 
     sequence_length: int = 128
-    predictions_per_sequence: int = 20
+    predictions_per_sequence: int = 20  # 0: without masks, which training draws
     masked_lm_prob: float = 0.15
     short_seq_prob: float = 0.1
     dupe_factor: int = 5
@@ -71,7 +71,7 @@ class SampleOptions:
                 f"sequence length {self.sequence_length} (--max-seq-length, --lengths): "
                 f"use {shortest} to {MAX_SEQUENCE_LENGTH}"
             )
-        if not 1 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
+        if not 0 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
             raise UserError(
                 f"{self.predictions_per_sequence} predictions per sequence (--max-predictions-per-seq, --lengths) do "
                 f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
@@ -120,6 +120,12 @@ def add_casing_flag(add) -> None:
 def add_sample_flags(add) -> None:
     """The flags of `SampleOptions` that `create_pretraining_data.py` and `data/prepare.py` share."""
     default = SampleOptions
+    add(
+        "--dynamic-masking",
+        action=BooleanFlag,
+        default=False,
+        help="make shards without masks, a fifth of the size: training draws new masks in every epoch",
+    )
     add("--masked-lm-prob", type=fraction, default=default.masked_lm_prob, help="fraction of tokens to mask")
     add(
         "--short-seq-prob",
@@ -131,7 +137,7 @@ def add_sample_flags(add) -> None:
         "--dupe-factor",
         type=positive_int,
         default=default.dupe_factor,
-        help="passes over the training text, each with different samples and masks",
+        help="passes over the training text, each with different samples and masks; 1 with --dynamic-masking",
     )
     add("--whole-word-mask", action=BooleanFlag, default=default.whole_word_mask, help="mask whole words")
     add(
@@ -148,9 +154,16 @@ def add_sample_flags(add) -> None:
     )
 
 
+def refuse_masking_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
+    """With --dynamic-masking, masks are settings of the training. names: the flags that say how to mask."""
+    if args.dynamic_masking and (given := [name for name in names if args.given(name)]):
+        flag = f"--{given[0].replace('_', '-')}"
+        parser.error(f"{flag} cannot be combined with --dynamic-masking: give it to run_pretraining.py")
+
+
 def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
     """The options that the flags of `add_sample_flags` and `add_seed_flag` give."""
-    return SampleOptions(
+    options = SampleOptions(
         sequence_length=length,
         predictions_per_sequence=predictions,
         masked_lm_prob=args.masked_lm_prob,
@@ -161,3 +174,7 @@ def sample_options(args: Arguments, length: int, predictions: int) -> SampleOpti
         next_sentence_prediction=args.nsp,
         compression=args.compression,
     )
+    if not args.dynamic_masking:
+        return options
+    dupe_factor = args.dupe_factor if args.given("dupe_factor") else 1
+    return replace(options, predictions_per_sequence=0, masked_lm_prob=0.0, dupe_factor=dupe_factor)

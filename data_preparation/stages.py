@@ -304,9 +304,11 @@ class Hdf5Stage(Stage):
     ):
         self.sharded, self.split, self.vocab_file = sharded, split, vocab_file
         self.do_lower_case, self.sample_options = do_lower_case, options
-        length = options.sequence_length
+        length, predictions = options.sequence_length, options.predictions_per_sequence
         self.name = f"hdf5 {length} {split}"
-        self.folder = output_dir / "hdf5" / f"seq_{length}_pred_{options.predictions_per_sequence}" / split
+        self.folder = (
+            output_dir / "hdf5" / (f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}") / split
+        )
         self.options = asdict(options) | {"do_lower_case": do_lower_case}
 
     def inputs(self) -> list[str]:
