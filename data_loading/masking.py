@@ -64,10 +64,14 @@ def choose_positions(
     if rule.continues_word is not None:
         begins_word = ~rule.continues_word[input_ids]
         begins_word[:, 1:] |= ~is_text[:, :-1]
+        begins_word[:, 0] = True
         begins_word &= is_text
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
-        is_text = choose_words(order, begins_word, is_text, counts)
-        counts = is_text.sum(axis=1)
+        row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
+        counts = np.bincount(row, minlength=len(input_ids))
+        positions = np.zeros((len(input_ids), rule.predictions), np.uint16)
+        positions[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = place
+        return positions, counts
     np.copyto(keys, excluded, where=~is_text)
     keys.sort(axis=1)
     positions = (keys[:, : rule.predictions] & low_bits).astype(np.uint16)
