@@ -337,6 +337,8 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
             args.max_seq_length,
             args.get("max_predictions_per_seq", 0),
             args.num_workers,
+            masked_lm_prob=args.get("masked_lm_prob"),
+            whole_word_mask=args.get("whole_word_mask", False),
         ),
         optimizer_config(args),
         ScheduleConfig(

@@ -3,7 +3,7 @@
 A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
 `masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped, so
 memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's, are loaded into memory in the
-smallest integer types that fit.
+smallest integer types that fit. A shard with P = 0 has no masks: training draws them.
 
 Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's CRC-32 of its
 little-endian bytes.
@@ -13,16 +13,17 @@ Legend: n samples, S sequence length, P predictions per sequence.
 
 import hashlib
 import math
-import mmap
-import resource
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
+from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from utils.errors import UserError
 from utils.files import read_json_object
 
@@ -37,7 +38,6 @@ KEYS = (
 SHARD_SUFFIXES = (".hdf5", ".h5")
 INDEX_FILE = "index.json"  # see docs/data.md
 INDEX_VERSION = 1
-OTHER_OPEN_FILES = 256  # that a process needs besides the shards
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # rows per read
 SAMPLED_ROWS = 16
@@ -54,6 +54,11 @@ class Layout:
     offset: int | None
     checksum: int | None
 
+    def to_json(self) -> dict[str, Any]:
+        """The layout in `index.json`."""
+        dtype = self.dtype.newbyteorder("<").str
+        return {"shape": self.shape, "dtype": dtype, "offset": self.offset, "crc32": self.checksum}
+
 
 class Shard:
     """One file. The constructor reads and checks layout and attributes; the data is opened on first use."""
@@ -61,6 +66,7 @@ class Shard:
     def __init__(self, path: Path, entry: dict | None = None):
         """entry: what `index.json` says of the shard, so that the file need not be opened."""
         self.path = path
+        self.place: tuple[MappedShards, int] | None = None  # once it is mapped: with which shards, and its number
         if entry is not None:
             self.layouts = {
                 key: Layout(tuple(one["shape"]), np.dtype(one["dtype"]), one["offset"], one["crc32"])
@@ -137,47 +143,40 @@ class Shard:
         return all(layout.offset is not None for layout in self.layouts.values())
 
     @cached_property
-    def mapped(self) -> mmap.mmap:
-        try:
-            with self.path.open("rb") as file:
-                return mmap.mmap(file.fileno(), self.mapped_bytes, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise UserError(f"shard {self.path} cannot be mapped ({error}): make or fetch it again") from error
-
-    @cached_property
     def mapped_bytes(self) -> int:
         """The size of the file up to the end of its last data set."""
         layouts = self.layouts.values()
         return max(layout.offset + layout.dtype.itemsize * math.prod(layout.shape) for layout in layouts)
 
-    def check_size(self) -> None:
-        """Raises UserError if a mapped file was truncated, because reading beyond its end raises SIGBUS. (Reading rows
-        with pread instead halves the loader's speed.)"""
-        if self.is_mapped and self.mapped.size() < self.mapped_bytes:
-            raise UserError(f"shard {self.path} was cut off while it was read: make or fetch it again")
-
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The six data sets, memory-mapped where possible."""
-        if self.is_mapped:
-            return {
-                key: np.frombuffer(self.mapped, layout.dtype, int(np.prod(layout.shape)), layout.offset).reshape(
-                    layout.shape
-                )
-                for key, layout in self.layouts.items()
-            }
+        """The data sets of a shard that cannot be mapped."""
         try:
             with h5py.File(self.path, "r") as file:
                 return {key: smallest_integers(file[key][:]) for key in KEYS}
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
+    def gather(self, key: str, _numbers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return self.arrays[key][rows]
+
+    def read(self, key: str, rows: np.ndarray) -> np.ndarray:
+        """A copy of the rows `rows` of a data set."""
+        if not self.is_mapped:
+            return self.arrays[key][rows]
+        group, number = self.place or (MappedShards([self]), 0)
+        return group.gather(key, np.full(len(rows), number), rows)
+
+    def blocks(self, size: int) -> Iterator[np.ndarray]:
+        """The numbers of all rows, `size` at a time, for `read`."""
+        for start in range(0, len(self), size):
+            yield np.arange(start, min(start + size, len(self)))
+
     def sample(self) -> dict[str, np.ndarray]:
         """Evenly spaced rows of each data set. From a compressed shard, reads only the chunks that contain them."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
         if self.is_mapped:
-            self.check_size()
-            return {key: self.arrays[key][rows] for key in KEYS}
+            return {key: self.read(key, rows) for key in KEYS}
         try:
             with h5py.File(self.path, "r") as file:
                 return {key: file[key][rows] for key in KEYS}
@@ -189,7 +188,7 @@ class Shard:
         """SHA-256 of the number of samples and of `sample`; independent of how the shard is stored. Raises UserError if
         the sample has no masked token."""
         found, sample = hashlib.sha256(str(len(self)).encode()), self.sample()
-        if not sample["masked_lm_positions"].any():
+        if self.predictions_per_sequence and not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
         for key in KEYS:
             found.update(sample[key].astype("<i8").tobytes())
@@ -205,11 +204,34 @@ class Shard:
             if layout.checksum is None:
                 continue
             found = 0
-            for start in range(0, len(self), CHECKSUM_ROWS):
-                rows = self.arrays[key][start : start + CHECKSUM_ROWS]
-                found = checksum(rows.astype(layout.dtype, copy=False), found)
+            for rows in self.blocks(CHECKSUM_ROWS):
+                found = checksum(self.read(key, rows).astype(layout.dtype, copy=False), found)
             if found != layout.checksum:
                 raise UserError(f"shard {self.path}: {key} does not match its checksum: make or fetch the shard again")
+
+
+class MappedShards:
+    """Mapped shards with equal types, whose rows are gathered by one index over all of them."""
+
+    def __init__(self, shards: Sequence[Shard]):
+        self.files = MappedFiles([shard.path for shard in shards], [shard.mapped_bytes for shard in shards])
+        self.rows, self.starts = {}, {}
+        for key, layout in shards[0].layouts.items():
+            width = layout.dtype.itemsize * math.prod(layout.shape[1:])
+            shape = (len(self.files.bytes) - width + 1, width)
+            every_byte = np.lib.stride_tricks.as_strided(self.files.bytes, shape, (1, 1))
+            self.rows[key] = every_byte, layout.dtype, layout.shape[1:]
+            self.starts[key] = self.files.starts[:-1] + [shard.layouts[key].offset for shard in shards]
+        for number, shard in enumerate(shards):
+            shard.place = self, number
+
+    def gather(self, key: str, numbers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The rows `rows` [n] of the shards `numbers` [n]."""
+        every_byte, dtype, shape = self.rows[key]
+        handle_bus_errors()
+        found = every_byte[self.starts[key][numbers] + rows * every_byte.shape[1]]
+        self.files.check()
+        return np.frombuffer(found, dtype).reshape(len(rows), *shape)
 
 
 def checksum(values: np.ndarray, previous: int = 0) -> int:
@@ -219,8 +241,9 @@ def checksum(values: np.ndarray, previous: int = 0) -> int:
 
 def read_layout(dataset: h5py.Dataset) -> Layout:
     is_contiguous = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
-    # An empty data set has no offset.
     offset = dataset.id.get_offset() if is_contiguous else None
+    if is_contiguous and dataset.shape[1:] == (0,) and len(dataset):
+        offset = 0  # without predictions: nothing is stored, and rows are read as empty
     stored = to_python(dataset.attrs.get(CHECKSUM_ATTRIBUTE))
     return Layout(dataset.shape or (), dataset.dtype, offset, stored if isinstance(stored, int) else None)
 
@@ -259,7 +282,6 @@ def find_shards(folder: str | Path) -> list[Path]:
 def open_shards(folder: str | Path) -> list[Shard]:
     """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it changed since."""
     paths = find_shards(folder)
-    allow_open_files(len(paths) + OTHER_OPEN_FILES)
     index = Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]
@@ -280,12 +302,3 @@ def open_shards(folder: str | Path) -> list[Shard]:
         return shards
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{index} is damaged ({error!r}): delete it, and the shards are read without it") from error
-
-
-def allow_open_files(count: int) -> None:
-    """Raises the soft limit of open files to `count` if necessary: every mapped shard is an open file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and count > hard:
-        raise UserError(f"so many shards need {count} open files, and this system allows {hard}: use larger shards")
-    if soft != resource.RLIM_INFINITY and count > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

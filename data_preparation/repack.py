@@ -7,12 +7,11 @@ stopped continues with the shards that are left.
 from concurrent.futures import Executor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from data_loading.hdf5_shards import INDEX_FILE, Layout, Shard, find_shards
+from data_loading.hdf5_shards import INDEX_FILE, Shard, find_shards
 from data_preparation.hdf5_writer import create_hdf5, sample_layout
 from data_preparation.sample_shards import write_index
 from data_preparation.stage import MANIFEST, describe, read_manifest
@@ -65,15 +64,16 @@ def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
     source_bytes = source.stat().st_size
     shard = Shard(source)
     shard.verify_checksums()
-    highest_id = max(int(shard.arrays[key].max(initial=0)) for key in ("input_ids", "masked_lm_ids"))
+    blocks = [(key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)]
+    highest_id = max((int(shard.read(*block).max(initial=0)) for block in blocks), default=0)
     id_dtype = np.dtype(np.uint16 if highest_id <= MAX_16_BIT_ID else np.uint32)
     layout = sample_layout(len(shard), shard.sequence_length, shard.predictions_per_sequence, id_dtype)
     attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as unverified:
         with create_hdf5(unverified, layout, attributes, compression="none") as writer:
-            for start in range(0, len(shard), BLOCK_ROWS):
-                writer.append(*(shard.arrays[key][start : start + BLOCK_ROWS] for key in layout))
+            for rows in shard.blocks(BLOCK_ROWS):
+                writer.append(*(shard.read(key, rows) for key in layout))
         compare(shard, Shard(unverified))
     return source_bytes, target.stat().st_size
 
@@ -83,11 +83,11 @@ def compare(original: Shard, copy: Shard) -> None:
     the copy and differ too."""
     copy.verify_checksums()
     for key in original.layouts:
-        for start in range(0, len(original), BLOCK_ROWS):
-            ours, theirs = (shard.arrays[key][start : start + BLOCK_ROWS] for shard in (copy, original))
+        for rows in original.blocks(BLOCK_ROWS):
+            ours, theirs = copy.read(key, rows), original.read(key, rows)
             differs = (ours != theirs).reshape(len(ours), -1).any(axis=1)
             if differs.any():
-                row = start + int(differs.argmax())
+                row = rows[differs.argmax()]
                 raise UserError(
                     f"shard {original.path}, row {row}: {key} has a value that no shard can have: "
                     "the shard is damaged, make or download it again"
@@ -102,16 +102,10 @@ def update_manifest(folder: Path, executor: Executor) -> None:
     index = read_json(folder / INDEX_FILE, "index")
     for entry in index["shards"]:
         path = folder / entry["name"]
-        layouts = Shard(path).layouts.items()
         entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        entry["datasets"] = {key: describe_layout(layout) for key, layout in layouts}
+        entry["datasets"] = {key: layout.to_json() for key, layout in Shard(path).layouts.items()}
     write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
     paths = [str(folder / entry["path"]) for entry in content["outputs"]]
     content["options"]["compression"] = "none"
     content["outputs"] = describe(paths, folder, executor)
     write_json(folder / MANIFEST, content, indent=1)
-
-
-def describe_layout(layout: Layout) -> dict[str, Any]:
-    dtype = layout.dtype.newbyteorder("<").str
-    return {"shape": layout.shape, "dtype": dtype, "offset": layout.offset, "crc32": layout.checksum}

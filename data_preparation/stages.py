@@ -249,8 +249,8 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
 def hdf5_stage(
     output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
 ) -> Stage:
-    length = options.sequence_length
-    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{options.predictions_per_sequence}"
+    length, predictions = options.sequence_length, options.predictions_per_sequence
+    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}"
 
     def find_inputs() -> list[str] | None:
         made = read_manifest(vocab_file.parent)  # of a vocabulary that was trained here: says its casing

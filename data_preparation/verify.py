@@ -76,8 +76,8 @@ def guess_mask_id(shard: Shard) -> int:
 
 def read_blocks(shard: Shard) -> Iterator[dict[str, np.ndarray]]:
     """The six data sets, `BLOCK_ROWS` rows at a time, in int64."""
-    for start in range(0, len(shard), BLOCK_ROWS):
-        yield {key: shard.arrays[key][start : start + BLOCK_ROWS].astype(np.int64) for key in KEYS}
+    for rows in shard.blocks(BLOCK_ROWS):
+        yield {key: shard.read(key, rows).astype(np.int64) for key in KEYS}
 
 
 def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None, vocab_size: int) -> Findings:
@@ -115,7 +115,7 @@ def check_rows(
         "masked_lm_positions has a position twice": ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(
             axis=1
         ),
-        "nothing is masked": ~masked_nP.any(axis=1),
+        "nothing is masked": ~masked_nP.any(axis=1) & (masked_nP.shape[1] > 0),
         "masked_lm_ids contains an id outside the vocabulary": (masked_nP & ~ids_fit_nP).any(axis=1),
         "next_sentence_labels is not 0 or 1": (labels_n < -1) | (labels_n > 1),
     }

@@ -252,8 +252,7 @@ def frequency_loss(plan: TrainingPlan) -> float | None:
     dataset, indices = plan.dataset, sample_indices(plan)
     if not isinstance(dataset, PretrainingDataset):
         return None
-    labels = dataset.rows("masked_lm_ids", indices)[dataset.rows("masked_lm_positions", indices) > 0]
-    counts = np.bincount(labels.astype(np.int64).ravel())
+    counts = np.bincount(dataset.read(indices).stream(np.arange(len(indices)))["mlm_labels"])
     counts = counts[counts > 0]
     share = counts / counts.sum()
     entropy = float(-(share * np.log(share)).sum()) + (len(counts) - 1) / (2 * counts.sum())

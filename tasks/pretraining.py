@@ -11,15 +11,20 @@ import numpy as np
 from torch import Tensor, nn
 
 from bert_config import BertConfig
-from data_loading.hdf5_shards import KEYS, open_shards
+from data_loading.hdf5_shards import KEYS, MappedShards, Shard, open_shards
 from data_loading.loader import MicroBatch
+from data_loading.masking import Masking
 from data_loading.packing import Label, TokenStream
+from data_loading.sample_order import sample_seeds
 from loss import pretraining_sums
 from run_config import LoaderConfig
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import file_digest
 from utils.progress import print_line, progress_bar
+
+EVALUATION_SEED = 0
+MASKED_SHARE = 0.15
 
 
 class PretrainingTask:
@@ -83,11 +88,27 @@ class PretrainingDataset:
                     )
         self.sequence_length = first.sequence_length
         self.predictions_per_sequence = first.predictions_per_sequence
+        self.masking: Masking | None = None
         self.attributes = first.attributes
         self.ends = np.cumsum([len(shard) for shard in self.shards])
+        self.firsts = self.ends - [len(shard) for shard in self.shards]
+        kinds: dict[tuple | Shard, list[int]] = {}
+        for number, shard in enumerate(self.shards):
+            kind = tuple(shard.layouts[key].dtype for key in KEYS) if shard.is_mapped else shard
+            kinds.setdefault(kind, []).append(number)
+        # Where the rows of a shard are: in which source, and in which of its shards.
+        self.sources: list[MappedShards | Shard] = []
+        self.source_of, self.place_of = np.zeros((2, len(self.shards)), np.int64)
+        for kind, numbers in kinds.items():
+            self.source_of[numbers], self.place_of[numbers] = len(self.sources), range(len(numbers))
+            self.sources.append(kind if isinstance(kind, Shard) else MappedShards([self.shards[n] for n in numbers]))
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    def draw_masks(self, masking: Masking) -> None:
+        """Sets the masks of shards that have none."""
+        self.masking, self.predictions_per_sequence = masking, masking.rule.predictions
 
     @property
     def has_next_sentence(self) -> bool:
@@ -118,22 +139,25 @@ class PretrainingDataset:
         per_sample = 4 * self.sequence_length + 3 * self.predictions_per_sequence
         return sum(len(shard) * per_sample for shard in self.shards if not shard.is_mapped)
 
-    def rows(self, key: str, indices: np.ndarray) -> np.ndarray:
-        """The rows `indices` of the data set `key`, gathered from all shards."""
-        which = np.searchsorted(self.ends, indices, side="right")
-        order = np.argsort(which, kind="stable")
-        numbers, starts = np.unique(which[order], return_index=True)
-        for number in numbers:
-            self.shards[number].check_size()
-        parts = [self.shards[number].arrays[key] for number in numbers]
-        shape = (len(indices), *self.shards[0].layouts[key].shape[1:])
-        out = np.empty(shape, dtype=np.result_type(*({part.dtype for part in parts} or {np.int64})))
-        for number, part, here in zip(numbers, parts, np.split(order, starts[1:]), strict=True):
-            out[here] = part[indices[here] - (self.ends[number] - len(part))]
+    def locate(self, indices: np.ndarray) -> np.ndarray:
+        """Where the samples `indices` are, for `rows`: source, number of the shard in it, and row [3, n]."""
+        number = np.searchsorted(self.ends, indices, side="right")
+        return np.stack([self.source_of[number], self.place_of[number], indices - self.firsts[number]])
+
+    def rows(self, key: str, places: np.ndarray) -> np.ndarray:
+        """The rows of the data set `key` at `places` [3, n] (see `locate`)."""
+        if len(self.sources) == 1:
+            return self.sources[0].gather(key, *places[1:])
+        parts = [(source, np.flatnonzero(places[0] == source)) for source in np.unique(places[0])]
+        found = [self.sources[source].gather(key, *places[1:, here]) for source, here in parts]
+        shape = (places.shape[1], *self.shards[0].layouts[key].shape[1:])
+        out = np.empty(shape, np.result_type(np.uint8, *(values.dtype for values in found)))
+        for (_, here), values in zip(parts, found, strict=True):
+            out[here] = values
         return out
 
-    def read(self, indices: np.ndarray) -> "PretrainingSamples":
-        return PretrainingSamples(self, indices)
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "PretrainingSamples":
+        return PretrainingSamples(self, indices, sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds)
 
     def check_rows(self, indices: np.ndarray) -> None:
         """Raises UserError, naming the shard and the row, if one of the samples is damaged."""
@@ -144,7 +168,7 @@ class PretrainingDataset:
         number = int(np.searchsorted(self.ends, index, side="right"))
         shard = self.shards[number]
         row = index - int(self.ends[number] - len(shard))
-        values = {key: np.asarray(shard.arrays[key][row]).astype(np.int64) for key in KEYS}
+        values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
         where = f"shard {shard.path}, row {row}"
         length = np.count_nonzero(values["input_mask"])
         if length == 0 or not values["input_mask"][:length].all():
@@ -171,41 +195,49 @@ class PretrainingSamples:
     """Samples as token streams. Lengths and masked positions are read immediately, for packing; the rest is read when
     the micro-batch is built. Every row is read once."""
 
-    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray):
-        self.dataset, self.indices = dataset, indices
-        self.mask_nS = dataset.rows("input_mask", indices) != 0
-        self.positions_nP = dataset.rows("masked_lm_positions", indices)
+    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray):
+        self.dataset, self.indices, self.places = dataset, indices, dataset.locate(indices)
+        self.mask_nS = dataset.rows("input_mask", self.places) != 0
+        self.masked: dict[str, np.ndarray] = {}  # data sets that are not as in the shards, because masks were drawn
+        if dataset.masking is None:
+            self.positions_nP = dataset.rows("masked_lm_positions", self.places)
+        else:
+            ids_nS = dataset.rows("input_ids", self.places)
+            if not in_range(ids_nS, 0, dataset.vocab_size):
+                dataset.check_rows(indices)
+            self.positions_nP, labels_nP = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
+            self.masked = {"input_ids": ids_nS, "masked_lm_ids": labels_nP}
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
         # Position 0 is [CLS], which is never masked, so 0 is padding.
         self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        indices, mask_NS = self.indices[rows], self.mask_nS[rows]
-        read = self.dataset.rows
+        mask_NS = self.mask_nS[rows]
+        places = self.places[:, rows]
+
+        def read(key: str) -> np.ndarray:
+            return self.masked[key][rows] if key in self.masked else self.dataset.rows(key, places)
+
         lengths_N = self.lengths[rows]
         starts_N = np.cumsum(lengths_N) - lengths_N
         positions_NP = self.positions_nP[rows].astype(np.int64)
         is_masked_NP = positions_NP > 0
         offsets_S = np.arange(self.dataset.sequence_length, dtype=np.int64)
         stream = {
-            "input_ids": read("input_ids", indices)[mask_NS].astype(np.int64),
-            "token_type_ids": read("segment_ids", indices)[mask_NS].astype(np.int64),
+            "input_ids": read("input_ids")[mask_NS].astype(np.int64),
+            "token_type_ids": read("segment_ids")[mask_NS].astype(np.int64),
             "position_ids": np.broadcast_to(offsets_S, mask_NS.shape)[mask_NS],
             "cu_seqlens": np.append(0, np.cumsum(lengths_N)).astype(np.int32),
             "mlm_positions": (positions_NP + starts_N[:, None])[is_masked_NP],
-            "mlm_labels": read("masked_lm_ids", indices)[is_masked_NP].astype(np.int64),
-            "nsp_labels": read("next_sentence_labels", indices).astype(np.int64),
+            "mlm_labels": read("masked_lm_ids")[is_masked_NP].astype(np.int64),
+            "nsp_labels": read("next_sentence_labels").astype(np.int64),
         }
         if not self._is_valid(stream, lengths_N, positions_NP):
-            self.dataset.check_rows(indices)
+            self.dataset.check_rows(self.indices[rows])
         return stream
 
     def _is_valid(self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray) -> bool:
         """Fast check of a whole stream. Damaged data must stop the run."""
-
-        def in_range(values: np.ndarray, low: int, limit: int) -> bool:
-            return values.min(initial=low) >= low and values.max(initial=low) < limit
-
         last_T = stream["cu_seqlens"][1:] - 1
         return bool(
             (lengths_N > 0).all()
@@ -217,6 +249,10 @@ class PretrainingSamples:
             and (positions_NP.min(axis=1, initial=0) >= 0).all()
             and (positions_NP.max(axis=1, initial=0) < lengths_N).all()
         )
+
+
+def in_range(values: np.ndarray, low: int, limit: int) -> bool:
+    return values.min(initial=low) >= low and values.max(initial=low) < limit
 
 
 def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> None:
@@ -241,8 +277,24 @@ def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: BertC
         )
 
 
+def refuse_mask_flags(dataset: PretrainingDataset, loader: LoaderConfig) -> None:
+    """Raises UserError for flags that say how to draw masks, if the shards have masks."""
+    for flag, is_given in (
+        ("--masked-lm-prob", loader.masked_lm_prob is not None),
+        ("--whole-word-mask", loader.whole_word_mask),
+    ):
+        if is_given and dataset.masking is None:
+            raise UserError(
+                f"{flag} has no effect: the shards in {dataset.folder} were made with masks: leave it out, or make "
+                f"shards with --dynamic-masking"
+            )
+
+
 def open_dataset(folder: Path, vocab_file: Path, bert_config: BertConfig, loader: LoaderConfig) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
+    if not dataset.predictions_per_sequence:
+        probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
+        dataset.draw_masks(Masking(vocab_file, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
     check_data(dataset, vocab_file, bert_config, loader)
     if dataset.bytes_in_memory > 2**30:
         print_line(

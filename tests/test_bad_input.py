@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -220,6 +221,32 @@ def test_value_out_of_range_names_shard_and_row_and_saves_the_steps_before_it(in
     assert_refused(run_here(inputs.command(output, *flags)), str(path), "row 17", key, str(value))
     done = max(losses(output), default=0)
     assert steps_in(output) == ([str(done)] if done else [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS is handled on Linux only")
+def test_a_shard_that_is_truncated_while_a_run_reads_it_is_named_and_the_finished_steps_are_saved(inputs, tmp_path):
+    path = write_shards(tmp_path / "shards", sizes=(64,)) / "shard_000.hdf5"
+    truncate_in_step_5 = f"""
+import os, run_pretraining, sys
+from trainer import Trainer
+from utils.errors import run_main
+
+training_step = Trainer.training_step
+
+def truncating_step(self, *arguments):
+    if self.state.step == 4:
+        os.truncate({str(path)!r}, 0)
+    return training_step(self, *arguments)
+
+Trainer.training_step = truncating_step
+run_main(lambda: run_pretraining.main(sys.argv[1:]))
+"""
+    output = tmp_path / "output"
+    flags = ("--max-steps", 500, "--log-freq", 1, "--input-dir", path.parent)
+    result = run_program(sys.executable, "-c", truncate_in_step_5, *inputs.command(output, *flags))
+    assert_refused(result, f"{path} was cut off while it was read")
+    done = max(losses(output))
+    assert done >= 5 and steps_in(output) == [str(done)]
 
 
 # --- config, vocabulary, weights --------------------------------------------------------------------------------------

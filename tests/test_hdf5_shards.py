@@ -2,16 +2,29 @@
 
 import os
 import resource
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from conftest import VOCAB_FILE, pretraining_types, sample_rows, write_nvidia_shard, write_shard
+from conftest import (
+    VOCAB_FILE,
+    assert_refused,
+    pretraining_types,
+    run_program,
+    sample_rows,
+    write_nvidia_shard,
+    write_shard,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smallest_integers
+from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from data_preparation.executors import InProcessExecutor
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shards, shard_tasks
@@ -38,8 +51,9 @@ def test_arrays_hold_what_was_written(tmp_path, rows, write):
     assert (len(shard), shard.sequence_length, shard.predictions_per_sequence) == (20, 32, 5)
     assert shard.attributes == {"schema_version": 1, "casing": "lower"}
     assert type(shard.attributes["schema_version"]) is int
-    assert shard.arrays.keys() == rows.keys()
-    assert all(np.array_equal(shard.arrays[key], rows[key]) for key in rows)
+    for key, values in rows.items():
+        assert np.array_equal(shard.read(key, np.arange(20)), values)
+        assert np.array_equal(shard.read(key, np.array([7, 0, 7])), values[[7, 0, 7]])
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), max_size=5), st.sampled_from([2**7, 2**8, 2**15, 2**16, 2**31, 2**62]))
@@ -176,16 +190,94 @@ def test_key_of_floating_point_numbers_is_named(tmp_path, rows, key):
 # --- files that change, and links -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("is_read", "words"), [(True, "was cut off while it was read"), (False, "cannot be mapped")])
-def test_a_shard_that_is_cut_off_after_it_was_opened_is_an_error_that_names_it(tmp_path, rows, is_read, words):
-    path = write_shard(tmp_path / "s.hdf5", pretraining_types(rows))
-    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
-    if is_read:
-        dataset.read(np.arange(4)).stream(np.arange(4))
-    with path.open("r+b") as file:
-        file.truncate(10)
-    with pytest.raises(UserError, match=rf"s\.hdf5 {words}"):
-        dataset.read(np.arange(4))
+# Truncates a shard after it was mapped and reads it. argv: folder; when another handler of SIGBUS (faulthandler's) is
+# installed.
+READ_TRUNCATED_SHARD = """
+import faulthandler, os, sys
+import numpy as np
+from pathlib import Path
+from tasks.pretraining import PretrainingDataset
+from utils.errors import run_main
+
+def main():
+    folder, when = Path(sys.argv[1]), sys.argv[2]
+    if when == "before":
+        faulthandler.enable()
+    dataset = PretrainingDataset(folder, 30522)
+    if when == "after":
+        faulthandler.enable()
+    os.truncate(folder / "1.hdf5", 0)
+    dataset.read(np.arange(20)).stream(np.arange(20))
+    print("0.hdf5 is read")
+    dataset.read(np.arange(40))
+
+run_main(main)
+"""
+
+# Reads a mapped file of its own that was truncated, when the handler is installed.
+READ_OWN_FILE = """
+import faulthandler, mmap, sys, tempfile
+from data_loading.mapped_files import handle_bus_errors
+
+if sys.argv[1] == "before":
+    faulthandler.enable()
+handle_bus_errors()
+if sys.argv[1] == "after":
+    faulthandler.enable()
+    handle_bus_errors()
+with tempfile.TemporaryFile() as file:
+    file.truncate(4096)
+    mapped = mmap.mmap(file.fileno(), 4096)
+    file.truncate(0)
+    mapped[0]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS is handled on Linux only")
+@pytest.mark.parametrize("faulthandler", ["before", "after", "never"])
+class TestBusErrors:
+    def test_a_shard_that_is_truncated_after_it_was_mapped_is_an_error_that_names_it(self, tmp_path, faulthandler):
+        for number in range(2):
+            rows = pretraining_types(sample_rows(20, 32, 5, seed=number))
+            write_shard(tmp_path / f"{number}.hdf5", rows)
+        result = run_program(sys.executable, "-c", READ_TRUNCATED_SHARD, tmp_path, faulthandler)
+        assert result.stdout == "0.hdf5 is read\n"
+        assert_refused(result, f"shard {tmp_path / '1.hdf5'} was cut off while it was read")
+
+    def test_a_bus_error_elsewhere_ends_the_program(self, faulthandler):
+        result = run_program(sys.executable, "-c", READ_OWN_FILE, faulthandler)
+        assert result.returncode == -signal.SIGBUS
+        assert result.stderr.count("Fatal Python error: Bus error") == (faulthandler != "never")
+
+
+def test_threads_that_read_a_truncated_file_together_all_raise_the_error(tmp_path):
+    """numpy releases the GIL in such copies."""
+    path, size = tmp_path / "s.hdf5", 1 << 22
+    path.write_bytes(bytes(size))
+    files = MappedFiles([path], [size])
+    mapped = threading.Barrier(5)
+
+    def read(_number: int) -> None:
+        handle_bus_errors()
+        mapped.wait()
+        while True:
+            assert not files.bytes.copy().any()
+            files.check()
+
+    with ThreadPoolExecutor(4) as executor:
+        found = [executor.submit(read, number) for number in range(4)]
+        mapped.wait()
+        os.truncate(path, 5000)
+        for future in found:
+            with pytest.raises(UserError, match=r"s\.hdf5 was cut off"):
+                future.result(30)
+
+
+def test_a_shard_that_is_truncated_before_it_is_mapped_is_an_error_that_names_it(tmp_path, rows):
+    shard = Shard(write_shard(tmp_path / "s.hdf5", pretraining_types(rows)))
+    os.truncate(shard.path, 10)
+    with pytest.raises(UserError, match=r"s\.hdf5 was cut off"):
+        shard.read("input_ids", np.arange(4))
 
 
 @pytest.mark.parametrize("kind", ["external link", "soft link", "virtual data set", "external storage"])
@@ -273,12 +365,14 @@ def test_a_damaged_index_is_one_error_that_names_it(tmp_path, content):
         open_shards(folder)
 
 
-def test_more_shards_than_the_soft_limit_of_open_files_are_read(tmp_path):
+def test_more_shards_than_the_limit_of_open_files_are_read(tmp_path):
     folder = shards_with_index(tmp_path, 40)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))
     try:
-        assert all(len(shard.digest) == 64 for shard in open_shards(folder))
+        dataset = PretrainingDataset(folder, VOCAB_SIZE)
+        assert len(dataset.shards) == 40
+        dataset.read(np.arange(len(dataset))).stream(np.arange(len(dataset)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
