@@ -16,7 +16,15 @@ from pathlib import Path
 from data_preparation.corpus import find_text
 from data_preparation.executors import open_executor
 from data_preparation.findings import Findings
-from data_preparation.options import CASING, EXECUTOR_FLAGS, SampleOptions, flags_of, options_from
+from data_preparation.options import (
+    CASING,
+    DYNAMIC_MASKING,
+    EXECUTOR_FLAGS,
+    SampleOptions,
+    flags_of,
+    refuse_masking_flags,
+    sample_options,
+)
 from data_preparation.sample_shards import create_shards, output_name, shard_tasks
 from data_preparation.tasks import Record, Task, read_record
 from tokenizer import BertTokenizer
@@ -42,6 +50,7 @@ FLAGS = (
         SampleOptions.predictions_per_sequence,
         "maximum number of masked tokens per sample",
     ),
+    DYNAMIC_MASKING,
     *flags_of(SampleOptions),
     *EXECUTOR_FLAGS,
     Flag("--overwrite", bool, False, "replace shards that were made from other text or with other options"),
@@ -53,8 +62,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
     parser.check_flags(args)
-    lengths = {"sequence_length": args.max_seq_length, "predictions_per_sequence": args.max_predictions_per_seq}
-    options = options_from(SampleOptions, args, **lengths)
+    refuse_masking_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
+    options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
     tokenizer = BertTokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)
     names = Counter(map(output_name, texts))
@@ -100,11 +109,12 @@ def summary(records: list[Record], findings: Findings, options: SampleOptions) -
     counts = Counter()
     for record in records:
         counts.update({name: value for name, value in record.counts.items() if isinstance(value, int)})
+    masked = f"{findings.masked_share:.1%} of their tokens masked" if findings.masked else "masked when they are read"
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['corpus_tokens']:,} tokens "
         f"-> {findings.samples:,} samples\n"
         f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
-        f"samples are filled to {findings.fill:.1%}; {findings.masked_share:.1%} of their tokens masked; "
+        f"samples are filled to {findings.fill:.1%}; {masked}; "
         f"{findings.random_next_share:.1%} with a random next"
     )
 

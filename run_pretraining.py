@@ -16,12 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import add_run_flags, batch_size, check_weights, make_run_config, parse_run_arguments, sequence_length
-from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, non_negative_int, optional_path, positive_int
+from utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Arguments,
+    Flag,
+    bounded_float,
+    non_negative_int,
+    optional_path,
+    positive_int,
+)
 from utils.errors import UserError, run_main
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from parallel.runtime import Runtime
     from run_setup import TrainingPlan
+
+mask_fraction = bounded_float(0, 1, exclusive=True)
 
 # fmt: off
 FLAGS = (
@@ -32,7 +43,11 @@ FLAGS = (
     Flag("--max-steps", positive_int, REQUIRED, "updates of the whole run"),
     Flag("--batch-size --per-device-train-batch-size", batch_size, 32, "sequences per GPU and micro-batch"),
     Flag("--max-seq-length", sequence_length, 512, "sequence length; must match the shards"),
-    Flag("--max-predictions-per-seq", sequence_length, 80, "masked tokens per sequence; must match the shards"),
+    Flag("--max-predictions-per-seq", sequence_length, 80,
+         "maximum of masked tokens per sequence; must match the shards, if they have masks"),
+    Flag("--masked-lm-prob", mask_fraction, None,
+         "for shards made with --dynamic-masking: share of the tokens to mask; by default 0.15", result=True),
+    Flag("--whole-word-mask", bool, False, "for shards made with --dynamic-masking: mask whole words", result=True),
     Flag("--phase1", bool, False, "save checkpoints in the folder phase1 (the default)", excludes=("--phase2",)),
     Flag("--phase2", bool, False, "save checkpoints in the folder phase2"),
     Flag("--from-phase1-final-params", optional_path, None,
@@ -61,12 +76,13 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     from bert_config import BertConfig
     from checkpoint.model_choice import choose_model
     from run_setup import plan_run
-    from tasks.pretraining import PretrainingTask, open_dataset, verify_checksums
+    from tasks.pretraining import PretrainingTask, open_dataset, refuse_mask_flags, verify_checksums
 
     config = make_run_config(args, runtime.distributed.world_size)
     choice = choose_model(config.model, config.start, runtime.distributed.on_main)
     bert_config, vocab_file = choice.config, choice.vocab_file
     dataset = open_dataset(args.input_dir, vocab_file, bert_config, config.loader)
+    refuse_mask_flags(dataset, config.loader)
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, config.loader) if args.eval_dir else None
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{args.eval_dir} has fewer samples than there are processes: make a larger held-out set")

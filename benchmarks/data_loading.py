@@ -23,15 +23,17 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.results import format_quartiles, quartiles, write_result
 from data_loading.hdf5_shards import KEYS
 from data_loading.loader import StepLoader
+from data_loading.masking import Masking
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset
-from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
 from utils.progress import print_line
 
 VOCAB_SIZE = 30522
+VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
 
 
 def parse_arguments(argv=None) -> Arguments:
@@ -40,6 +42,8 @@ def parse_arguments(argv=None) -> Arguments:
     add("--input-dir", type=Path, help="folder of shards")
     add("--samples", type=positive_int, default=200_000, help="samples to write without --input-dir")
     add("--seq-length", type=positive_int, default=128, help="their length")
+    add("--dynamic-masking", action=BooleanFlag, default=False, help="draw the masks; the random shards have none")
+    add("--whole-word-mask", action=BooleanFlag, default=False, help="with --dynamic-masking, draw whole words")
     add("--batch-size", type=positive_int, default=256, help="sequences per step")
     add("--batches", type=positive_int, default=50, help="steps per round")
     add("--rounds", type=positive_int, default=5, help="rounds")
@@ -47,9 +51,9 @@ def parse_arguments(argv=None) -> Arguments:
     return parser.parse_args(argv)
 
 
-def write_random_shards(folder: Path, samples: int, length: int, shards: int = 4) -> Path:
+def write_random_shards(folder: Path, samples: int, length: int, has_masks: bool, shards: int = 4) -> Path:
     """Shards in the format of create_pretraining_data.py: nine of ten samples have full length, the others any."""
-    predictions = -(-length * 16 // 100)
+    predictions = -(-length * 16 // 100) if has_masks else 0
     for number in range(shards):
         random = np.random.default_rng(number)
         n = samples // shards
@@ -72,6 +76,8 @@ def write_random_shards(folder: Path, samples: int, length: int, shards: int = 4
 
 def measure(args: Arguments, folder: Path) -> dict:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
+    if args.dynamic_masking:
+        dataset.draw_masks(Masking(VOCAB_FILE, 0.15, -(-args.seq_length * 16 // 100), args.whole_word_mask))
     sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence
     loader = StepLoader(dataset, LoaderConfig(*sizes), seed=1)
     first_memory = peak_memory_bytes(torch.device("cpu"))
@@ -105,7 +111,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.input_dir or write_random_shards(Path(scratch), args.samples, args.seq_length)
+        folder = args.input_dir or write_random_shards(
+            Path(scratch), args.samples, args.seq_length, has_masks=not args.dynamic_masking
+        )
         result = measure(args, folder)
     path = write_result(args.output, f"data_loading-{result['sequence_length']}", torch.device("cpu"), result)
     for name, rate in result["sequences_per_second"].items():

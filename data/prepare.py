@@ -33,6 +33,7 @@ from data_preparation import download, glue, stages
 from data_preparation.executors import open_executor
 from data_preparation.options import (
     CASING,
+    DYNAMIC_MASKING,
     EXECUTOR_FLAGS,
     FormatOptions,
     SampleOptions,
@@ -40,6 +41,8 @@ from data_preparation.options import (
     VocabularyOptions,
     flags_of,
     options_from,
+    refuse_masking_flags,
+    sample_options,
 )
 from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
@@ -112,7 +115,7 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
     vocab_file = args.vocab_file or (trained if train_vocab or trained.exists() else shipped)
     found = []
     for length, predictions in args.lengths:
-        options = options_from(SampleOptions, args, sequence_length=length, predictions_per_sequence=predictions)
+        options = sample_options(args, length, predictions)
         stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, args.do_lower_case)
         # Test samples are only evaluated, so one pass is enough.
         found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
@@ -174,8 +177,9 @@ def read_lines(path: Path, flag: str) -> list[str]:
 
 
 def length_and_predictions(text: str) -> tuple[int, int]:
-    length, _, predictions = text.partition(":")
-    return positive_int(length), positive_int(predictions)
+    """0 predictions, for --dynamic-masking, if only the length is given."""
+    length, separator, predictions = text.partition(":")
+    return positive_int(length), positive_int(predictions) if separator else 0
 
 
 def name_and_weight(text: str) -> tuple[str, float]:
@@ -214,7 +218,10 @@ OWN_VOCABULARY = [  # besides --do-lower-case
     Flag("--reserved-words", Path, None, "text file with one word per line that must become a token"),
     Flag("--bert-config", Path, CONFIG, "model config to copy with the size of the vocabulary"),
 ]
-LENGTHS = "tokens per sample, and maximum number of masked tokens, such as 128:20"
+LENGTHS = (
+    "tokens per sample, and maximum number of masked tokens, such as 128:20; with --dynamic-masking, only the tokens "
+    "per sample"
+)
 HDF5 = [
     Flag(*CASING),
     Flag("--vocab-file", Path, None, "WordPiece vocabulary; if not given, the one trained here, or a shipped one"),
@@ -222,6 +229,7 @@ HDF5 = [
         *("--lengths", length_and_predictions, [(128, 20), (512, 80)], LENGTHS),
         options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"},
     ),
+    DYNAMIC_MASKING,
     *flags_of(SampleOptions),
 ]
 TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a vocabulary on the text")
@@ -270,6 +278,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:
         check_effects(args, parser)
+    if "lengths" in args:
+        check_lengths(args, parser)
     return args
 
 
@@ -296,6 +306,17 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
     ]
     parser.refuse_without_effect(args, effects)
+
+
+def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
+    refuse_masking_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
+    for length, predictions in args.lengths if args.given("lengths") else ():
+        if args.dynamic_masking == bool(predictions):
+            wanted = f"{length}" if args.dynamic_masking else f"{length}:{max(1, length * 16 // 100)}"
+            parser.error(
+                f"--lengths {length}{f':{predictions}' if predictions else ''}: give the predictions per sequence "
+                f"without --dynamic-masking, and only then: {wanted}"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
 `masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped, so
 memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's, are loaded into memory in the
-smallest integer types that fit.
+smallest integer types that fit. A shard with P = 0 has no masks: training draws them.
 
 Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's CRC-32 of its
 little-endian bytes.
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -52,6 +53,11 @@ class Layout:
     dtype: np.dtype
     offset: int | None
     checksum: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout in `index.json`."""
+        dtype = self.dtype.newbyteorder("<").str
+        return {"shape": self.shape, "dtype": dtype, "offset": self.offset, "crc32": self.checksum}
 
 
 class Shard:
@@ -182,7 +188,7 @@ class Shard:
         """SHA-256 of the number of samples and of `sample`; independent of how the shard is stored. Raises UserError if
         the sample has no masked token."""
         found, sample = hashlib.sha256(str(len(self)).encode()), self.sample()
-        if not sample["masked_lm_positions"].any():
+        if self.predictions_per_sequence and not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
         for key in KEYS:
             found.update(sample[key].astype("<i8").tobytes())
@@ -235,8 +241,9 @@ def checksum(values: np.ndarray, previous: int = 0) -> int:
 
 def read_layout(dataset: h5py.Dataset) -> Layout:
     is_contiguous = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
-    # An empty data set has no offset.
     offset = dataset.id.get_offset() if is_contiguous else None
+    if is_contiguous and dataset.shape[1:] == (0,) and len(dataset):
+        offset = 0  # without predictions: nothing is stored, and rows are read as empty
     stored = to_python(dataset.attrs.get(CHECKSUM_ATTRIBUTE))
     return Layout(dataset.shape or (), dataset.dtype, offset, stored if isinstance(stored, int) else None)
 

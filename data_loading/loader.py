@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from data_loading.packing import Label, MicroBatchLimits, filler_stream, pack, pad_stream
-from data_loading.sample_order import rank_positions, sample_order
+from data_loading.sample_order import rank_positions, sample_order, sample_seeds
 from run_config import LoaderConfig
 
 STEPS_AHEAD = 2  # per worker
@@ -39,7 +39,9 @@ class StreamDataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: np.ndarray) -> Samples: ...
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> Samples:
+        """The samples `indices` [n]. What is random in them, such as masks, follows from `seeds` [n], or is the same
+        each time without them, for evaluation."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ def make_step_batch(
     limits: MicroBatchLimits,
     first_position: int = 0,
     pin_memory: bool = False,
+    seeds: np.ndarray | None = None,
 ) -> StepBatch:
-    """Reads the samples `indices` and packs them into micro-batches."""
-    samples = dataset.read(indices)
+    """Reads the samples `indices` and packs them into micro-batches. seeds: see StreamDataset."""
+    samples = dataset.read(indices, seeds)
     costs = np.column_stack([samples.lengths, samples.num_targets, np.ones(len(indices), np.int64)])
     groups = pack(costs, (limits.tokens, limits.targets, limits.sequences))
     return StepBatch(
@@ -118,7 +121,8 @@ class StepLoader:
         first = self.first_position + step * global_batch_size
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        return make_step_batch(self.dataset, indices, MicroBatchLimits.of(self.config), first, self.pin_memory)
+        limits, seeds = MicroBatchLimits.of(self.config), sample_seeds(positions, self.seed)
+        return make_step_batch(self.dataset, indices, limits, first, self.pin_memory, seeds)
 
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers

@@ -39,6 +39,12 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
     return place.astype(np.int64)
 
 
+def sample_seeds(positions: np.ndarray, seed: int) -> np.ndarray:
+    """A random number for each of the `positions` [n], uint64: a function of position and seed."""
+    base = mix64(np.array([seed % 2**64 ^ 0x6D61736B], np.uint64))  # unlike the keys of `sample_order`
+    return mix64(mix64(np.asarray(positions, np.uint64) + np.uint64(1)) ^ base)
+
+
 def rank_positions(first: int, global_batch_size: int, rank: int, world_size: int) -> np.ndarray:
     """Positions of one rank's part of the global batch [first, first + global_batch_size). Part sizes differ by at most
     one."""

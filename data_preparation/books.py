@@ -87,15 +87,12 @@ def is_division(block: str) -> bool:
 
 def is_prose(block: str) -> bool:
     """Whether `block` is prose: it ends like a sentence, or its lines are as long as those of a paragraph."""
-    if RULE.fullmatch(block) or is_in_capitals(block):
+    capitals, letters = sum(map(str.isupper, block)), sum(map(str.isalpha, block))
+    is_in_capitals = " " in block and block.isupper() and 2 * capitals > letters
+    if RULE.fullmatch(block) or is_in_capitals:
         return False
     words, lines = len(WORD.findall(block)), block.count("\n") + 1
     return bool(PROSE_END.search(block)) or (words >= 15 and words >= 7 * lines)
-
-
-def is_in_capitals(block: str) -> bool:
-    capitals = sum(letter.isupper() for letter in block)
-    return " " in block and block.isupper() and 2 * capitals > sum(letter.isalpha() for letter in block)
 
 
 def clean_paragraph(block: str) -> str:

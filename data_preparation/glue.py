@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from data_preparation.download import Checksum, fetch
-from tasks.glue_files import TASKS, TextTask
+from tasks.glue_files import TASKS
 from utils.files import write_atomically
 
 SERVER = "https://dl.fbaipublicfiles.com"
@@ -61,18 +61,12 @@ def fetch_glue(task: str, folder: Path, mirrors: Sequence[str] = (SERVER,)) -> N
         urls = [f"{mirror}/{file.path}" for mirror in mirrors]
         fetch(urls, folder / file.name, Checksum("sha256", file.sha256), file.size)
     if task == "mrpc":
-        divide_mrpc(folder)
-    else:
-        extract(folder / FILES[task][0].name, TASKS[task])
-
-
-def extract(archive: Path, task: TextTask) -> None:
-    """Extracts the task's files, which are in a folder of the task's name, beside the archive."""
-    here = Path()
-    wanted = [task.train_file(here), *task.evaluation_files(here).values(), *task.test_files(here).values()]
-    with zipfile.ZipFile(archive) as opened:
-        for path in wanted:
-            write_atomically(archive.parent / path, opened.read(f"{task.name}/{path}"))
+        return divide_mrpc(folder)
+    here, files = Path(), TASKS[task]
+    wanted = [files.train_file(here), *files.evaluation_files(here).values(), *files.test_files(here).values()]
+    with zipfile.ZipFile(folder / FILES[task][0].name) as archive:
+        for path in wanted:  # they are in a folder of the task's name
+            write_atomically(folder / path, archive.read(f"{files.name}/{path}"))
 
 
 def divide_mrpc(folder: Path) -> None:

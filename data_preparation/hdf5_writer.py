@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum
+from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum, read_layout
 from data_preparation.options import SampleOptions
 from tokenizer import BertTokenizer
 
@@ -86,9 +86,7 @@ class ShardWriter:
         """Writes the checksums."""
         for dataset, value in zip(self.datasets, self.checksums, strict=True):
             dataset.attrs.create(CHECKSUM_ATTRIBUTE, value, dtype=np.uint32)
-            offset = dataset.id.get_offset() if dataset.chunks is None else None
-            name, dtype = dataset.name.strip("/"), dataset.dtype.newbyteorder("<").str
-            self.described[name] = {"shape": dataset.shape, "dtype": dtype, "offset": offset, "crc32": value}
+            self.described[dataset.name.strip("/")] = read_layout(dataset).to_json()
 
     def raise_failure(self) -> None:
         if self.disk.error:
@@ -106,7 +104,7 @@ def create_hdf5(path: Path, layout: Layout, attributes: dict, compression: str) 
             datasets = []
             for name, (shape, dtype) in layout.items():
                 storage = {}
-                if compression == "gzip":
+                if compression == "gzip" and 0 not in shape:
                     storage = {
                         "compression": "gzip",
                         "shuffle": True,

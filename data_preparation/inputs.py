@@ -111,7 +111,7 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     contain, in an order that depends only on their names."""
     files: list[str] = []
     for path in paths:
-        names = list_remote(path) if is_remote(path) else list_local(Path(path))
+        names = list_remote(path) if is_remote(path) else list_local(Path(path).absolute())
         found = [name for name in names if kind_of(name)[0] in suffixes]
         if not found:
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
@@ -124,7 +124,7 @@ def list_local(path: Path) -> list[str]:
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is not a regular file or folder: check the path")
-    return [str(file.absolute()) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+    return [str(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
 
 
 def list_remote(path: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from utils.command_line import Arguments, Flag, fraction, non_negative_int, positive_float, positive_int
+from utils.command_line import ArgumentParser, Arguments, Flag, fraction, non_negative_int, positive_float, positive_int
 from utils.errors import UserError
 
 SPLITTERS = ("fast", "punkt", "newline")
@@ -33,6 +33,14 @@ EXECUTOR_FLAGS = (
         "where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
         "tls://HOST:8786 or a scheduler file",
     ),
+)
+
+
+DYNAMIC_MASKING = Flag(
+    "--dynamic-masking",
+    bool,
+    False,
+    "make shards without masks, a fifth of the size: training draws new masks in every epoch",
 )
 
 
@@ -109,13 +117,16 @@ class SampleOptions:
     """What decides the samples, besides text and vocabulary. Every field becomes an attribute of the HDF5 shards."""
 
     sequence_length: int = 128
-    predictions_per_sequence: int = 20
+    predictions_per_sequence: int = 20  # 0: without masks, which training draws
     masked_lm_prob: float = option("--masked-lm-prob", fraction, 0.15, "fraction of tokens to mask")
     short_seq_prob: float = option(
         "--short-seq-prob", fraction, 0.1, "fraction of documents whose samples get a random shorter target length"
     )
     dupe_factor: int = option(
-        "--dupe-factor", positive_int, 5, "passes over the training text, each with different samples and masks"
+        "--dupe-factor",
+        positive_int,
+        5,
+        "passes over the training text, each with other samples and masks; 1 with --dynamic-masking",
     )
     random_seed: int = option(*SEED)
     whole_word_mask: bool = option("--whole-word-mask", bool, False, "mask whole words")
@@ -133,7 +144,7 @@ class SampleOptions:
                 f"sequence length {self.sequence_length} (--max-seq-length, --lengths): "
                 f"use {shortest} to {MAX_SEQUENCE_LENGTH}"
             )
-        if not 1 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
+        if not 0 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
             raise UserError(
                 f"{self.predictions_per_sequence} predictions per sequence (--max-predictions-per-seq, --lengths) do "
                 f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
@@ -143,3 +154,19 @@ class SampleOptions:
     def special_tokens(self) -> int:
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] without next-sentence prediction."""
         return 3 if self.next_sentence_prediction else 2
+
+
+def refuse_masking_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
+    """With --dynamic-masking, masks are settings of the training. names: the flags that say how to mask."""
+    if args.dynamic_masking and (given := [name for name in names if args.given(name)]):
+        flag = f"--{given[0].replace('_', '-')}"
+        parser.error(f"{flag} cannot be combined with --dynamic-masking: give it to run_pretraining.py")
+
+
+def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
+    """The options that the flags give, for samples of `length` tokens."""
+    chosen = {"sequence_length": length, "predictions_per_sequence": predictions}
+    if args.dynamic_masking:
+        chosen |= {"predictions_per_sequence": 0, "masked_lm_prob": 0.0}
+        chosen |= {} if args.given("dupe_factor") else {"dupe_factor": 1}
+    return options_from(SampleOptions, args, **chosen)

@@ -7,12 +7,11 @@ stopped continues with the shards that are left.
 from concurrent.futures import Executor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from data_loading.hdf5_shards import INDEX_FILE, Layout, Shard, find_shards
+from data_loading.hdf5_shards import INDEX_FILE, Shard, find_shards
 from data_preparation.hdf5_writer import create_hdf5, sample_layout
 from data_preparation.sample_shards import write_index
 from data_preparation.stage import MANIFEST, describe, read_manifest
@@ -103,16 +102,10 @@ def update_manifest(folder: Path, executor: Executor) -> None:
     index = read_json(folder / INDEX_FILE, "index")
     for entry in index["shards"]:
         path = folder / entry["name"]
-        layouts = Shard(path).layouts.items()
         entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        entry["datasets"] = {key: describe_layout(layout) for key, layout in layouts}
+        entry["datasets"] = {key: layout.to_json() for key, layout in Shard(path).layouts.items()}
     write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
     paths = [str(folder / entry["path"]) for entry in content["outputs"]]
     content["options"]["compression"] = "none"
     content["outputs"] = describe(paths, folder, executor)
     write_json(folder / MANIFEST, content, indent=1)
-
-
-def describe_layout(layout: Layout) -> dict[str, Any]:
-    dtype = layout.dtype.newbyteorder("<").str
-    return {"shape": layout.shape, "dtype": dtype, "offset": layout.offset, "crc32": layout.checksum}

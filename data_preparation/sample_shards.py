@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
+from data_loading.masking import (
+    MaskRule,
+    choose_positions,
+    mask_tokens,
+    num_sort_words,
+    text_tokens,
+    word_continuations,
+)
 from data_preparation.corpus import read_corpus
 from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
 from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attributes
-from data_preparation.masking import choose_positions, mask_tokens
 from data_preparation.options import SampleOptions
 from data_preparation.sampling import assemble, draw_samples, truncate
 from data_preparation.tasks import Record, Task, run_tasks
@@ -128,15 +135,13 @@ def create_shard(
     windows = np.lib.stride_tricks.sliding_window_view(
         np.pad(corpus.ids, options.sequence_length), options.sequence_length
     )
-    continues_word = np.array([token.startswith("##") for token in tokenizer.tokens])
     layout = sample_layout(len(samples), options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
     findings = []
     with create_hdf5(output, layout, attributes, options.compression) as writer:
         for start in range(0, len(samples), WRITE_BLOCK):
             block = samples[start : start + WRITE_BLOCK]
             input_ids, input_mask, segment_ids = assemble(windows, block, options, tokenizer)
-            positions, predicted = choose_positions(input_ids, block, options, continues_word, rng)
-            masked_ids = mask_tokens(input_ids, positions, predicted, tokenizer, rng)
+            positions, masked_ids = draw_masks(input_ids, input_mask, options, tokenizer, rng)
             writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, block["label"])
             lengths = block["a_length"] + block["b_length"] + options.special_tokens
             findings.append(
@@ -154,3 +159,25 @@ def create_shard(
         "findings": total.to_json(),
         "datasets": writer.described,
     }
+
+
+def draw_masks(
+    input_ids: np.ndarray,
+    input_mask: np.ndarray,
+    options: SampleOptions,
+    tokenizer: BertTokenizer,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
+    rows, length = input_ids.shape
+    if not options.predictions_per_sequence:
+        return np.zeros((2, rows, 0), input_ids.dtype)
+    is_real = input_mask > 0
+    is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    continues_word = word_continuations(tokenizer) if options.whole_word_mask else None
+    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
+    words = rng.integers(0, 1 << 64, (rows, num_sort_words(length)), np.uint64)
+    positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, words)
+    action = rng.random(positions.shape, np.float32)
+    random_ids = rng.integers(0, tokenizer.vocab_size, positions.shape, np.uint32)
+    return positions, mask_tokens(input_ids, positions, counts, tokenizer.mask_token_id, action, random_ids)

@@ -249,11 +249,14 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
 def hdf5_stage(
     output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
 ) -> Stage:
-    length = options.sequence_length
-    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{options.predictions_per_sequence}"
+    length, predictions = options.sequence_length, options.predictions_per_sequence
+    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}"
 
     def find_inputs() -> list[str] | None:
-        check_casing(vocab_file, do_lower_case)
+        made = read_manifest(vocab_file.parent)  # of a vocabulary that was trained here: says its casing
+        trained = made["options"].get("do_lower_case", do_lower_case) if made else do_lower_case
+        if trained != do_lower_case:
+            raise UserError(f"{vocab_file} was trained with --do-lower-case {trained}: use the same here")
         has_text = bool(shards_of_split(sharded, split))
         return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None
 
@@ -277,11 +280,3 @@ def hdf5_stage(
 
     values = asdict(options) | {"do_lower_case": do_lower_case}
     return Stage(name, output_dir / "hdf5" / parent / split, values, find_inputs, make)
-
-
-def check_casing(vocab_file: Path, do_lower_case: bool) -> None:
-    """The manifest of a vocabulary that was trained here says its casing."""
-    made = read_manifest(vocab_file.parent)
-    trained = made["options"].get("do_lower_case", do_lower_case) if made else do_lower_case
-    if trained != do_lower_case:
-        raise UserError(f"{vocab_file} was trained with --do-lower-case {trained}: use the same here")

@@ -96,7 +96,7 @@ def record_path(folder: Path, task: Task) -> Path:
 
 
 def read_record(folder: Path, task: Task, any_identity: bool = False) -> Record | None:
-    """The record of `task` if its output exists. any_identity: also if it was made from other input or options."""
+    """The record of `task` if its output exists. any_identity: also one of other input or options."""
     try:
         record = Record(**json.loads(record_path(folder, task).read_text(encoding="utf-8")))
         size = (folder / task.output).stat().st_size

@@ -115,7 +115,7 @@ def check_rows(
         "masked_lm_positions has a position twice": ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(
             axis=1
         ),
-        "nothing is masked": ~masked_nP.any(axis=1),
+        "nothing is masked": ~masked_nP.any(axis=1) & (masked_nP.shape[1] > 0),
         "masked_lm_ids contains an id outside the vocabulary": (masked_nP & ~ids_fit_nP).any(axis=1),
         "next_sentence_labels is not 0 or 1": (labels_n < -1) | (labels_n > 1),
     }

@@ -63,12 +63,15 @@ def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[st
     vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(unknown vocabulary)"
     about = f"about (from {f.counted_samples:,} samples) " if f.is_estimate else ""
     lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
+    masked = [
+        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
+        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random (expected 80, 10, 10)",
+    ]
     return [
         f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
         f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, 9: "
         + ", ".join(map(str, lengths)),
-        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
-        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random (expected 80, 10, 10)",
+        *(masked if f.masked else [f"masked            none of {f.tokens:,} tokens: training draws the masks"]),
         f"next sentence     {nsp}",
         f"ids               up to {f.highest_id} {vocabulary}",
         f"checksums         valid; {f.checksummed} of {f.shards} shards have them",

@@ -57,7 +57,9 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
             try:
                 document = read_page(data[start:at], hidden)
             except ElementTree.ParseError as error:
-                on_bad(f"{span.path}, page {title_of(data[start:at])}", f"malformed XML ({error})")
+                title = re.search(rb"<title>([^<]*)", data[start:at])
+                name = title[1].decode("utf-8", "replace") if title else "without a title"
+                on_bad(f"{span.path}, page {name}", f"malformed XML ({error})")
             else:
                 if document:
                     yield document
@@ -124,8 +126,3 @@ def is_disambiguation(text: str) -> bool:
         or any(name.endswith(" disambiguation") for name in names)
         or "__DISAMBIG__" in text
     )
-
-
-def title_of(xml: bytes) -> str:
-    title = re.search(rb"<title>([^<]*)", xml)
-    return title[1].decode("utf-8", "replace") if title else "without a title"

@@ -145,9 +145,11 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
             for _ in range(min(len(bracket) // 2, open_count["{{"])):
                 show(template_text(close_bracket("{{")))
         elif kind == "]]":
-            if len(bracket) % 2 and len(stack) > 1 and closes_external(stack[-1].arguments[-1]):
-                show("]")
-                bracket = bracket[1:]
+            if len(bracket) % 2 and len(stack) > 1:
+                inside = "".join(stack[-1].arguments[-1])
+                if inside.count("[") > inside.count("]"):  # the first one ends an [http://...] inside a link
+                    show("]")
+                    bracket = bracket[1:]
             while len(bracket) > 1 and stack[-1].kind == "[[":
                 show(link_text(close_bracket("[["), hidden))
                 bracket = bracket[2:]
@@ -161,12 +163,6 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
     while len(stack) > 1:
         show(unclosed_text(stack.pop()))
     return "".join(stack[0].arguments[0])
-
-
-def closes_external(pieces: list[str]) -> bool:
-    """Whether the first of three closing brackets ends an [http://...] inside a link."""
-    text = "".join(pieces)
-    return text.count("[") > text.count("]")
 
 
 def unclosed_text(frame: Frame) -> str:

@@ -44,10 +44,6 @@ def template_text(arguments: Sequence[str]) -> str:
     return show.format(*values, "", last=values[-1]) if isinstance(show, str) else show(values)
 
 
-def with_reading(values: list[str]) -> str:
-    return "{} ({})".format(*values) if len(values) > 1 else values[0]
-
-
 def century(values: list[str]) -> str:
     """The French {{s|XIX}}; in other Wikipedias this name means small text."""
     return f"{values[0].upper()}e siècle" if ROMAN.fullmatch(values[0]) else values[0]
@@ -90,10 +86,6 @@ def summary(values: list[str], named: dict[str, str]) -> str:
     """The summary of an episode, also in tables of episodes."""
     text = named.get("shortsummary") or named.get("summary") or named.get("episodes")
     return f"\n\n{text}\n\n" if text else ""
-
-
-def superscript(values: list[str]) -> str:
-    return values[0] if values[0].isalpha() else f"^{values[0]}"
 
 
 def measure(values: list[str]) -> str:
@@ -161,13 +153,13 @@ SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
         **{f"{name} {{0}}": name.lower() for name in words("HMS USS SS RMS MV USNS HMCS HMAS SMS HMNZS")},
         **{"US${0}": "us$, usd", "A${0}": "a$, aud", "C${0}": "c$, cad", "£{0}": "£, gbp", "€{0}": "€, eur"},
         **{"₹{0}": "inr, indian rupee", "¥{0}": "jpy, yen, ¥"},
-        superscript: "sup",
+        lambda values: values[0] if values[0].isalpha() else f"^{values[0]}": "sup",
         circa: "circa, ca, ca., c",
         fraction: "frac, fraction, sfrac, tfrac",
         measure: "convert, cvt, conv, unité, unidad, unità",
         date: "start date, end date, birth date, death date, start date and age, birth date and age",
         century: "s, s-",
-        with_reading: "読み仮名, 読み",
+        lambda values: "{} ({})".format(*values) if len(values) > 1 else values[0]: "読み仮名, 読み",
         "".join: "chem, gaps",
         " ".join: "date-, date, bibleverse",
         lambda values: f"{'–'.join(values[:2])} million years ago": "mya",

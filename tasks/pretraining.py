@@ -5,7 +5,6 @@ Legend: n samples, S sequence length, P predictions per sequence, T tokens in th
 
 import hashlib
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,18 @@ from torch import Tensor, nn
 from bert_config import ModelConfig
 from data_loading.hdf5_shards import KEYS, MappedShards, Shard, open_shards
 from data_loading.loader import MicroBatch
+from data_loading.masking import Masking
 from data_loading.packing import Label, TokenStream
+from data_loading.sample_order import sample_seeds
 from loss import pretraining_sums
 from run_config import LoaderConfig
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import file_digest
 from utils.progress import print_line, progress_bar
+
+EVALUATION_SEED = 0
+MASKED_SHARE = 0.15
 
 
 class PretrainingTask:
@@ -84,6 +88,7 @@ class PretrainingDataset:
                     )
         self.sequence_length = first.sequence_length
         self.predictions_per_sequence = first.predictions_per_sequence
+        self.masking: Masking | None = None
         self.attributes = first.attributes
         self.ends = np.cumsum([len(shard) for shard in self.shards])
         self.firsts = self.ends - [len(shard) for shard in self.shards]
@@ -100,6 +105,10 @@ class PretrainingDataset:
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    def draw_masks(self, masking: Masking) -> None:
+        """Sets the masks of shards that have none."""
+        self.masking, self.predictions_per_sequence = masking, masking.rule.predictions
 
     @property
     def has_next_sentence(self) -> bool:
@@ -147,8 +156,8 @@ class PretrainingDataset:
             out[here] = values
         return out
 
-    def read(self, indices: np.ndarray) -> "PretrainingSamples":
-        return PretrainingSamples(self, indices)
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "PretrainingSamples":
+        return PretrainingSamples(self, indices, sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds)
 
     def check_rows(self, indices: np.ndarray) -> None:
         """Raises UserError, naming the shard and the row, if one of the samples is damaged."""
@@ -186,17 +195,29 @@ class PretrainingSamples:
     """Samples as token streams. Lengths and masked positions are read immediately, for packing; the rest is read when
     the micro-batch is built. Every row is read once."""
 
-    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray):
+    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray):
         self.dataset, self.indices, self.places = dataset, indices, dataset.locate(indices)
         self.mask_nS = dataset.rows("input_mask", self.places) != 0
-        self.positions_nP = dataset.rows("masked_lm_positions", self.places)
+        self.masked: dict[str, np.ndarray] = {}  # data sets that are not as in the shards, because masks were drawn
+        if dataset.masking is None:
+            self.positions_nP = dataset.rows("masked_lm_positions", self.places)
+        else:
+            ids_nS = dataset.rows("input_ids", self.places)
+            if not in_range(ids_nS, 0, dataset.vocab_size):
+                dataset.check_rows(indices)
+            self.positions_nP, labels_nP = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
+            self.masked = {"input_ids": ids_nS, "masked_lm_ids": labels_nP}
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
         # Position 0 is [CLS], which is never masked, so 0 is padding.
         self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         mask_NS = self.mask_nS[rows]
-        read = partial(self.dataset.rows, places=self.places[:, rows])
+        places = self.places[:, rows]
+
+        def read(key: str) -> np.ndarray:
+            return self.masked[key][rows] if key in self.masked else self.dataset.rows(key, places)
+
         lengths_N = self.lengths[rows]
         starts_N = np.cumsum(lengths_N) - lengths_N
         positions_NP = self.positions_nP[rows].astype(np.int64)
@@ -217,10 +238,6 @@ class PretrainingSamples:
 
     def _is_valid(self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray) -> bool:
         """Fast check of a whole stream. Damaged data must stop the run."""
-
-        def in_range(values: np.ndarray, low: int, limit: int) -> bool:
-            return values.min(initial=low) >= low and values.max(initial=low) < limit
-
         last_T = stream["cu_seqlens"][1:] - 1
         return bool(
             (lengths_N > 0).all()
@@ -232,6 +249,10 @@ class PretrainingSamples:
             and (positions_NP.min(axis=1, initial=0) >= 0).all()
             and (positions_NP.max(axis=1, initial=0) < lengths_N).all()
         )
+
+
+def in_range(values: np.ndarray, low: int, limit: int) -> bool:
+    return values.min(initial=low) >= low and values.max(initial=low) < limit
 
 
 def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: ModelConfig, loader: LoaderConfig) -> None:
@@ -256,8 +277,24 @@ def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: Model
         )
 
 
+def refuse_mask_flags(dataset: PretrainingDataset, loader: LoaderConfig) -> None:
+    """Raises UserError for flags that say how to draw masks, if the shards have masks."""
+    for flag, is_given in (
+        ("--masked-lm-prob", loader.masked_lm_prob is not None),
+        ("--whole-word-mask", loader.whole_word_mask),
+    ):
+        if is_given and dataset.masking is None:
+            raise UserError(
+                f"{flag} has no effect: the shards in {dataset.folder} were made with masks: leave it out, or make "
+                f"shards with --dynamic-masking"
+            )
+
+
 def open_dataset(folder: Path, vocab_file: Path, bert_config: ModelConfig, loader: LoaderConfig) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
+    if not dataset.predictions_per_sequence:
+        probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
+        dataset.draw_masks(Masking(vocab_file, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
     check_data(dataset, vocab_file, bert_config, loader)
     if dataset.bytes_in_memory > 2**30:
         print_line(

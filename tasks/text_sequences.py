@@ -51,7 +51,7 @@ class SequenceDataset:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
-    def read(self, indices: np.ndarray) -> "SequenceSamples":
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "SequenceSamples":
         return SequenceSamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:

@@ -101,7 +101,7 @@ class InMemoryDataset:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def read(self, indices: np.ndarray) -> "InMemorySamples":
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "InMemorySamples":
         return InMemorySamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:

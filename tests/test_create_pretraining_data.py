@@ -31,9 +31,9 @@ from benchmarks.data_creation_reference import (
     read_documents,
     truncate_pair,
 )
+from data_loading.masking import MaskRule, choose_positions
 from data_preparation.corpus import Corpus, find_text, read_blocks, read_corpus
 from data_preparation.hdf5_writer import shard_attributes
-from data_preparation.masking import choose_positions
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shard
 from data_preparation.sampling import SAMPLE, draw_samples, truncate
@@ -253,16 +253,15 @@ def test_15_percent_are_masked_80_10_10(shard):
 
 
 def test_all_positions_are_masked_equally_often(tokenizer):
-    options = SampleOptions(64, 10)
-    samples = np.zeros(20_000, SAMPLE)
-    samples["a_length"], samples["b_length"] = 20, 30
-    ids = np.zeros((len(samples), 64), np.uint16)
-    positions, predicted = choose_positions(ids, samples, options, np.zeros(1, bool), np.random.default_rng(0))
+    ids = np.zeros((20_000, 64), np.uint16)
+    is_text = np.isin(np.arange(64), [0, 21, *range(52, 64)], invert=True) & np.ones((len(ids), 1), bool)
+    words = np.random.default_rng(0).integers(0, 2**64, (len(ids), 32), np.uint64)
+    positions, predicted = choose_positions(ids, is_text, np.full(len(ids), 53), MaskRule(0.15, 10), words)
     counts = np.bincount(positions[:, :8].ravel(), minlength=64)  # round(.15 * 53) = 8
     maskable = [*range(1, 21), *range(22, 52)]
     assert (predicted == 8).all()
     assert np.flatnonzero(counts).tolist() == maskable
-    expected = len(samples) * 8 / 50
+    expected = len(ids) * 8 / 50
     assert np.abs(counts[maskable] - expected).max() < 5 * np.sqrt(expected)
 
 

@@ -1,0 +1,150 @@
+"""Masked language modelling: chooses the tokens to predict, and masks them.
+
+`create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without masks, the loader
+does it, with a function of the run's seed and the position in the sample order.
+
+Legend: n samples, S sequence length, P predictions per sequence, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_loading.sample_order import mix64
+from tokenizer import BertTokenizer
+
+WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Which tokens are predicted. predictions: maximum number per sample. continues_word [V]: with whole-word masking,
+    which tokens begin with "##"; else None."""
+
+    probability: float
+    predictions: int
+    continues_word: np.ndarray | None = None
+
+
+def word_continuations(tokenizer: BertTokenizer) -> np.ndarray:
+    return np.array([token.startswith("##") for token in tokenizer.tokens])
+
+
+def text_tokens(input_ids: np.ndarray, is_real: np.ndarray, special_ids: tuple[int, int]) -> np.ndarray:
+    """The tokens [n, S] that may be masked: neither padding nor one of `special_ids`, [CLS] and [SEP]."""
+    return is_real & (input_ids != special_ids[0]) & (input_ids != special_ids[1])
+
+
+def num_sort_words(length: int) -> int:
+    """How many random numbers a sequence needs for `choose_positions`: each is used twice."""
+    return (length + 1) // 2
+
+
+def choose_positions(
+    input_ids: np.ndarray, is_text: np.ndarray, lengths: np.ndarray, rule: MaskRule, words: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens of each row to predict: positions [n, P], ascending and zero-padded, and their number [n].
+
+    min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those that are not special,
+    every set being equally likely. With whole-word masking, words in random order as long as they fit. A word starts at
+    the beginning of a segment and at every token that does not begin with "##". lengths [n]: with special tokens.
+    words: random numbers [n, num_sort_words(S)].
+    """
+    length = input_ids.shape[1]
+    column = np.arange(length, dtype=np.int32)
+    counts = np.rint(rule.probability * lengths).astype(np.int64)
+    counts = np.minimum(np.clip(counts, 1, rule.predictions), is_text.sum(axis=1))
+
+    # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded columns sort last.
+    low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
+    excluded = ~low_bits | column.astype(np.uint32)
+    keys = words.view(np.uint32)[:, :length] | low_bits
+    keys &= excluded
+    if rule.continues_word is not None:
+        begins_word = ~rule.continues_word[input_ids]
+        begins_word[:, 1:] |= ~is_text[:, :-1]
+        begins_word[:, 0] = True
+        begins_word &= is_text
+        order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
+        row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
+        counts = np.bincount(row, minlength=len(input_ids))
+        positions = np.zeros((len(input_ids), rule.predictions), np.uint16)
+        positions[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = place
+        return positions, counts
+    np.copyto(keys, excluded, where=~is_text)
+    keys.sort(axis=1)
+    positions = (keys[:, : rule.predictions] & low_bits).astype(np.uint16)
+    is_real = np.arange(rule.predictions) < counts[:, None]
+    positions[~is_real] = length
+    positions.sort(axis=1)
+    positions[~is_real] = 0
+    return positions, counts
+
+
+def choose_words(order: np.ndarray, begins_word: np.ndarray, is_text: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The tokens [n, S] of words that together have at most `counts` tokens [n], tried in `order`: the columns [n, S]
+    where words begin, shuffled, followed by the other columns."""
+    rows, length = order.shape
+    starts = np.flatnonzero(begins_word | ~is_text)  # a token that is not text counts as a word that never fits
+    widths = np.diff(starts, append=rows * length)
+    sizes = np.full(rows * length, length + 1)
+    sizes[starts] = np.where(begins_word.ravel()[starts], widths, length + 1)
+    first = order + np.arange(0, rows * length, length)[:, None]
+    is_chosen, left = np.zeros(rows * length, bool), counts.copy()
+    for place in range(length):
+        size = sizes[first[:, place]]
+        fits = size <= left
+        is_chosen[first[:, place]] = fits
+        left -= size * fits
+        if not left.any():
+            break
+    return np.repeat(is_chosen[starts], widths).reshape(rows, length)
+
+
+def mask_tokens(
+    input_ids: np.ndarray,
+    positions: np.ndarray,
+    counts: np.ndarray,
+    mask_token_id: int,
+    action: np.ndarray,
+    random_ids: np.ndarray,
+) -> np.ndarray:
+    """Masks the tokens of `input_ids` at `positions` [n, P] in place and returns the original ids [n, P], zero-padded.
+
+    80% become [MASK], 10% a random id of the whole vocabulary, 10% stay: as `action` [n, P], uniform in [0, 1), is
+    below 0.8, below 0.9, or above. The first `counts` [n] positions of each row are real."""
+    flat_positions = positions + np.arange(0, input_ids.size, input_ids.shape[1])[:, None]
+    originals = input_ids.take(flat_positions)
+    replacement = np.where(action < 0.8, input_ids.dtype.type(mask_token_id), random_ids.astype(input_ids.dtype))
+    is_real = np.arange(positions.shape[1]) < counts[:, None]
+    # The padding positions are 0: there, [CLS] must stay.
+    input_ids.put(flat_positions, np.where((action < 0.9) & is_real, replacement, originals))
+    originals[~is_real] = 0
+    return originals
+
+
+class Masking:
+    """Masks for shards without masks, as a function of a random number per sample."""
+
+    def __init__(self, vocab_file: Path, probability: float, predictions: int, whole_word: bool):
+        tokenizer = BertTokenizer(vocab_file)
+        self.rule = MaskRule(probability, predictions, word_continuations(tokenizer) if whole_word else None)
+        self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
+        self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+
+    def draw(self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded.
+
+        is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64."""
+        length, predictions = input_ids.shape[1], self.rule.predictions
+        num_words = num_sort_words(length)
+        steps = np.arange(1, num_words + predictions + 1, dtype=np.uint64) * WEYL
+        words = mix64(seeds[:, None] + steps)
+        is_text = text_tokens(input_ids, is_real, self.special_ids)
+        lengths = np.count_nonzero(is_real, axis=1)
+        sort_words = np.ascontiguousarray(words[:, :num_words])
+        positions, counts = choose_positions(input_ids, is_text, lengths, self.rule, sort_words)
+        action = (words[:, num_words:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(self.vocab_size) >> np.uint64(32)
+        return positions, mask_tokens(input_ids, positions, counts, self.mask_token_id, action, random_ids)

@@ -1,0 +1,246 @@
+"""Masks drawn at load time: their statistics, the order of samples, resuming, and flags."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CLS, MASK, ROOT, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
+from small_runs import losses, resuming, run_here, steps_folder, weights
+
+import create_pretraining_data
+from checkpoint.identity import RECORD_FILE
+from data_loading.hdf5_shards import KEYS
+from data_loading.loader import StepLoader, batches_in_order
+from data_loading.masking import Masking
+from data_loading.packing import MicroBatchLimits
+from data_loading.sample_order import sample_seeds
+from run_config import LoaderConfig
+from tasks.pretraining import PretrainingDataset
+from tokenizer import BertTokenizer
+
+VOCAB_SIZE = 30522
+LENGTH, PREDICTIONS = 64, 12
+
+
+def make_shards(folder: Path, *flags, length: int = LENGTH) -> Path:
+    """Shards without masks of two parts of a book."""
+    words = (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()
+    texts = folder / "texts"
+    texts.mkdir(parents=True)
+    for number in range(2):
+        part = words[number * 9000 : (number + 1) * 9000]
+        sentences = [" ".join(part[start : start + 15]) for start in range(0, len(part), 15)]
+        documents = ["\n".join(sentences[start : start + 20]) for start in range(0, len(sentences), 20)]
+        (texts / f"{number}.txt").write_text("\n\n".join(documents))
+    command = ("--input-dir", texts, "--output-dir", folder / "shards", "--vocab-file", VOCAB_FILE, "--num-workers", 1)
+    create_pretraining_data.main(
+        [*map(str, (*command, "--max-seq-length", length)), "--dynamic-masking", *map(str, flags)]
+    )
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module", params=["--nsp", "--no-nsp"])
+def shards(request, tmp_path_factory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("dynamic"), request.param)
+
+
+def open_shards(folder: Path, probability=0.15, predictions=PREDICTIONS, whole_word=False) -> PretrainingDataset:
+    dataset = PretrainingDataset(folder, VOCAB_SIZE)
+    dataset.draw_masks(Masking(VOCAB_FILE, probability, predictions, whole_word))
+    return dataset
+
+
+def unmasked(dataset: PretrainingDataset) -> dict[str, np.ndarray]:
+    return {key: dataset.rows(key, dataset.locate(np.arange(len(dataset)))).astype(int) for key in KEYS}
+
+
+def streams(dataset: PretrainingDataset, passes: int):
+    """The stream of all samples, with the masks of several epochs."""
+    order = np.arange(len(dataset))
+    for number in range(passes):
+        yield dataset.read(order, sample_seeds(order + number * len(dataset), seed=7)).stream(order)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probability", [0.15, 0.4])
+def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards, probability):
+    dataset = open_shards(shards, probability, predictions=30)
+    stored, counts, other = unmasked(dataset), np.zeros(4), []
+    text = stored["input_ids"][stored["input_mask"] > 0]
+    lengths = stored["input_mask"].sum(axis=1)
+    for stream in streams(dataset, 10):
+        positions, labels = stream["mlm_positions"], stream["mlm_labels"]
+        assert (labels == text[positions]).all() and not np.isin(labels, [CLS, SEP]).any()
+        changed = np.flatnonzero(stream["input_ids"] != text)
+        assert np.isin(changed, positions).all()
+        sample = np.searchsorted(stream["cu_seqlens"], positions, side="right") - 1
+        found = np.bincount(sample, minlength=len(dataset))
+        text_tokens = lengths - 2 - dataset.has_next_sentence
+        assert found.tolist() == np.minimum(np.clip(np.rint(probability * lengths), 1, 30), text_tokens).tolist()
+        now = stream["input_ids"][positions]
+        is_other = (now != MASK) & (now != labels)
+        counts += [len(now), (now == MASK).sum(), (now == labels).sum(), is_other.sum()]
+        other += now[is_other].tolist()
+    total, *shares = counts
+    tolerance = 4 * np.sqrt(0.2 / total)
+    assert shares[0] / total == pytest.approx(0.8, abs=tolerance)
+    assert shares[1] / total == pytest.approx(0.1, abs=tolerance)
+    assert np.mean(other) == pytest.approx(VOCAB_SIZE / 2, rel=0.1)
+    assert np.bincount(np.array(other) * 10 // VOCAB_SIZE, minlength=10).min() > 0.06 * len(other)
+
+
+def test_all_text_positions_are_masked_equally_often_and_independently(shards):
+    dataset = open_shards(shards)
+    full = np.flatnonzero(unmasked(dataset)["input_mask"].all(axis=1))[:1]
+    times = 4000
+    samples = dataset.read(np.repeat(full, times), sample_seeds(np.arange(times), seed=3))
+    stream = samples.stream(np.arange(times))
+    is_masked = np.zeros((times, LENGTH), bool)
+    is_masked.ravel()[stream["mlm_positions"]] = True
+    is_text = ~np.isin(unmasked(dataset)["input_ids"][full[0]], [CLS, SEP])
+    share = 10 / is_text.sum()  # round(.15 * 64)
+    spread = np.sqrt(share * (1 - share) / times)
+    assert np.abs(is_masked.mean(axis=0) - share * is_text).max() < 4.5 * spread
+    # Pairs of neighbours, and the masks of consecutive positions in the order.
+    both = (is_masked[:, 1:] & is_masked[:, :-1])[:, is_text[1:] & is_text[:-1]].mean()
+    assert both == pytest.approx(share * 9 / (is_text.sum() - 1), rel=0.05)
+    assert (is_masked[1:] & is_masked[:-1])[:, is_text].mean() == pytest.approx(share**2, rel=0.05)
+
+
+def test_whole_words_are_masked_whole(shards):
+    dataset = open_shards(shards, whole_word=True)
+    stored = unmasked(dataset)
+    pieces = np.array([token.startswith("##") for token in BertTokenizer(VOCAB_FILE).tokens])
+    is_special = np.isin(stored["input_ids"], [CLS, SEP])
+    continues = pieces[stored["input_ids"]]
+    continues[:, 1:] &= ~is_special[:, :-1]  # a segment begins with a word of its own
+    is_real = stored["input_mask"] > 0
+    continues, shares = continues[is_real], []
+    for stream in streams(dataset, 3):
+        is_masked = np.zeros(is_real.sum(), bool)
+        is_masked[stream["mlm_positions"]] = True
+        inside = np.flatnonzero(continues)
+        assert (is_masked[inside] == is_masked[inside - 1]).all()
+        assert is_masked[inside].sum() > 20
+        shares.append(is_masked.mean())
+    assert np.mean(shares) == pytest.approx(0.15, rel=0.05)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def global_batches(shards: Path, count: int, first_position: int = 0, world_size: int = 1, seed: int = 5, workers=0):
+    """Of each global batch, its sequences with their masks, from all ranks."""
+    config = LoaderConfig(4, 12, LENGTH, PREDICTIONS, num_workers=workers)
+    loaders = [
+        iter(StepLoader(open_shards(shards), config, seed, first_position, rank, world_size))
+        for rank in range(world_size)
+    ]
+    return [
+        sorted(itertools.chain(*(sequences(next(loader).micro_batches) for loader in loaders))) for _ in range(count)
+    ]
+
+
+def sequences(micro_batches) -> list[tuple]:
+    found = []
+    for batch in micro_batches:
+        labels = np.full(len(batch["input_ids"]), -1)
+        labels[batch["mlm_positions"]] = batch["mlm_labels"]
+        bounds = batch["cu_seqlens"][1:-1].tolist()
+        for ids, label in zip(np.split(batch["input_ids"].numpy(), bounds), np.split(labels, bounds), strict=True):
+            found.append((*ids.tolist(), *label.tolist()))
+    return found
+
+
+def test_masks_follow_the_order_at_any_number_of_ranks_and_workers_and_after_resuming(shards):
+    batches = global_batches(shards, 8)
+    for world_size, workers in ((2, 0), (3, 2), (16, 1)):
+        assert global_batches(shards, 8, world_size=world_size, workers=workers) == batches
+    assert global_batches(shards, 5, first_position=36, world_size=2) == batches[3:]
+    assert global_batches(shards, 8, seed=6) != batches
+
+
+def test_every_epoch_has_other_masks(shards):
+    first, second = streams(open_shards(shards), 2)
+    assert (first["cu_seqlens"] == second["cu_seqlens"]).all()
+    assert np.isin(first["mlm_positions"], second["mlm_positions"]).mean() < 0.3
+
+
+def test_evaluation_has_the_same_masks_every_time_and_at_any_number_of_ranks(shards):
+    def evaluated(world_size: int) -> list[tuple]:
+        dataset, limits = open_shards(shards), MicroBatchLimits.for_batch(4, LENGTH, PREDICTIONS)
+        parts = [np.arange(rank, len(dataset), world_size) for rank in range(world_size)]
+        batches = [batch for part in parts for batch in batches_in_order(dataset, part, limits)]
+        return sorted(itertools.chain(*(sequences(batch.micro_batches) for batch in batches)))
+
+    assert evaluated(1) == evaluated(1) == evaluated(3)
+
+
+# --- files and programs -----------------------------------------------------------------------------------------------
+
+
+def test_a_shard_without_masks_takes_a_fifth_and_gzip_gives_the_same_samples(tmp_path):
+    dynamic = make_shards(tmp_path / "dynamic", length=128)
+    packed = make_shards(tmp_path / "gzip", "--compression", "gzip", length=128)
+    static = tmp_path / "static"
+    flags = ("--input-dir", tmp_path / "gzip/texts", "--output-dir", static, "--vocab-file", VOCAB_FILE)
+    create_pretraining_data.main([*map(str, flags), "--max-seq-length", "128"])
+    sizes = [sum(path.stat().st_size for path in folder.glob("*.hdf5")) for folder in (dynamic, static)]
+    assert sizes[0] < 0.2 * sizes[1]
+    assert open_shards(dynamic).shards[0].is_mapped and not open_shards(packed).shards[0].is_mapped
+    ours, theirs = unmasked(open_shards(dynamic)), unmasked(open_shards(packed))
+    assert all(np.array_equal(ours[key], theirs[key]) for key in KEYS)
+    verified = run_program("data/prepare.py", "verify", dynamic, "--samples", 1)
+    assert "training draws the masks" in verified.stdout
+
+
+def command(inputs, shards: Path, output: Path, *extra) -> list[str]:
+    config = json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}
+    path = output.parent / "config.json"
+    path.write_text(json.dumps(config))
+    flags = ("--vocab-file", VOCAB_FILE, "--max-seq-length", LENGTH, "--max-predictions-per-seq", PREDICTIONS)
+    return [str(word) for word in pretraining_command(shards, path, output, *flags, *extra)[1:]]
+
+
+def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, shards, tmp_path):
+    flags = ("--max-steps", 6, "--log-freq", 1, "--eval-dir", shards.parent / "shards/1.hdf5", "--whole-word-mask")
+    flags = (*flags, "--input-dir", shards / "0.hdf5", "--masked-lm-prob", 0.3)
+    for output, parts in (("whole", [()]), ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")])):
+        for extra in parts:
+            result = run_here(command(inputs, shards, tmp_path / output, *flags, *extra))
+            assert result.returncode == 0, result.stderr
+    assert losses(tmp_path / "parts")[6] == losses(tmp_path / "whole")[6]
+    whole, parts = (weights(tmp_path / name, 6) for name in ("whole", "parts"))
+    assert all((whole[name] == parts[name]).all() for name in whole)
+    record = json.loads((steps_folder(tmp_path / "whole") / RECORD_FILE).read_text())
+    assert record["hyperparameters"]["--masked-lm-prob"] == 0.3
+    assert record["hyperparameters"]["--whole-word-mask"] is True
+    other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--masked-lm-prob", 0.2))
+    assert_refused(other, "--masked-lm-prob 0.3 (this run uses 0.2)")
+    other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--max-predictions-per-seq", 3))
+    assert_refused(other, "other data")
+
+
+@pytest.mark.parametrize("flags", [("--masked-lm-prob", 0.2), ("--whole-word-mask",)])
+def test_masking_flags_are_refused_with_shards_that_have_masks(inputs, tmp_path, flags):
+    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
+    assert_refused(result, flags[0], str(inputs.shards), "--dynamic-masking")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--masked-lm-prob", "0.2"), ("--whole-word-mask",), ("--max-predictions-per-seq", "3")]
+)
+def test_masking_flags_are_refused_when_shards_without_masks_are_made(tmp_path, flags):
+    words = ["--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--vocab-file", VOCAB_FILE, "--dynamic-masking"]
+    result = run_program("create_pretraining_data.py", *words, *flags)
+    assert_refused(result, flags[0], "--dynamic-masking")
+
+
+@pytest.mark.parametrize(("flags", "words"), [(("128:20", "--dynamic-masking"), "128:20"), (("128",), "128:20")])
+def test_lengths_have_predictions_unless_masking_is_dynamic(tmp_path, flags, words):
+    result = run_program("data/prepare.py", "hdf5", "--output-dir", tmp_path, "--lengths", *flags)
+    assert_refused(result, "--lengths", words)
