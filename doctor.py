@@ -44,7 +44,7 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     from diagnostics import checks  # here, so that --help and errors of the command line do not wait for torch
-    from diagnostics.estimates import memory_settings
+    from diagnostics.estimates import MemorySettings
     from run_setup import start_runtime
 
     findings, config = checks.Findings(), make_run_config(args, processes)
@@ -61,9 +61,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         with findings.check():
             checks.check_overfitting(findings, plan, runtime)
         with findings.check():
-            settings = memory_settings(config)
-            checks.check_memory(findings, plan, settings)
-            checks.check_updates(findings, plan, runtime, settings)
+            checks.check_memory(findings, plan, MemorySettings(config))
+            checks.check_updates(findings, plan, runtime, processes)
     return findings.num_wrong
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -123,23 +123,22 @@ class Benchmark:
 Step = tuple[int, ...] | str
 
 
-class Sink(Protocol):
+class Sink:
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         """Records `metrics`. text: a human-readable line, or None for records that are not shown."""
-
-    def close(self) -> None: ...
-
-
-class TerminalSink:
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
-        if text:
-            print_line(text)
+        raise NotImplementedError
 
     def close(self) -> None:
         pass
 
 
-class DLLoggerSink:
+class TerminalSink(Sink):
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        if text:
+            print_line(text)
+
+
+class DLLoggerSink(Sink):
     """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first record."""
 
     def __init__(self, path: Path, flag: str):
@@ -211,7 +210,7 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class RecordingSink:
+class RecordingSink(Sink):
     """Keeps the metrics of each step in memory."""
 
     def __init__(self) -> None:
@@ -220,11 +219,8 @@ class RecordingSink:
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         self.records.setdefault(step, {}).update(metrics)
 
-    def close(self) -> None:
-        pass
 
-
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Writes TensorBoard scalars; those of the whole run are under `final/`."""
 
     def __init__(self, folder: Path):

@@ -33,7 +33,7 @@ from arguments import make_run_config
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS
 from checkpoint.model_choice import choose_model
-from diagnostics.estimates import MemoryEstimate, estimate_memory, memory_settings
+from diagnostics.estimates import MemoryEstimate, MemorySettings, estimate_memory
 from modeling import BertForPreTraining
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import run_main
@@ -152,7 +152,7 @@ def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
     config = make_run_config(args)
     with torch.device("meta"):
         model = BertForPreTraining(choose_model(config.model, config.start).config)
-    return estimate_memory(model, memory_settings(config))
+    return estimate_memory(model, MemorySettings(config))
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:

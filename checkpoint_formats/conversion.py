@@ -18,19 +18,18 @@ READERS = {
     "google-tf": google_tf.read,
 }
 NVIDIA_VOCAB_MULTIPLE = 8  # NVIDIA's recipes pad the vocabulary to it
-# Parts of a model that a checkpoint may lack, but only as a whole.
+# Parts that may be missing from a checkpoint, but only completely.
 OPTIONAL_PARTS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier.")
-MAX_NAMES = 3  # that one line lists
+MAX_NAMES = 3  # listed in a message
 
 
 def convert_weights(
     source: SourceWeights, config: BertConfig, labels: Sequence[Any] | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors to write, by Hugging Face's names, and one line for everything that is worth knowing.
+    """Returns the tensors to write, under Hugging Face's names, and notes for the user.
 
-    labels: of the classification head, where the source's config names them.
-    Raises UserError, naming the tensor, for one that is unknown, missing or misshapen, or has values that are not
-    finite floats.
+    labels: those of the classification head in the source's config, if any. Raises UserError, naming the tensor, if one
+    is unknown, missing or misshapen, or has values that are not finite floats.
     """
     expected = expected_shapes(config, source.tensors.get("classifier.weight"), labels)
     if unknown := [source.origin[name] for name in source.tensors if name not in expected]:
@@ -68,7 +67,7 @@ def strip_vocab_padding(source: SourceWeights, config: BertConfig) -> list[str]:
     padded = -(-config.vocab_size // NVIDIA_VOCAB_MULTIPLE) * NVIDIA_VOCAB_MULTIPLE
     if rows != padded:
         raise UserError(
-            f"{source.path}: {source.origin[EMBEDDING]} has {rows} rows, and the config's vocab_size is "
+            f"{source.path}: {source.origin[EMBEDDING]} has {rows} rows; the config's vocab_size is "
             f"{config.vocab_size} ({padded} with padding): use the config that it was trained with"
         )
     for name in (EMBEDDING, MLM_BIAS):
@@ -81,7 +80,7 @@ def check_tensor(source: SourceWeights, name: str, tensor: Tensor, shape: tuple[
     described = source.origin[name] if source.origin[name] == name else f"{source.origin[name]} ({name})"
     if tuple(tensor.shape) != shape:
         raise UserError(
-            f"{source.path}: {described} has shape {list(tensor.shape)}, and the config's is {list(shape)}: use the "
+            f"{source.path}: {described} has shape {list(tensor.shape)}; the config needs {list(shape)}: use the "
             f"config that it was trained with"
         )
     if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
@@ -89,7 +88,7 @@ def check_tensor(source: SourceWeights, name: str, tensor: Tensor, shape: tuple[
 
 
 def check_complete(source: SourceWeights, expected: Mapping[str, Any]) -> list[str]:
-    """One line on the parts that the source lacks as a whole."""
+    """Returns a note about the parts that the source lacks completely."""
     missing = [name for name in expected if name not in source.tensors]
     absent = [part for part in OPTIONAL_PARTS if not any(name.startswith(part) for name in source.tensors)]
     if lacking := [name for name in missing if not name.startswith(tuple(absent))]:

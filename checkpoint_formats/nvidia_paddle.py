@@ -1,7 +1,7 @@
 """Checkpoints of NVIDIA's Paddle BERT: `.pdparams`, a pickled dictionary of NumPy arrays.
 
-`paddle.static.save`, which the recipe uses, names parameters by the order in which they were made (`linear_6.w_0`);
-`paddle.save` of a state dict names them by module (`bert.encoder.layers.1.self_attn.q_proj.weight`). Both are read.
+`paddle.static.save`, which the recipe uses, names parameters by creation order (`linear_6.w_0`); `paddle.save` of a
+state dict names them by module (`bert.encoder.layers.1.self_attn.q_proj.weight`). Both are read.
 Linear weights are [in, out] in Paddle and [out, in] in PyTorch.
 """
 
@@ -49,14 +49,14 @@ RENAMES = (
 
 
 def latin1_bytes(text: str, encoding: str) -> bytes:
-    """What `_codecs.encode` does in pickles of arrays of protocol 2, and no other encoding."""
+    """Replaces `_codecs.encode`, which pickles of protocol 2 call for the bytes of arrays; only for Latin-1."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"unexpected encoding {encoding}")
     return text.encode("latin-1")
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Knows NumPy arrays and plain containers; any other class raises UserError and is not imported."""
+    """Unpickles NumPy arrays and plain containers only; raises UserError for any other class, without importing it."""
 
     ALLOWED = {  # noqa: RUF012
         ("numpy", "ndarray"): np.ndarray,
@@ -101,8 +101,8 @@ def read(source: Path, config: BertConfig) -> SourceWeights:
     for name in ("linear_0.w_0", *arrays):
         if "qkv_proj" in name or (name == "linear_0.w_0" and fuses_qkv(arrays.get(name))):
             raise UserError(
-                f"{path}: {name} holds query, key and value in one tensor (trained with --fuse-mha), in an order that "
-                f"the file does not say: convert it with the container that wrote it first"
+                f"{path}: {name} holds query, key and value in one tensor (trained with --fuse-mha), and the file "
+                f"does not specify their order: convert it in the container that wrote it first"
             )
     structured = static_names(config.num_hidden_layers, has_mlm_head="bert_lm_prediction_head_0.b_0" in arrays)
     weights = SourceWeights(path)
@@ -133,8 +133,8 @@ def hugging_face_name(structured_name: str) -> str:
 def static_names(num_layers: int, has_mlm_head: bool) -> dict[str, str]:
     """The parameters' names in a static program, with their structured names.
 
-    Paddle counts the layers of each class as they are made, which is their order in the model; but a transformer layer
-    makes its LayerNorms after its Linears."""
+    Paddle numbers the layers of each class in creation order, which is their order in the model, except that a
+    transformer layer creates its LayerNorms after its Linears."""
     layers = [f"bert.encoder.layers.{layer}." for layer in range(num_layers)]
     linear = [layer + part for layer in layers for part in (*ATTENTION, "linear1", "linear2")] + ["bert.pooler.dense"]
     layer_norm = ["bert.embeddings.layer_norm"] + [layer + part for layer in layers for part in ("norm1", "norm2")]

@@ -19,9 +19,9 @@ class SourceWeights:
     """A source's tensors under Hugging Face's names.
 
     origin: name in the source of each tensor, for error messages.
-    unused: what is not converted, as reason -> names in the source.
-    notes: what else the user should know.
-    hidden_act: the activation function, where the file shows which one the weights were trained with.
+    unused: names in the source that are not converted, by reason.
+    notes: further messages for the user.
+    hidden_act: the activation function that the weights were trained with, if the file shows it.
     """
 
     path: Path
@@ -55,9 +55,9 @@ class SourceWeights:
 
 
 def find_file(source: Path, suffix: str) -> Path:
-    """The file that SOURCE names: a file, a path without its suffix, or a folder with one such file.
+    """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file.
 
-    Raises UserError if there is none, or several."""
+    Raises UserError if there are no or several files."""
     if source.is_file():
         return source
     if source.is_dir():

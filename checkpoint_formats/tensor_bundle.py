@@ -1,9 +1,9 @@
 """Reads TensorFlow's checkpoint files (tensor bundles) without TensorFlow.
 
-`<prefix>.index` is a LevelDB table of protocol buffers: what each variable is and where it lies. `<prefix>.data-...`
-holds the values, little-endian and uncompressed. TensorFlow is over half a gigabyte and does not support every version
-of Python; this reader is 200 lines. Formats: tensorflow/core/protobuf/tensor_bundle.proto and LevelDB's
-doc/table_format.md.
+`<prefix>.index` is a LevelDB table of protocol buffers with type, shape and location of each variable.
+`<prefix>.data-...` has the values, little-endian and uncompressed. TensorFlow is over half a gigabyte and does not
+support every version of Python; this reader has 200 lines. Formats: tensorflow/core/protobuf/tensor_bundle.proto and
+LevelDB's doc/table_format.md.
 """
 
 import math
@@ -27,7 +27,7 @@ DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtyp
 
 @dataclass
 class BundleEntry:
-    """BundleEntryProto: a variable's type, shape, and place in the data files."""
+    """BundleEntryProto: a variable's type, shape and location."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -61,7 +61,9 @@ class TensorBundle:
         entry = self.entries[name]
         if entry.is_sliced or entry.dtype not in DTYPES:
             what = "partitioned" if entry.is_sliced else f"of TensorFlow's type {entry.dtype}"
-            raise UserError(f"{self.index_path}: variable {name} is {what}: only whole variables of numbers are read")
+            raise UserError(
+                f"{self.index_path}: variable {name} is {what}: only unpartitioned numeric variables are read"
+            )
         path = self.index_path.with_name(f"{self.prefix}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         if not path.is_file():
             raise UserError(f"{path} does not exist: {self.index_path.name} names it, fetch the missing file")
@@ -90,7 +92,7 @@ def parse_entry(data: bytes) -> BundleEntry:
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table: an index block points at the blocks that hold them."""
+    """Yields the keys and values of a table. An index block refers to the blocks that contain them."""
     footer = data[-FOOTER_BYTES:]
     if len(footer) < FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != TABLE_MAGIC:
         raise ValueError("no table footer")
@@ -108,7 +110,7 @@ def read_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 
 def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a block; each key is stored without the start that it shares with the key before."""
+    """Yields the entries of a block. Keys are stored without the prefix that they share with the previous key."""
     block = data[offset : offset + size]
     compression, checksum = BLOCK_TRAILER.unpack_from(data, offset + size)
     if masked_crc32c(data[offset : offset + size + 1]) != checksum:
@@ -181,10 +183,10 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C of `data`, of 4 bytes or more, with NumPy: the data is cut into lanes, whose registers advance together.
+    """CRC-32C of `data` (at least 4 bytes) with NumPy: the data is split into lanes, which are processed in parallel.
 
-    A register that starts at 0 stays 0 over leading zeros, so the lanes may be filled up in front; and it is linear, so
-    that the lanes' results add up (xor) once each is advanced over the bytes that follow it."""
+    Leading zeros do not change a register that starts at 0, so the data is padded in front. A CRC is linear, so the
+    lanes' results are combined by xor, after each is advanced over the bytes that follow it."""
     num_lanes = max(1, math.isqrt(len(data)))
     lane_bytes = -(-len(data) // num_lanes)
     padded = np.zeros(num_lanes * lane_bytes, np.uint8)

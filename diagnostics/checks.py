@@ -228,15 +228,18 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
     findings.report("ok", text)
 
 
-def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, settings: MemorySettings) -> None:
+def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int) -> None:
     """Trains the real model for three updates on one batch. Reports the run's duration, and checks the losses. Slow
-    updates are measured on fewer sequences and scaled. settings: those of the run."""
-    loader, processes, max_steps = plan.config.loader, settings.world_size, plan.config.trainer.max_steps
+    updates are measured on fewer sequences and scaled. processes: number of those of the run."""
+    loader, max_steps = plan.config.loader, plan.config.trainer.max_steps
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(plan, runtime, per_process)
-    micro_batches = -(-measured // loader.batch_size)
-    alone = replace(settings, parallel=runtime.parallel, world_size=1, micro_batches=micro_batches, saves=False)
-    needed, free = needed_and_free_memory(plan, alone)
+    config = replace(
+        plan.config,
+        loader=replace(loader, global_batch_size=measured),
+        trainer=replace(plan.config.trainer, benchmark=True),  # saves nothing
+    )
+    needed, free = needed_and_free_memory(plan, MemorySettings(config))
     if needed > free:
         findings.report("warning", "time: not measured, because the model does not fit one process here")
         return

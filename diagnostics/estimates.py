@@ -10,7 +10,7 @@ that the allocator cannot reuse. docs/memory.md compares estimates with measurem
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from modeling import PreTrainedModel, make_model
 from optimizer import SPECS
 from parallelize import check_parallel
 from precision import DTYPES, Precision
-from run_config import ParallelConfig, RunConfig
+from run_config import RunConfig
 from utils.errors import reports_errors
 from utils.progress import print_line
 
@@ -32,35 +32,24 @@ COMPONENTS = ("weights", "gradients", "optimizer state", "activations", "logits 
 COMPONENTS += ("communication buffers", "checkpoint copy")
 
 
-@dataclass(frozen=True)
 class MemorySettings:
-    """Settings that determine, with the model, the memory of one process.
+    """What determines, with the model, the memory of one process of a run. --device cuda works without a GPU."""
 
-    limits: sizes of a micro-batch; 0 targets without masked tokens. micro_batches: number per update. world_size:
-    number of processes. saves: whether checkpoints are written.
-    """
-
-    limits: MicroBatchLimits
-    batch_size: int
-    micro_batches: int = 1
-    optimizer: str = "Lamb"
-    precision: Precision = field(default_factory=Precision)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    world_size: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    saves: bool = True
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.parallel.shard_degree > 1
-
-    @property
-    def is_replicated(self) -> bool:
-        return self.world_size > 1 and not self.is_sharded
-
-    @property
-    def updates_all_tensors_at_once(self) -> bool:
-        return self.device.type != "cpu" or self.is_sharded
+    def __init__(self, config: RunConfig):
+        loader, runtime = config.loader, config.runtime
+        on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
+        self.device = torch.device("cuda" if on_gpu else "cpu")
+        check_parallel(config, self.device)
+        self.parallel, self.world_size, self.saves = config.parallel, config.world_size, not config.trainer.benchmark
+        self.limits = MicroBatchLimits.of(replace(loader, num_sizes=1 if self.parallel.compile != "none" else None))
+        self.batch_size = loader.batch_size
+        self.micro_batches = -(-loader.global_batch_size // (self.world_size * loader.batch_size))  # per update
+        self.optimizer, self.precision = config.optimizer.name, Precision()
+        if runtime.amp or runtime.pure_fp16:
+            self.precision = Precision(DTYPES[runtime.amp_dtype], runtime.pure_fp16)
+        self.is_sharded = self.parallel.shard_degree > 1
+        self.is_replicated = self.world_size > 1 and not self.is_sharded
+        self.updates_all_tensors_at_once = on_gpu or self.is_sharded
 
     @property
     def pass_sizes(self) -> PassSizes:
@@ -218,31 +207,11 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     yield "optimizer step", step
 
 
-def memory_settings(config: RunConfig) -> MemorySettings:
-    """MemorySettings of a run. --device cuda works without a GPU."""
-    loader, runtime, parallel = config.loader, config.runtime, config.parallel
-    on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if on_gpu else "cpu")
-    check_parallel(config, device)
-    sixteen_bits = runtime.amp or runtime.pure_fp16
-    return MemorySettings(
-        MicroBatchLimits.of(replace(loader, num_sizes=1 if parallel.compile != "none" else None)),
-        loader.batch_size,
-        -(-loader.global_batch_size // (config.world_size * loader.batch_size)),
-        config.optimizer.name,
-        Precision(DTYPES[runtime.amp_dtype], runtime.pure_fp16) if sixteen_bits else Precision(),
-        parallel,
-        config.world_size,
-        device,
-        saves=not config.trainer.benchmark,
-    )
-
-
 def print_estimate(head: str, config: RunConfig) -> None:
     """Implements --estimate-memory: prints the table on the first process. Allocates no model."""
     with torch.device("meta"):
         model = make_model(head, choose_model(config.model, config.start).config)
-    text = format_estimate(model, memory_settings(config))
+    text = format_estimate(model, MemorySettings(config))
     if reports_errors():
         print_line(text)
 

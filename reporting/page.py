@@ -28,7 +28,7 @@ WORDS = {
     },
     **{"ms": "(ms)", "gib": "(GiB)", "p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"},
 }
-# Left out where tokens_per_second is logged, which says the same.
+# Omitted if tokens_per_second is logged, because they are equivalent.
 OTHER_SPEEDS = ("sequences_per_second", "step_seconds", "model_tflops", "seqs_per_sec", "step_cost", "step_samples")
 # Final results that repeat metrics of the steps.
 REPEATED_RESULTS = ("step", "final_loss", "e2e_train_time", "raw_train_time", "training_sequences_per_second")
@@ -36,7 +36,7 @@ MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
 
 def group_series(runs: list[Run]) -> list[list[Series]]:
-    """The stages of all runs and seeds, those of the same name together."""
+    """The stages of all runs and seeds, grouped by name."""
     groups: dict[str, list[Series]] = {name: [] for name in STAGE_TITLES}
     styles: dict[Any, int] = {}
     for number, run in enumerate(runs):
@@ -120,7 +120,7 @@ def score_tables(stage: Stage) -> Iterator[tuple[str, list[str], list[list[str]]
 
 
 def breakable(text: str) -> Markup:
-    """`text` as HTML that may be broken after slashes and underscores."""
+    """`text` as HTML with line-break opportunities after slashes and underscores."""
     return escape(printable(text)).replace("/", Markup("/<wbr>")).replace("_", Markup("_<wbr>"))
 
 

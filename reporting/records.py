@@ -24,7 +24,7 @@ STAGE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # f
 PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")  # logged as settings
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 MAX_STEP, MAX_SECONDS, MAX_VALUE = 2**53, 2.5e11, 1e100  # seconds since 1970: datetime ends with the year 9999
-UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of JSON that is not as expected
+UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # raised for malformed records
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Stage:
 
 @dataclass
 class Run:
-    """`unusable`: file and line number of each line that is no usable record."""
+    """`unusable`: file and line number of each invalid line."""
 
     name: str
     stages: list[Stage]
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def note(self) -> str:
-        """A line that counts and names the unusable lines of the logs; empty if there are none."""
+        """A message with the number and places of invalid lines; empty if there are none."""
         count, places = len(self.unusable), ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
         more = ", …" if count > 5 else ""
         return f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})" if count else ""
@@ -122,7 +122,7 @@ def scalars(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(data: dict[str, Any]) -> dict[str, float]:
-    """The metrics in `data`; null and what is not finite become NaN, other values are left out."""
+    """The numbers in `data`; null and non-finite values become NaN, other types are skipped."""
     found = {name: math.nan if value is None else value for name, value in data.items()}
     found = {name: v for name, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {name: float(value) if abs(value) <= MAX_VALUE else math.nan for name, value in found.items()}
@@ -222,7 +222,7 @@ def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
     before = 0.0  # seconds in earlier sessions
     for session in sessions:
         if session.steps:
-            stage.results = {}  # of weights that are not the last ones
+            stage.results = {}  # those of earlier weights
             first = min(step for step, _, _ in session.steps)
             stage.points = [point for point in stage.points if point.step < first]
             stage.evaluations = [point for point in stage.evaluations if point.step < first]
@@ -263,7 +263,7 @@ def add_points(stage: Stage, session: Session, before: float) -> None:
 
 
 def comparable(stage: Stage) -> dict[str, Any]:
-    """Settings without what names the run's own folder."""
+    """Settings without the paths of the run's own folder."""
     output_dir = str(stage.settings.get("output_dir", ""))
     settings = {name: value for name, value in stage.settings.items() if name not in ("output_dir", "report_file")}
     for name, value in settings.items():
@@ -273,7 +273,7 @@ def comparable(stage: Stage) -> dict[str, Any]:
 
 
 def differences(stages: list[Stage]) -> dict[str, list[Any]]:
-    """By setting that differs: its value in each of the stages."""
+    """Settings that differ between the stages, with the value in each stage."""
     values = [comparable(stage) for stage in stages]
     rows = {name: [value.get(name) for value in values] for name in sorted(set().union(*values))}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}

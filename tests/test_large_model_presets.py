@@ -8,7 +8,7 @@ from launch_scripts import Checkout, pretraining_runs
 from arguments import make_run_config
 from bert_config import BertConfig
 from checkpoint.model_choice import choose_model
-from diagnostics.estimates import estimate_memory, memory_settings
+from diagnostics.estimates import MemorySettings, estimate_memory
 from modeling import BertForPreTraining
 
 GPU_MEMORY = 80e9
@@ -37,6 +37,6 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name
         config = make_run_config(args, world_size=8)
         with torch.device("meta"):
             model = BertForPreTraining(choose_model(config.model, config.start).config)
-        settings = memory_settings(config)
+        settings = MemorySettings(config)
         assert (settings.world_size, settings.parallel.shard_degree, settings.device.type) == (8, 8, "cuda")
         assert GPU_MEMORY / 4 < estimate_memory(model, settings).total < GPU_MEMORY - LIBRARIES

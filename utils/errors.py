@@ -123,7 +123,7 @@ def error_message(error: BaseException) -> str | None:
 
 
 def exit_for(error: BaseException) -> None:
-    """Ends the program as `run_main` says; returns if `error` is a bug."""
+    """Exits with a message as `run_main` describes; returns if `error` is a bug."""
     if isinstance(error, KeyboardInterrupt):
         Terminal.may_be_lost = True
         print("interrupted", file=sys.stderr)
@@ -134,7 +134,7 @@ def exit_for(error: BaseException) -> None:
         rank = getattr(error, "rank", None)
     else:
         rank = os.environ.get("RANK", 0)
-    Terminal.may_be_lost = True  # the exit code tells, too
+    Terminal.may_be_lost = True  # the exit code reports the error, too
     if rank is not None or reports_errors():
         prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
