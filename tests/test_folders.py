@@ -17,7 +17,7 @@ from utils.files import LOCK_FILE, atomic_folder, atomic_path, lock_folder, remo
 
 
 def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
-    """Not even the first run's temporary folders."""
+    """Not even the first run's temporary folders, and not after somebody has removed the lock file."""
     flags = ("--max-steps", 100_000, "--log-freq", 1, "--num-steps-per-checkpoint", 2)
     first = start(inputs.command(tmp_path, *flags), tmp_path / "first")
     wait_until(lambda: any(name.isdigit() for name in steps_in(tmp_path)))
@@ -25,6 +25,8 @@ def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
     live.mkdir()
     second = inputs.command(tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json")
     assert_refused(run_here(second), str(steps_folder(tmp_path)), f"process {first.pid} on ")
+    (steps_folder(tmp_path) / LOCK_FILE).unlink()
+    assert_refused(run_here(second), str(steps_folder(tmp_path)), "is in use by another process")
     assert live.is_dir() and first.is_alive()
     first.kill()
     first.join()
@@ -32,13 +34,23 @@ def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
     assert not live.exists()
 
 
-def test_lock_is_not_made_through_a_link(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "target").write_text("precious")
-    (tmp_path / "folder" / LOCK_FILE).symlink_to(tmp_path / "target")
-    with pytest.raises(OSError, match=r"\.lock"):
-        lock_folder(tmp_path / "folder")
-    assert (tmp_path / "target").read_text() == "precious"
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "dangling link", "FIFO", "folder"])
+def test_lock_file_that_is_something_else_is_refused_and_its_target_kept(tmp_path, kind):
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    folder.mkdir()
+    if kind != "dangling link":
+        target.write_text("precious")
+    path = folder / LOCK_FILE
+    {
+        "symbolic link": lambda: path.symlink_to(target),
+        "dangling link": lambda: path.symlink_to(target),
+        "hard link": lambda: path.hardlink_to(target),
+        "FIFO": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }[kind]()
+    with pytest.raises(UserError, match=r"\.lock is not a plain file of its own: remove it"):
+        lock_folder(folder)
+    assert not target.exists() if kind == "dangling link" else target.read_text() == "precious"
 
 
 def test_lock_is_free_again_after_close(tmp_path):

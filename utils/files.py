@@ -1,6 +1,7 @@
 """Files: read JSON with clear errors, write files and folders atomically, lock folders, hash."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -8,11 +9,12 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from utils.errors import UserError
 
@@ -140,9 +142,49 @@ def sync(path: Path) -> None:
 # --- locks ------------------------------------------------------------------------------------------------------------
 
 
-def lock_folder(folder: Path) -> TextIO:
-    """Makes `folder` if necessary, and locks the file `.lock` in it until the returned file is closed or the process
-    ends. On a file system without locks, prints a warning.
+class FolderLock:
+    """An exclusive lock of a folder, until `close` or the end of the process. Made by `lock_folder`.
+
+    The folder and the file `.lock` in it are locked. The file names the holder, and works on network file systems that
+    cannot lock folders; the folder stays locked if somebody removes the file.
+
+    Raises BlockingIOError if another process holds the lock, and UserError if `.lock` is not a plain file.
+    """
+
+    def __init__(self, folder: Path):
+        path = folder / LOCK_FILE
+        self.descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+        try:
+            self.descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+            status = os.fstat(self.descriptors[1])
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+            status = None
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise UserError(f"{path} is not a plain file of its own: remove it")
+        for descriptor in self.descriptors:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                if descriptor == self.descriptors[1]:
+                    reason = error.strerror
+                    print(f"warning: {folder} cannot be locked ({reason}): run only one program there", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
+            os.truncate(self.descriptors[1], 0)
+            os.pwrite(self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    __del__ = close
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """Makes `folder` if necessary, and locks it for this process. On a file system without locks, prints a warning.
 
     Raises UserError, naming the host and process that hold the lock, if there is one; waits for it first if the
     environment says so.
@@ -150,27 +192,19 @@ def lock_folder(folder: Path) -> TextIO:
     folder.mkdir(parents=True, exist_ok=True)
     patience = os.environ.get(LOCK_SECONDS_VARIABLE, "")
     end = time.monotonic() + (int(patience) if patience.isdecimal() else 0)
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            return FolderLock(folder)
         except BlockingIOError as error:
             if time.monotonic() >= end:
-                holder = file.read().strip() or "another process"
+                holder = ""
+                with contextlib.suppress(OSError):
+                    holder = (folder / LOCK_FILE).read_bytes().decode("utf-8", "replace").strip()
                 raise UserError(
-                    f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder"
+                    f"{folder} is in use by {holder or 'another process'}: wait for it, stop it, or choose another "
+                    f"folder"
                 ) from error
-        except OSError as error:
-            reason = error.strerror
-            print(f"warning: {folder} cannot be locked ({reason}): run only one program there", file=sys.stderr)
-            break
         time.sleep(0.5)
-    with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return file
 
 
 # --- hashes -----------------------------------------------------------------------------------------------------------
