@@ -83,8 +83,8 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
-    `num_sizes`: see packing.stream_sizes."""
+    """`batch_size`: sequences of full length per micro-batch; `global_batch_size`: sequences per optimizer step over
+    all ranks; `num_sizes`: see packing.stream_sizes; `sequences`: maximum per micro-batch, None for 4 * batch_size."""
 
     batch_size: int
     global_batch_size: int
@@ -92,6 +92,7 @@ class LoaderConfig:
     max_predictions_per_seq: int = 0
     num_workers: int = 1
     num_sizes: int | None = None
+    sequences: int | None = None
 
 
 @dataclass(frozen=True)
