@@ -61,10 +61,13 @@ def materialize(model: PreTrainedModel, device: torch.device) -> None:
 
 def compile_model(model: PreTrainedModel, what: str, device: torch.device) -> None:
     """Compiles `model` in place, for micro-batches of fixed sizes (see packing.stream_sizes)."""
-    modules = {"none": [], "layers": model.layers, "model": [model]}[what]
-    if what != "none" and device.type == "cpu":
+    if what == "none":
+        return
+    torch._dynamo.config.optimize_ddp = False  # it splits graphs at DDP's buckets
+    torch._dynamo.config.recompile_limit = 64  # sizes, training and evaluation, and kinds of layers
+    if device.type == "cpu":
         model.base_model.attention_implementation = COMPILED_ON_CPU
-    for module in modules:
+    for module in model.layers if what == "layers" else [model]:
         module.compile(fullgraph=True, dynamic=False)
 
 

@@ -88,9 +88,10 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
-    `num_sizes`: see packing.stream_sizes. The last two, for shards without masks: share of the tokens to mask, or None
-    for the default; whether to mask whole words."""
+    """`batch_size`: sequences of full length per micro-batch; `global_batch_size`: sequences per optimizer step over
+    all ranks; `num_sizes`: see packing.stream_sizes. For shards without masks: `masked_lm_prob`, the share of the
+    tokens to mask, or None for the default; `whole_word_mask`. `sequences`: maximum per micro-batch, None for
+    4 * batch_size."""
 
     batch_size: int
     global_batch_size: int
@@ -100,6 +101,7 @@ class LoaderConfig:
     num_sizes: int | None = None
     masked_lm_prob: float | None = None
     whole_word_mask: bool = False
+    sequences: int | None = None
 
 
 @dataclass(frozen=True)

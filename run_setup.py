@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bert_config import ModelConfig
@@ -25,7 +26,7 @@ from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
 from precision import LossScale, select_precision, slow_bfloat16
-from run_config import RunConfig
+from run_config import LoaderConfig, RunConfig
 from tasks import Task
 from trainer import Trainer
 from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads, total_memory
@@ -201,7 +202,9 @@ def plan_run(
         )
     if start.resume:
         start = replace(start, from_checkpoint=folder, last_step_of_checkpoint="auto")
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, config.parallel.compile != "none")
+    compiled = config.parallel.compile != "none"
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled)
+    sequences = likely_sequences(dataset, config.loader) if compiled else None
     config = replace(
         config,
         trainer=replace(
@@ -211,7 +214,7 @@ def plan_run(
             record=record,
             eval_steps=(trainer.eval_steps or max_steps) if eval_dataset is not None else 0,
         ),
-        loader=replace(config.loader, num_sizes=num_sizes),
+        loader=replace(config.loader, num_sizes=num_sizes, sequences=sequences),
         schedule=replace(config.schedule, total_steps=max_steps),
         start=replace(start, result_files=result_files),
         metadata=replace(
@@ -223,6 +226,13 @@ def plan_run(
         ),
     )
     return TrainingPlan(choice, head, task, dataset, config, initial_loss, eval_dataset)
+
+
+def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
+    """A limit for the sequences of a micro-batch of a compiled graph, which computes attention for as many: 1.25 times
+    the sequences of the data set's mean length that fit."""
+    mean = dataset.read(np.unique(np.linspace(0, len(dataset) - 1, 200, dtype=np.int64))).lengths.mean()
+    return math.ceil(min(1.25 * config.max_seq_length / mean, 4) * config.batch_size)
 
 
 def count_steps(config: RunConfig, num_samples: int) -> int:

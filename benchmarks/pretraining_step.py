@@ -41,6 +41,7 @@ from data_loading.sample_order import sample_order
 from modeling import BertForPreTraining
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
+from run_setup import likely_sequences
 from tasks.pretraining import PretrainingDataset, PretrainingTask
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.device import peak_flops, set_num_threads
@@ -140,7 +141,9 @@ class ThisProject(Implementation):
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
-        loader = dataclasses.replace(self.loader, num_sizes=stream_sizes(self.runtime.device, dtype, compiled))
+        num_sizes = stream_sizes(self.runtime.device, dtype, compiled)
+        sequences = likely_sequences(dataset, self.loader) if compiled else None
+        loader = dataclasses.replace(self.loader, num_sizes=num_sizes, sequences=sequences)
         return make_step_batch(
             dataset, indices, MicroBatchLimits.of(loader), pin_memory=self.runtime.device.type == "cuda"
         )

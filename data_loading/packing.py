@@ -11,7 +11,7 @@ sample.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from run_config import LoaderConfig
 
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
-CPU_SIZES = 32  # see `stream_sizes`
+CPU_SIZES, COMPILED_SIZES = 32, 4  # see `stream_sizes`
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
 
@@ -39,8 +39,9 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes up to each limit:
-    with 1, all streams have the same size; with None, streams are not filled."""
+    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes up to each limit.
+    Up to COMPILED_SIZES sizes are shared: tokens, sequences and targets have the same share of their limits, so that
+    there are few combinations. With None, streams are not filled."""
 
     tokens: int
     sequences: int
@@ -50,7 +51,10 @@ class MicroBatchLimits:
 
     @classmethod
     def of(cls, config: LoaderConfig) -> "MicroBatchLimits":
-        return cls.for_batch(config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes)
+        limits = cls.for_batch(
+            config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes
+        )
+        return limits if config.sequences is None else replace(limits, sequences=config.sequences)
 
     @classmethod
     def for_batch(
@@ -59,10 +63,18 @@ class MicroBatchLimits:
         """Limits for any `batch_size` sequences, and up to four times as many short ones."""
         return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * targets_per_sequence, max_seqlen, num_sizes)
 
-    def padded_size(self, size: int, limit: int) -> int:
-        """The smallest of the `num_sizes` sizes up to `limit` that is >= `size`."""
-        step = max(limit // self.num_sizes, 1)
-        return min(-(-max(size, 1) // step) * step, limit)
+    def padded_sizes(self, *sizes: int) -> list[int]:
+        """The sizes to which a stream with these numbers of tokens, sequences and targets is filled up."""
+        limits = (self.tokens, self.sequences, self.targets)
+        if self.num_sizes > COMPILED_SIZES:
+            steps = [max(limit // self.num_sizes, 1) for limit in limits]
+            return [
+                min(-(-max(size, 1) // step) * step, limit)
+                for size, step, limit in zip(sizes, steps, limits, strict=True)
+            ]
+        shares = [-(-size * self.num_sizes // limit) for size, limit in zip(sizes, limits, strict=True) if limit]
+        share = min(max(*shares, 1), self.num_sizes)
+        return [-(-limit * share // self.num_sizes) for limit in limits]
 
 
 @dataclass(frozen=True)
@@ -100,11 +112,12 @@ class AttentionMemory(NamedTuple):
 def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
     """MicroBatchLimits.num_sizes for a run.
 
-    Compiled graphs need fixed sizes. On a CPU, oneDNN builds a kernel for each new shape of a 16-bit product, which
-    takes longer than many products. Other products have no cost for new sizes.
+    Compiled graphs have fixed sizes, and each further one costs a compilation. On a CPU, oneDNN builds a kernel for
+    each new shape of a 16-bit product, which takes longer than many products. Other products have no cost for new
+    sizes.
     """
     if compiled:
-        return 1
+        return COMPILED_SIZES
     return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None
 
 
@@ -137,15 +150,15 @@ def pad_stream(
     Filler tokens are at the end and belong to no sequence. Filler sequences are empty. Raises ValueError if the stream
     has too many sequences.
     """
-    tokens = limits.padded_size(len(stream["input_ids"]), limits.tokens)
-    sequences = limits.padded_size(len(stream["cu_seqlens"]) - 1, limits.sequences)
-    if len(stream["cu_seqlens"]) - 1 > sequences:
-        raise ValueError(f"{len(stream['cu_seqlens']) - 1} sequences do not fit the {sequences} of the limits")
     cu_seqlens = stream["cu_seqlens"]
+    num_targets = max((len(stream[label.name]) for label in labels if label.axis == "target"), default=0)
+    tokens, sequences, targets = limits.padded_sizes(len(stream["input_ids"]), len(cu_seqlens) - 1, num_targets)
+    if len(cu_seqlens) - 1 > sequences:
+        raise ValueError(f"{len(cu_seqlens) - 1} sequences do not fit the {sequences} of the limits")
     filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
     for name, axis, filler, _ in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
         values = stream[name]
-        size = {"token": tokens, "sequence": sequences}.get(axis) or limits.padded_size(len(values), limits.targets)
+        size = {"token": tokens, "sequence": sequences, "target": targets}[axis]
         widths = [(0, size - len(values)), *[(0, 0)] * (values.ndim - 1)]
         filled[name] = np.pad(values, widths, constant_values=filler)
     return filled

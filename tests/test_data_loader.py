@@ -1,5 +1,6 @@
 """The loader: global batches in their order, at any number of ranks and worker threads."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 from conftest import InMemoryDataset
 
 from data_loading.loader import StepLoader, batches_in_order, make_step_batch
-from data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
+from data_loading.packing import COMPILED_SIZES, CPU_SIZES, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
+from run_setup import likely_sequences
 from tasks.pretraining import PretrainingDataset
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
@@ -86,6 +88,23 @@ def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
     assert len(micro_batches) >= 13 and len(shapes) == 1
 
 
+@pytest.mark.parametrize("shortest", [120, 20], ids=["like pre-training", "like SQuAD"])
+def test_compiled_streams_have_few_sizes_and_little_filler(shortest):
+    lengths = np.random.default_rng(6).integers(shortest, 129, 4000)
+    loader_config = LoaderConfig(32, 32 * 4, 128, 20, num_workers=0, num_sizes=COMPILED_SIZES)
+    dataset = InMemoryDataset(lengths)
+    limit = likely_sequences(dataset, loader_config)
+    assert limit == pytest.approx(1.25 * 32 * 128 / lengths.mean(), rel=0.05)
+    loader = StepLoader(dataset, dataclasses.replace(loader_config, sequences=limit), seed=9)
+    batches = [loader.load(step) for step in range(20)]
+    shapes = [tuple(len(m[name]) for name in sorted(m)) for batch in batches for m in batch.micro_batches]
+    assert len(set(shapes)) <= COMPILED_SIZES
+    computed = sum(len(m["input_ids"]) for batch in batches for m in batch.micro_batches)
+    boundaries = sum(len(m["nsp_labels"]) for batch in batches for m in batch.micro_batches)
+    real = sum(batch.lengths.sum() for batch in batches)
+    assert computed < 1.2 * real and boundaries < 1.5 * 20 * 32 * 4
+
+
 def test_rounded_sizes_recur_while_real_sizes_hardly_do():
     lengths = np.random.default_rng(6).integers(32, 129, 4000)
     sizes = {}
@@ -107,7 +126,11 @@ def test_sizes_are_rounded_for_16_bits_on_a_cpu_and_fixed_for_compiled_graphs():
     assert stream_sizes(cpu, torch.bfloat16, compiled=False) == CPU_SIZES
     assert stream_sizes(cpu, torch.float32, compiled=False) is None
     assert stream_sizes(gpu, torch.bfloat16, compiled=False) is None
-    assert stream_sizes(cpu, torch.bfloat16, compiled=True) == stream_sizes(gpu, torch.float32, compiled=True) == 1
+    assert (
+        stream_sizes(cpu, torch.bfloat16, compiled=True)
+        == stream_sizes(gpu, torch.float32, compiled=True)
+        == COMPILED_SIZES
+    )
 
 
 def test_rank_without_sequences_fills_its_step_with_filler():

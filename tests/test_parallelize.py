@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import TINY, InMemoryDataset
-from rank_runs import run_ranks
+from rank_runs import Command, pretrain, run_ranks
 from small_runs import losses, train
 from torch._dynamo.utils import counters
 
+import run_setup
 from bert_config import BertConfig
 from data_loading.loader import StepBatch, StepLoader
+from data_loading.packing import COMPILED_SIZES
 from modeling import BertForPreTraining
 from optimizer import make_optimizer
 from parallel.base import ParallelModel
@@ -105,7 +107,7 @@ def test_compile_applies_to_the_layers_or_the_model(what):
 
 
 @pytest.mark.parametrize(("what", "graphs"), [("layers", 2), ("model", 1)])
-def test_compiled_run_is_traced_once_and_has_the_losses_of_an_uncompiled_one(
+def test_compiled_run_is_traced_once_per_size_and_has_the_losses_of_an_uncompiled_one(
     inputs, tmp_path, monkeypatch, what, graphs
 ):
     """Traced in full, but run without code generation, which takes a minute."""
@@ -120,7 +122,43 @@ def test_compiled_run_is_traced_once_and_has_the_losses_of_an_uncompiled_one(
     train(inputs.command(tmp_path / "compiled", *flags, "--compile", what, dropout=False))
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "uncompiled"), rel=1e-5)
     # The last layer is another graph, because it computes the masked tokens only.
-    assert counters["stats"]["unique_graphs"] == graphs
+    sizes, remainder = divmod(counters["stats"]["unique_graphs"], graphs)
+    assert 1 <= sizes <= COMPILED_SIZES and not remainder
+
+
+COMPILED = {
+    "DDP, model": ("--compile", "model"),
+    "DDP, layers, checkpointed": ("--compile", "layers", "--activation-checkpoint", "full"),
+    "FSDP2, layers": ("--compile", "layers", "--data-parallel-shard-degree", -1),
+}
+
+
+def pretrain_with_aot_eager(commands: list[Command]) -> int:
+    """Forward and backward graphs are traced, for one size, but no code is generated."""
+    run_setup.stream_sizes = lambda *_args: 1
+    compile_module = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda module, **options: compile_module(module, **options, backend="aot_eager")
+    for command in commands:
+        torch._dynamo.reset()
+        counters.clear()
+        if code := pretrain(command):
+            return code
+        if "--compile" in command.argv:  # with optimize_ddp, the model would be several graphs
+            graphs = counters["stats"]["unique_graphs"]
+            assert graphs == (1 if "model" in command.argv else 2), graphs
+            assert not counters["graph_break"], counters["graph_break"]
+    return 0
+
+
+def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs, tmp_path):
+    flags = ("--max-steps", 2, "--log-freq", 1, "--gradient-merge-steps", 2)
+    runs = {"uncompiled": (), **COMPILED}
+    argvs = {name: inputs.command(tmp_path / name, *flags, *given, dropout=False) for name, given in runs.items()}
+    commands = [Command(2, argv) for argv in argvs.values()]
+    run_ranks(2, tmp_path / "logs", pretrain_with_aot_eager, commands).check()
+    expected = losses(tmp_path / "uncompiled")
+    for name in COMPILED:
+        assert losses(tmp_path / name) == pytest.approx(expected, rel=2e-7), name
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
