@@ -58,7 +58,7 @@ def make_pair(head: str, **changes):
     model = MODELS[ModernBertConfig][head](config_from_dict(values))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(torch.randn_like(p) * 0.3 + (1 if "norm.weight" in name else 0))
+            p.copy_(torch.randn_like(p) * 0.2 + (1 if "norm.weight" in name else 0))
         model.word_embeddings.weight[values["vocab_size"] :] = 0
     config = transformers.ModernBertConfig(**values, attn_implementation="sdpa")
     twin = getattr(transformers, HEADS[head])(config)
