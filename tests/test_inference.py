@@ -246,7 +246,7 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
         ("none", ["--text", "a"], "has no head to ask"),
-        ("tokens", ["--text", "a"], "has no bert.pooler.dense.bias"),
+        ("tokens", ["--text", "a"], "holds a BertForTokenClassification"),
         ("classes", ["--text", "word " * 63], "the text has 65 tokens, and at most 64 are possible"),
         ("classes", ["--text", "word " * 31, "--text-pair", "word " * 31], "the text has 65 tokens"),
         ("span", ["--question", "word " * 30, "--context", "b"], "the question has 30 tokens, and at most 28"),
