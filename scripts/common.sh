@@ -182,6 +182,40 @@ config_sizes() { # config_file
   done
 }
 
+# ---- phases of pre-training -------------------------------------------------------------------------------------
+
+newest_step() { # folder_of_steps
+  [[ ! -d $1 ]] || find "$1" -maxdepth 1 -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
+}
+
+# run_phase PHASE MAX_STEPS BATCH_SIZE ACCUMULATION_STEPS FLAG...: trains one phase to its last step, or exits. The
+# script sets the variables that are read here.
+# shellcheck disable=SC2154
+run_phase() {
+  local phase=$1 max_steps=$2 newest
+  local steps_folder=$RESULTS_DIR/$BERT_MODEL/$phase
+  local global_batch_size=$(($3 * $4 * processes * max_nodes))
+  local -a batch_flags=(--gradient-merge-steps "$4")
+  ((nodes == max_nodes)) || batch_flags=(--global-batch-size "$global_batch_size")
+  log_file=''
+  if [[ $create_logfile == true ]]; then
+    mkdir -p "$RESULTS_DIR"
+    # The name is that of NVIDIA's recipe, so that log parsers find it. Each further node has a file of its own.
+    log_file=$RESULTS_DIR/$job_name.paddle_bert_pretraining_${phase}_${precision}_gbs$global_batch_size
+    log_file+=.$(date +%y%m%d%H%M%S)$( ((node_rank == 0)) || echo ".node$node_rank").log
+    echo "log file: $log_file"
+  fi
+  launch "$processes" "$code_dir/run_pretraining.py" "--$phase" --max-steps "$max_steps" \
+    --batch-size "$3" "${batch_flags[@]}" "${@:5}" \
+    --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
+    --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
+  if [[ $enable_benchmark == false && $only_estimates == false && ! -d $steps_folder/$max_steps ]]; then
+    newest=$(newest_step "$steps_folder")
+    echo "$phase stopped at step ${newest:-0} of $max_steps: run the same command again to continue"
+    exit
+  fi
+}
+
 # ---- launch -----------------------------------------------------------------------------------------------------
 
 # Sets nodes, node_rank and master_addr: from NNODES, NODE_RANK and MASTER_ADDR, or from Slurm where srun starts the

@@ -3,16 +3,20 @@
 import json
 from functools import partialmethod
 
+import h5py
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT
+from conftest import ROOT, write_shards
 from rank_runs import Command, pretrain_ranks
 from safetensors.torch import save_file
-from small_runs import RunInputs, losses, resuming, train, weights
+from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
 from test_modeling import relative_error
 
+import inference
+import run_glue
+import run_squad
 from attention import IMPLEMENTATIONS
 from bert_config import ModernBertConfig, config_from_dict
 from data_loading.packing import TokenStream
@@ -58,7 +62,7 @@ def make_pair(head: str, **changes):
     model = MODELS[ModernBertConfig][head](config_from_dict(values))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(torch.randn_like(p) * 0.3 + (1 if "norm.weight" in name else 0))
+            p.copy_(torch.randn_like(p) * 0.2 + (1 if "norm.weight" in name else 0))
         model.word_embeddings.weight[values["vocab_size"] :] = 0
     config = transformers.ModernBertConfig(**values, attn_implementation="sdpa")
     twin = getattr(transformers, HEADS[head])(config)
@@ -293,6 +297,80 @@ def test_one_process_ddp_and_fsdp2_train_alike_and_a_run_in_parts_equals_a_whole
         assert losses(tmp_path / layout) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
         for name, value in weights(tmp_path / layout, 8).items():
             assert float((value - expected[name]).abs().max()) < 2e-5, (layout, name)
+
+
+def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folder_knows_it(inputs, tmp_path):
+    flags = (*RUN_FLAGS, "--max-steps", 2, "--optimizer", "AdamW")
+    train(inputs.command(tmp_path, *flags, "--global-rope-theta", 1000))
+    longer = (*flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
+    train(inputs.command(tmp_path, *longer))
+    thetas = [
+        json.loads((steps_folder(tmp_path, phase) / "2" / "config.json").read_text())["global_rope_theta"]
+        for phase in ("phase1", "phase2")
+    ]
+    assert thetas == [1000, 160_000]
+    changed = run_here(inputs.command(tmp_path, *longer, *resuming(tmp_path, "phase2"), "--global-rope-theta", 5))
+    assert changed.returncode == 2 and "global_rope_theta 160000.0 (this run uses 5.0)" in changed.stderr
+    local = json.loads(inputs.config.read_text()) | {"local_attention": 8}
+    (tmp_path / "local.json").write_text(json.dumps(local))
+    other = run_here(inputs.command(tmp_path / "other", *longer, "--config-file", tmp_path / "local.json"))
+    assert other.returncode == 2 and "local_attention is 16, but this run's config has 8" in other.stderr
+
+
+def test_flags_of_the_other_encoder_are_refused(inputs, tmp_path):
+    modern = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--pre-layer-norm"))
+    bert = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--global-rope-theta", 5, dropout=False))
+    assert modern.returncode == bert.returncode == 2
+    assert "--pre-layer-norm is for BERT" in modern.stderr and "--global-rope-theta is for ModernBERT" in bert.stderr
+
+
+def test_without_sentence_pairs_bert_has_no_pooler_and_no_next_sentence_head(inputs, tmp_path):
+    shards = write_shards(tmp_path / "shards")
+    for path in shards.iterdir():
+        with h5py.File(path, "r+") as file:
+            file.attrs["next_sentence_prediction"] = False
+            file["next_sentence_labels"][:] = -1
+    train(inputs.command(tmp_path, "--input-dir", shards, "--max-steps", 2, dropout=False))
+    names = weights(tmp_path, 2).keys()
+    assert "cls.predictions.bias" in names
+    assert not [name for name in names if "pooler" in name or "seq_relationship" in name]
+    config = json.loads((steps_folder(tmp_path) / "2" / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    loaded = transformers.BertForMaskedLM.from_pretrained(steps_folder(tmp_path) / "2")
+    assert torch.equal(loaded.cls.predictions.bias, weights(tmp_path, 2)["cls.predictions.bias"])
+
+
+def test_fine_tuning_and_prediction_work_and_know_their_tasks(inputs, tmp_path):
+    pretrained = tmp_path / "pretrained"
+    train(inputs.command(pretrained, "--max-steps", 1))
+    folder, device = steps_folder(pretrained), ("--device", "cpu", "--report-file", str(tmp_path / "report.json"))
+    (tmp_path / "texts.csv").write_text("text,label\n" + "good,one\nbad,two\n" * 8)
+    shared = (
+        "--init-checkpoint",
+        str(folder),
+        "--output-dir",
+        str(tmp_path),
+        "--do-train",
+        "--max-steps",
+        "1",
+        *device,
+    )
+    shared = (*shared, "--learning-rate", "1e-3")
+    texts = ("--train-file", str(tmp_path / "texts.csv"), "--text-column", "text", "--label-column", "label")
+    assert run_glue.main([*shared, *texts, "--max-seq-length", "16"]) == 0
+    classifier = tmp_path / "custom" / "classification"
+    assert inference.main(["--init-checkpoint", str(classifier), "--text", "good", "--device", "cpu"]) == 0
+    squad = [str(ROOT / "data" / "sample" / "squad" / name) for name in ("train-v1.1.json", "dev-v1.1.json")]
+    questions = ("--train-file", squad[0], "--max-seq-length", "96")
+    assert run_squad.main([*shared, *questions]) == 0
+    asked = ["--init-checkpoint", str(tmp_path / "custom" / "squad"), "--device", "cpu"]
+    assert inference.main([*asked, "--question", "Who?", "--context", "Anna lived in Paris."]) == 0
+    assert inference.main(["--init-checkpoint", str(folder), "--fill-mask", "the [MASK] is", "--device", "cpu"]) == 0
+    wrong = ("--init-checkpoint", str(classifier), "--output-dir", str(tmp_path / "wrong"), *device)
+    with pytest.raises(UserError, match="holds a ModernBertForSequenceClassification: it was not fine-tuned for this"):
+        run_squad.main([*wrong, "--do-predict", "--predict-file", squad[1], "--max-seq-length", "96"])
+    with pytest.raises(UserError, match=r"is a model of run_squad\.py"):
+        inference.main([*asked, "--text", "good"])
 
 
 @pytest.mark.parametrize("window", [2, 16, 10_000])

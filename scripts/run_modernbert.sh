@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154 # common.sh sets the arguments from their table
+#
+# Pre-trains ModernBERT in two phases, at sequence lengths 1,024 and 8,192. After any stop, the same command continues.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=common.sh
+source "$root/scripts/common.sh"
+
+ARGUMENTS=(
+  # name                              | default                   | kind               | help
+  "config_file                        | $root/bert_configs/modernbert-base.json | text | architecture"
+  "optimizer                          | AdamW                     | AdamW,Muon         | Muon is for the matrices of the layers"
+  "precision                          | amp                       | $PRECISIONS        | as for run_pretraining.sh"
+  "num_gpus                           | 8                         | non_negative_int   | GPUs of this node; 0: run on the CPU"
+  "train_batch_size                   | 64                        | positive_int       | sequences per GPU and micro-batch, phase 1"
+  "gradient_accumulation_steps        | 2                         | positive_int       | micro-batches per update, phase 1"
+  "learning_rate                      | 8e-4                      | non_negative_float | peak learning rate, phase 1"
+  "train_steps                        | 10000                     | positive_int       | updates of phase 1"
+  "train_batch_size_phase2            | 8                         | positive_int       | sequences per GPU and micro-batch, phase 2"
+  "gradient_accumulation_steps_phase2 | 2                         | positive_int       | micro-batches per update, phase 2"
+  "learning_rate_phase2               | 3e-4                      | non_negative_float | peak learning rate, phase 2"
+  "train_steps_phase2                 | 1000                      | positive_int       | updates of phase 2"
+  "save_checkpoint_steps              | 200                       | positive_int       | updates between checkpoints"
+  "seed                               | 42                        | non_negative_int   | seed of weights and sample order"
+  "dataset_dir_phase1                 | $(find_shards 1024 307)   | text               | HDF5 shards, length 1024, 307 predictions"
+  "dataset_dir_phase2                 | $(find_shards 8192 2458)  | text               | HDF5 shards, length 8192, 2458 predictions"
+)
+
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  echo "usage: bash scripts/run_modernbert.sh [ARGUMENT...]
+   or: bash scripts/run_modernbert.sh \$(source scripts/configs/modernbert_config.sh && PRESET)
+
+Pre-trains ModernBERT with masked language modelling in two phases. The global rope theta is 10,000 in phase 1 and that
+of the config in phase 2. Arguments are positional; a missing or empty one takes its [default]:"
+  print_arguments
+  echo '
+Environment: BERT_PREP_WORKING_DIR, RESULTS_DIR, VOCAB_FILE, EVAL_DIR_PHASE1, EVAL_DIR_PHASE2, EXTRA_ARGS and the
+variables of several nodes are those of run_pretraining.sh; see its --help.'
+  exit
+fi
+parse_arguments "$@"
+
+create_logfile=false
+enable_benchmark=false
+code_dir=$root
+RESULTS_DIR=${RESULTS_DIR:-$root/results}
+require_file 'argument 1 (config_file)' "$config_file"
+require_folder 'argument 15 (dataset_dir_phase1)' "$dataset_dir_phase1" 'make it: docs/modernbert.md'
+require_folder 'argument 16 (dataset_dir_phase2)' "$dataset_dir_phase2" 'make it: docs/modernbert.md'
+BERT_MODEL=$(model_of_config_file "$config_file")
+VOCAB_FILE=${VOCAB_FILE:-$root/vocab/bert-base-uncased-vocab.txt}
+require_file VOCAB_FILE "$VOCAB_FILE"
+read_extra_args
+only_estimates=$(estimates_memory && echo true || echo false)
+find_nodes
+# shellcheck source=setup_environment.sh
+source "$root/scripts/setup_environment.sh" use
+require_gpus "$num_gpus"
+
+processes=$((num_gpus > 0 ? num_gpus : 1))
+mapfile -t precision_words < <(precision_flags "$precision" 65536)
+shared_flags=(
+  --output-dir "$RESULTS_DIR" --config-file "$config_file" --vocab-file "$VOCAB_FILE"
+  --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --seed "$seed"
+  --num-steps-per-checkpoint "$save_checkpoint_steps" --optimizer "$optimizer" --beta2 0.98 --epsilon 1e-6
+  --weight-decay 1e-5 --lr-decay warmup_stable_decay "${precision_words[@]}" "${extra_words[@]}"
+)
+report_at_exit "$RESULTS_DIR"
+
+run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" \
+  --input-dir "$dataset_dir_phase1" --eval-dir "${EVAL_DIR_PHASE1:-None}" \
+  --max-seq-length 1024 --max-predictions-per-seq 307 --global-rope-theta 10000 \
+  --learning-rate "$learning_rate" --warmup-proportion 0.05 --lr-decay-proportion 0.1
+phase1_weights=$RESULTS_DIR/$BERT_MODEL/phase1/$train_steps
+[[ $only_estimates == false ]] || phase1_weights=None
+run_phase phase2 "$train_steps_phase2" "$train_batch_size_phase2" "$gradient_accumulation_steps_phase2" \
+  --input-dir "$dataset_dir_phase2" --eval-dir "${EVAL_DIR_PHASE2:-None}" \
+  --max-seq-length 8192 --max-predictions-per-seq 2458 \
+  --learning-rate "$learning_rate_phase2" --warmup-proportion 0 --lr-decay-proportion 0.5 \
+  --from-phase1-final-params "$phase1_weights"
