@@ -16,7 +16,6 @@ import numpy as np
 from arguments import make_run_config
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.state import load_weights
-from diagnostics.estimates import print_estimate
 from evaluation import log_speed, predict
 from metrics import make_reporter
 from parallel.base import ParallelModel
@@ -38,11 +37,7 @@ MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(con
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
     """Trains, scores and predicts as the flags request; returns the exit code."""
-    config = make_run_config(args)
-    if args.estimate_memory is not None:
-        print_estimate(task.head, config)
-        return 0
-    with start_runtime(config, title) as runtime:
+    with start_runtime(make_run_config(args), title) as runtime:
         return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
 
 

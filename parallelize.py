@@ -3,9 +3,9 @@
 """
 
 import torch
+from torch import nn
 
 from attention import COMPILED_ON_CPU, flash_supports
-from modeling import PreTrainedModel
 from optimizer import check_shardable
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
@@ -19,7 +19,7 @@ from utils.errors import UserError
 
 
 def parallelize(
-    model: PreTrainedModel,
+    model: nn.Module,
     config: ParallelConfig,
     precision: Precision,
     device: torch.device,
@@ -41,7 +41,7 @@ def parallelize(
     return ParallelModel(model, precision, torch.device("cpu") if config.cpu_offload else None)
 
 
-def choose_attention(model: PreTrainedModel, device: torch.device) -> None:
+def choose_attention(model: nn.Module, device: torch.device) -> None:
     """Padded attention on GPUs without flash attention for this model. Otherwise the model chooses by device and
     type."""
     head_size = model.config.hidden_size // model.config.num_attention_heads
@@ -50,7 +50,7 @@ def choose_attention(model: PreTrainedModel, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def materialize(model: PreTrainedModel, device: torch.device) -> None:
+def materialize(model: nn.Module, device: torch.device) -> None:
     """Moves `model` to `device`. A model on the meta device is initialized; the values do not depend on the device."""
     if not any(p.is_meta for p in model.parameters()):
         model.to(device)
@@ -59,7 +59,7 @@ def materialize(model: PreTrainedModel, device: torch.device) -> None:
     model.init_weights()
 
 
-def compile_model(model: PreTrainedModel, what: str, device: torch.device) -> None:
+def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
     """Compiles `model` in place, for micro-batches of fixed sizes (see packing.stream_sizes)."""
     if what == "none":
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arguments import check_weights, parse_fine_tuning
+from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
@@ -128,9 +128,14 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
+    task = make_task(args)
+    if args.estimate_memory is not None:
+        from diagnostics.estimates import print_estimate
+
+        return print_estimate(task.head, make_run_config(args))
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(args, make_task(args), "GLUE")
+    return fine_tuning_main(args, task, "GLUE")
 
 
 if __name__ == "__main__":

@@ -118,13 +118,13 @@ def pretrain(args: Arguments, runtime: Runtime) -> int:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    from diagnostics.estimates import print_estimate
-    from run_setup import start_runtime
-
     config = make_run_config(args)
     if args.estimate_memory is not None:
-        print_estimate("pretraining", config)
-        return 0
+        from diagnostics.estimates import print_estimate
+
+        return print_estimate("pretraining", config)
+    from run_setup import start_runtime
+
     with start_runtime(config, "pre-training") as runtime:
         return pretrain(args, runtime)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from arguments import check_weights, parse_fine_tuning, sequence_length
+from arguments import check_weights, make_run_config, parse_fine_tuning, sequence_length
 from tasks.squad_file import SquadOptions
 from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, optional_path, positive_int
 from utils.errors import run_main
@@ -69,9 +69,14 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
+    task = make_task(args)
+    if args.estimate_memory is not None:
+        from diagnostics.estimates import print_estimate
+
+        return print_estimate(task.head, make_run_config(args))
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(args, make_task(args), "SQuAD")
+    return fine_tuning_main(args, task, "SQuAD")
 
 
 if __name__ == "__main__":

@@ -207,13 +207,15 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     yield "optimizer step", step
 
 
-def print_estimate(head: str, config: RunConfig) -> None:
-    """Implements --estimate-memory: prints the table on the first process. Allocates no model."""
+def print_estimate(head: str, config: RunConfig) -> int:
+    """Implements --estimate-memory: prints the table on the first process and returns the exit code. Allocates no
+    model. head: a key of modeling.MODELS."""
     with torch.device("meta"):
         model = make_model(head, choose_model(config.model, config.start).config)
     text = format_estimate(model, MemorySettings(config))
     if reports_errors():
         print_line(text)
+    return 0
 
 
 def format_estimate(model: PreTrainedModel, settings: MemorySettings) -> str:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch, StepBatch
-from modeling import PreTrainedModel
 from optimizer import apply_step, gradients, total_norm
 from precision import MasterWeights, Precision
 from utils.distributed import DistributedContext
@@ -23,15 +22,16 @@ Batch = TypeVar("Batch")
 class ParallelModel:
     """A model in one process, and the base class of the other strategies.
 
-    model: the plain model, for its config and names. module: the module to call in the forward pass. shard_group: the
-    process group over which the rows of parameters are sharded, or None. saves_rows: whether this rank's rows are saved
-    in checkpoints; each row is saved by one rank. masters_device: the device of the optimizer, if not the model's.
+    model: the plain modeling.PreTrainedModel, for its config and names. module: the module to call in the forward pass.
+    shard_group: the process group over which the rows of parameters are sharded, or None. saves_rows: whether this
+    rank's rows are saved in checkpoints; each row is saved by one rank. masters_device: the device of the optimizer, if
+    not the model's.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
     saves_rows = True
 
-    def __init__(self, model: PreTrainedModel, precision: Precision, masters_device: torch.device | None = None):
+    def __init__(self, model: nn.Module, precision: Precision, masters_device: torch.device | None = None):
         self.model = self.module = model
         self.masters = MasterWeights(model, masters_device) if precision.pure or masters_device else None
         if precision.pure:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from data_loading.loader import MicroBatch, StepBatch
-from modeling import PreTrainedModel
 from parallel.base import ParallelModel
 from precision import Precision
 
@@ -17,7 +16,7 @@ from precision import Precision
 class ReplicatedModel(ParallelModel):
     """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by global counts."""
 
-    def __init__(self, model: PreTrainedModel, precision: Precision, device: torch.device):
+    def __init__(self, model: nn.Module, precision: Precision, device: torch.device):
         super().__init__(model, precision)
         self.saves_rows = dist.get_rank() == 0
         self.gpus = [device.index] if device.type == "cuda" else []
@@ -54,7 +53,7 @@ class ReplicatedMasters(ParallelModel):
 
     BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
 
-    def __init__(self, model: PreTrainedModel, precision: Precision):
+    def __init__(self, model: nn.Module, precision: Precision):
         super().__init__(model, precision)
         self.saves_rows = dist.get_rank() == 0
         self.buckets: list[Tensor] = []

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch, StepBatch
-from modeling import PreTrainedModel
 from optimizer import spec_of
 from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
@@ -69,7 +68,7 @@ class DeepSpeedModel(ParallelModel):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         config: dict[str, Any],
         precision: Precision,
         device: torch.device,
@@ -250,7 +249,7 @@ class ZeroModel(DeepSpeedModel):
 
 
 def make_deepspeed_model(
-    model: PreTrainedModel,
+    model: nn.Module,
     config: dict[str, Any],
     precision: Precision,
     device: torch.device,

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from data_loading.loader import MicroBatch, StepBatch
-from modeling import PreTrainedModel
 from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
 from run_config import RESHARD_MODES, ParallelConfig
@@ -163,7 +162,7 @@ class ShardedModel(ParallelModel):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,

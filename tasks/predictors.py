@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from bert_config import ModelConfig
 from data_loading.packing import TokenStream
-from modeling import PreTrainedModel
 from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
@@ -41,7 +41,7 @@ class Predictor:
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
     inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses answers."""
 
-    model: PreTrainedModel
+    model: nn.Module
     config: ModelConfig
     folder: Path
     tokenizer: BertTokenizer
