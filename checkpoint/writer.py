@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tokenizers import BertWordPieceTokenizer
 from torch import Tensor
 
+from bert_config import ModernBertConfig
 from checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -62,12 +64,17 @@ class Checkpoint:
             "do_lower_case": self.metadata.do_lower_case,
             "model_max_length": self.config.get("max_position_embeddings", 512),
         }
+        files = {}
+        if self.config.get("model_type") == ModernBertConfig.model_type:  # for it, transformers reads no vocab.txt
+            tokenizer |= {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+            fast = BertWordPieceTokenizer(str(self.metadata.vocab_file), lowercase=self.metadata.do_lower_case)
+            files["tokenizer.json"] = fast.to_str()
         values = {
             CONFIG_FILE: self.config,
             self.metadata.prefix + PROGRESS_SUFFIX: self.progress,
             TOKENIZER_FILE: tokenizer,
         }
-        return {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
+        return files | {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
 
 
 class CheckpointWriter:

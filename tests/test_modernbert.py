@@ -25,6 +25,7 @@ from modeling import MODELS, BertModel, ModernBertForMaskedLM, ModernBertModel
 from parallelize import parallelize
 from precision import Precision
 from run_config import ParallelConfig
+from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 
@@ -309,6 +310,11 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
         for phase in ("phase1", "phase2")
     ]
     assert thetas == [1000, 160_000]
+    theirs = transformers.AutoTokenizer.from_pretrained(steps_folder(tmp_path, "phase2") / "2")
+    ours = BertTokenizer(inputs.vocab_file, do_lower_case=True)
+    text = "Was it there?"
+    assert theirs(text).input_ids == [ours.cls_token_id, *ours.encode(text), ours.sep_token_id]
+    assert (theirs.mask_token_id, theirs.pad_token_id) == (ours.mask_token_id, ours.pad_token_id)
     changed = run_here(inputs.command(tmp_path, *longer, *resuming(tmp_path, "phase2"), "--global-rope-theta", 5))
     assert changed.returncode == 2 and "global_rope_theta 160000.0 (this run uses 5.0)" in changed.stderr
     local = json.loads(inputs.config.read_text()) | {"local_attention": 8}
