@@ -22,7 +22,7 @@ from data_preparation.options import (
     add_executor_flags,
     add_sample_flags,
     add_seed_flag,
-    refuse_masking_flags,
+    check_sample_flags,
     refuse_workers_of_a_cluster,
     sample_options,
 )
@@ -61,7 +61,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add("--overwrite", action=BooleanFlag, help="replace shards that were made from other text or with other options")
     args = parser.parse_args(argv)
     refuse_workers_of_a_cluster(args, parser)
-    refuse_masking_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
+    check_sample_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
     return args
 
 

@@ -84,8 +84,8 @@ class TrainerConfig:
 @dataclass(frozen=True)
 class LoaderConfig:
     """`batch_size`: sequences per micro-batch; `global_batch_size`: sequences per optimizer step over all ranks;
-    `num_sizes`: see packing.stream_sizes. The last two, for shards without masks: share of the tokens to mask, or None
-    for the default; whether to mask whole words."""
+    `num_sizes`: see packing.stream_sizes. `max_sequences_per_sample`: documents in a row of shards. The last two, for
+    shards without masks: share of the tokens to mask, or None for the default; whether to mask whole words."""
 
     batch_size: int
     global_batch_size: int
@@ -93,6 +93,7 @@ class LoaderConfig:
     max_predictions_per_seq: int = 0
     num_workers: int = 1
     num_sizes: int | None = None
+    max_sequences_per_sample: int = 1
     masked_lm_prob: float | None = None
     whole_word_mask: bool = False
 

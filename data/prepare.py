@@ -41,7 +41,7 @@ from data_preparation.options import (
     add_executor_flags,
     add_sample_flags,
     add_seed_flag,
-    refuse_masking_flags,
+    check_sample_flags,
     refuse_workers_of_a_cluster,
     sample_options,
 )
@@ -367,7 +367,7 @@ SAMPLE_FLAGS = (
         "masked_lm_prob",
         "dynamic_masking",
     ),
-    *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "compression", "train_vocab"),
+    *("short_seq_prob", "dupe_factor", "whole_word_mask", "nsp", "pack_documents", "compression", "train_vocab"),
 )
 VOCABULARY_FLAGS = ("vocab_size", "alphabet", "unused", "reserved_words", "sample_mb", "bert_config")
 
@@ -404,7 +404,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
     if not hasattr(args, "lengths"):
         return
-    refuse_masking_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
+    check_sample_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
     for length, predictions in args.lengths if args.given("lengths") else ():
         if args.dynamic_masking == bool(predictions):
             wanted = f"{length}" if args.dynamic_masking else f"{length}:{max(1, length * 16 // 100)}"

@@ -11,7 +11,7 @@ sample.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -50,7 +50,10 @@ class MicroBatchLimits:
 
     @classmethod
     def of(cls, config: LoaderConfig) -> "MicroBatchLimits":
-        return cls.for_batch(config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes)
+        limits = cls.for_batch(
+            config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes
+        )
+        return replace(limits, sequences=max(limits.sequences, config.batch_size * config.max_sequences_per_sample))
 
     @classmethod
     def for_batch(

@@ -4,8 +4,9 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction, non_negative_int, positive_int
 from utils.errors import UserError
@@ -63,8 +64,11 @@ class SampleOptions:
     whole_word_mask: bool = False
     next_sentence_prediction: bool = True
     compression: str = "none"
+    pack_documents: bool = False
 
     def __post_init__(self):
+        if self.pack_documents and self.next_sentence_prediction:
+            raise UserError("--pack-documents joins documents without sentence pairs: add --no-nsp")
         shortest = self.special_tokens + 2  # two tokens of text
         if not shortest <= self.sequence_length <= MAX_SEQUENCE_LENGTH:
             raise UserError(
@@ -76,6 +80,10 @@ class SampleOptions:
                 f"{self.predictions_per_sequence} predictions per sequence (--max-predictions-per-seq, --lengths) do "
                 f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
             )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options, without `pack_documents` if it is not asked for, as before there was such an option."""
+        return {name: value for name, value in asdict(self).items() if name != "pack_documents" or value}
 
     @property
     def special_tokens(self) -> int:
@@ -147,6 +155,12 @@ def add_sample_flags(add) -> None:
         help="next-sentence prediction; with --no-nsp a sample is one segment and its label is -1",
     )
     add(
+        "--pack-documents",
+        action=BooleanFlag,
+        default=default.pack_documents,
+        help="with --no-nsp: fill every sample with several documents; attention stays inside each",
+    )
+    add(
         "--compression",
         choices=COMPRESSIONS,
         default=default.compression,
@@ -154,8 +168,11 @@ def add_sample_flags(add) -> None:
     )
 
 
-def refuse_masking_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
-    """With --dynamic-masking, masks are settings of the training. names: the flags that say how to mask."""
+def check_sample_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
+    """Refuses flags that contradict each other. names: the flags that say how to mask; with --dynamic-masking, masks
+    are settings of the training."""
+    if args.pack_documents and args.given("short_seq_prob"):
+        parser.error("--short-seq-prob cannot be combined with --pack-documents: all samples are full")
     if args.dynamic_masking and (given := [name for name in names if args.given(name)]):
         flag = f"--{given[0].replace('_', '-')}"
         parser.error(f"{flag} cannot be combined with --dynamic-masking: give it to run_pretraining.py")
@@ -167,12 +184,13 @@ def sample_options(args: Arguments, length: int, predictions: int) -> SampleOpti
         sequence_length=length,
         predictions_per_sequence=predictions,
         masked_lm_prob=args.masked_lm_prob,
-        short_seq_prob=args.short_seq_prob,
+        short_seq_prob=0.0 if args.pack_documents else args.short_seq_prob,
         dupe_factor=args.dupe_factor,
         random_seed=args.random_seed,
         whole_word_mask=args.whole_word_mask,
         next_sentence_prediction=args.nsp,
         compression=args.compression,
+        pack_documents=args.pack_documents,
     )
     if not args.dynamic_masking:
         return options

@@ -309,7 +309,7 @@ class Hdf5Stage(Stage):
         self.folder = (
             output_dir / "hdf5" / (f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}") / split
         )
-        self.options = asdict(options) | {"do_lower_case": do_lower_case}
+        self.options = options.as_dict() | {"do_lower_case": do_lower_case}
 
     def inputs(self) -> list[str]:
         check_casing(self.vocab_file, self.do_lower_case)
