@@ -140,10 +140,12 @@ def create_shard(
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
     samples, untruncated, truncated, blocks = draw(corpus, options, tokenizer, rng)
     layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
+    continues_word = word_continuations(tokenizer) if options.whole_word_mask else None
+    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
     findings = []
     with create_hdf5(output, layout, attributes, options.compression) as writer:
         for input_ids, input_mask, segment_ids, labels in blocks:
-            positions, masked_ids = draw_masks(input_ids, input_mask, options, tokenizer, rng)
+            positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
             writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, labels)
             lengths = np.count_nonzero(input_mask, axis=1)
             findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, tokenizer.mask_token_id))
@@ -198,18 +200,16 @@ def draw_packed_blocks(
 def draw_masks(
     input_ids: np.ndarray,
     input_mask: np.ndarray,
-    options: SampleOptions,
+    rule: MaskRule,
     tokenizer: BertTokenizer,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
     rows, length = input_ids.shape
-    if not options.predictions_per_sequence:
+    if not rule.predictions:
         return np.zeros((2, rows, 0), input_ids.dtype)
     is_real = input_mask > 0
     is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    continues_word = word_continuations(tokenizer) if options.whole_word_mask else None
-    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
     words = rng.integers(0, 1 << 64, (rows, num_sort_words(length)), np.uint64)
     positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, words)
     action = rng.random(positions.shape, np.float32)
