@@ -21,8 +21,8 @@ from data_preparation.options import (
     DYNAMIC_MASKING,
     EXECUTOR_FLAGS,
     SampleOptions,
+    check_sample_flags,
     flags_of,
-    refuse_masking_flags,
     sample_options,
 )
 from data_preparation.sample_shards import create_shards, output_name, shard_tasks
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
     parser.check_flags(args)
-    refuse_masking_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
+    check_sample_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
     options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
     tokenizer = BertTokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)

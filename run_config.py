@@ -91,7 +91,7 @@ class LoaderConfig:
     """`batch_size`: sequences of full length per micro-batch; `global_batch_size`: sequences per optimizer step over
     all ranks; `num_sizes`: see packing.stream_sizes. For shards without masks: `masked_lm_prob`, the share of the
     tokens to mask, or None for the default; `whole_word_mask`. `sequences`: maximum per micro-batch, None for
-    4 * batch_size."""
+    4 * batch_size. `max_sequences_per_sample`: documents in a row of shards."""
 
     batch_size: int
     global_batch_size: int
@@ -99,6 +99,7 @@ class LoaderConfig:
     max_predictions_per_seq: int = 0
     num_workers: int = 1
     num_sizes: int | None = None
+    max_sequences_per_sample: int = 1
     masked_lm_prob: float | None = None
     whole_word_mask: bool = False
     sequences: int | None = None

@@ -84,6 +84,8 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     dataset = open_dataset(args.input_dir, vocab_file, bert_config, config.loader)
     refuse_mask_flags(dataset, config.loader)
     eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, config.loader) if args.eval_dir else None
+    sequences = max(found.max_sequences_per_sample for found in (dataset, eval_dataset) if found is not None)
+    config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, max_sequences_per_sample=sequences))
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{args.eval_dir} has fewer samples than there are processes: make a larger held-out set")
     runtime.distributed.on_main(lambda: dataset.check_shards(eval_dataset))

@@ -209,7 +209,7 @@ class Trainer:
     def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
         """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches, and whether any rank
         wants to stop."""
-        flops = self.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
+        flops = self.parallel.model.training_flops(batch.sequence_lengths, batch.num_targets.sum())
         counts = [len(batch.lengths), batch.lengths.sum(), batch.num_targets.sum(), flops]
         micro_batches = [0] * self.distributed.world_size
         micro_batches[self.distributed.rank] = len(batch.micro_batches)

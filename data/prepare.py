@@ -39,9 +39,9 @@ from data_preparation.options import (
     SampleOptions,
     TextShardOptions,
     VocabularyOptions,
+    check_sample_flags,
     flags_of,
     options_from,
-    refuse_masking_flags,
     sample_options,
 )
 from data_preparation.stage import Stage, run, show_plan
@@ -309,7 +309,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
-    refuse_masking_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
+    check_sample_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
     for length, predictions in args.lengths if args.given("lengths") else ():
         if args.dynamic_masking == bool(predictions):
             wanted = f"{length}" if args.dynamic_masking else f"{length}:{max(1, length * 16 // 100)}"

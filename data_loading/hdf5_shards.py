@@ -3,7 +3,10 @@
 A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
 `masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped, so
 memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's, are loaded into memory in the
-smallest integer types that fit. A shard with P = 0 has no masks: training draws them.
+smallest integer types that fit.
+
+`input_mask` is 1 for tokens and 0 for padding. With several documents in a row (attribute `pack_documents`), it is the
+number of the token's document in the row, from 1. A shard with P = 0 has no masks: training draws them.
 
 Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's CRC-32 of its
 little-endian bytes.
@@ -58,6 +61,11 @@ class Layout:
         """The layout in `index.json`."""
         dtype = self.dtype.newbyteorder("<").str
         return {"shape": self.shape, "dtype": dtype, "offset": self.offset, "crc32": self.checksum}
+
+
+def max_documents(sequence_length: int) -> int:
+    """Maximum number of documents in a row of a shard with the attribute `pack_documents`."""
+    return max(1, min(sequence_length // 16, 127))
 
 
 class Shard:

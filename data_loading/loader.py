@@ -23,10 +23,12 @@ MicroBatch = dict[str, torch.Tensor]
 
 
 class Samples(Protocol):
-    """Loaded samples. `lengths` [n] and `num_targets` [n]: number of tokens and masked tokens of each sample."""
+    """Loaded samples. `lengths`, `num_targets` and `num_sequences` [n]: number of tokens, masked tokens and sequences
+    of each sample."""
 
     lengths: np.ndarray
     num_targets: np.ndarray
+    num_sequences: np.ndarray
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The samples `rows` as one token stream (see data_loading/packing.py)."""
@@ -53,6 +55,12 @@ class StepBatch:
     lengths: np.ndarray
     num_targets: np.ndarray
     make_filler: Callable[[], MicroBatch]
+
+    @property
+    def sequence_lengths(self) -> np.ndarray:
+        """The length of each sequence in the micro-batches, without filler; a sample may be several sequences."""
+        lengths = [np.diff(micro_batch["cu_seqlens"].numpy()) for micro_batch in self.micro_batches]
+        return np.concatenate([np.zeros(0, np.int32), *(values[values > 0] for values in lengths)])
 
     def filled_to(self, count: int) -> list[MicroBatch]:
         """The micro-batches, padded to `count` with micro-batches without loss."""
@@ -83,7 +91,7 @@ def make_step_batch(
 ) -> StepBatch:
     """Reads the samples `indices` and packs them into micro-batches. seeds: see StreamDataset."""
     samples = dataset.read(indices, seeds)
-    costs = np.column_stack([samples.lengths, samples.num_targets, np.ones(len(indices), np.int64)])
+    costs = np.column_stack([samples.lengths, samples.num_targets, samples.num_sequences])
     groups = pack(costs, (limits.tokens, limits.targets, limits.sequences))
     return StepBatch(
         first_position,

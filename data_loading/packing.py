@@ -54,7 +54,8 @@ class MicroBatchLimits:
         limits = cls.for_batch(
             config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes
         )
-        return limits if config.sequences is None else replace(limits, sequences=config.sequences)
+        sequences = limits.sequences if config.sequences is None else config.sequences
+        return replace(limits, sequences=max(sequences, config.batch_size * config.max_sequences_per_sample))
 
     @classmethod
     def for_batch(

@@ -4,7 +4,6 @@ their content as attributes, and a checksum of each data set."""
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import h5py
@@ -22,7 +21,7 @@ Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each d
 
 def shard_attributes(input_sha256: str, tokenizer: BertTokenizer, options: SampleOptions) -> dict:
     """Everything that decides a shard's content, besides its file name."""
-    return asdict(options) | {
+    return options.as_dict() | {
         "schema_version": SCHEMA_VERSION,
         "vocab_sha256": tokenizer.vocab_sha256,
         "vocab_size": tokenizer.vocab_size,

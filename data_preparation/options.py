@@ -5,7 +5,7 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 """
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,16 @@ class SampleOptions:
     compression: str = option(
         "--compression", COMPRESSIONS, "none", "storage of the shards: none can be memory-mapped, gzip is for archives"
     )
+    pack_documents: bool = option(
+        "--pack-documents",
+        bool,
+        False,
+        "fill samples with several documents, which attention keeps apart; needs --no-nsp",
+    )
 
     def __post_init__(self):
+        if self.pack_documents and self.next_sentence_prediction:
+            raise UserError("--pack-documents joins documents without sentence pairs: add --no-nsp")
         shortest = self.special_tokens + 2  # two tokens of text
         if not shortest <= self.sequence_length <= MAX_SEQUENCE_LENGTH:
             raise UserError(
@@ -150,14 +158,21 @@ class SampleOptions:
                 f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
             )
 
+    def as_dict(self) -> dict[str, Any]:
+        """The options, without `pack_documents` if it is not asked for, as before there was such an option."""
+        return {name: value for name, value in asdict(self).items() if name != "pack_documents" or value}
+
     @property
     def special_tokens(self) -> int:
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] without next-sentence prediction."""
         return 3 if self.next_sentence_prediction else 2
 
 
-def refuse_masking_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
-    """With --dynamic-masking, masks are settings of the training. names: the flags that say how to mask."""
+def check_sample_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
+    """Refuses flags that contradict each other. names: the flags that say how to mask; with --dynamic-masking, masks
+    are settings of the training."""
+    if args.pack_documents and args.given("short_seq_prob"):
+        parser.error("--short-seq-prob cannot be combined with --pack-documents: all samples are full")
     if args.dynamic_masking and (given := [name for name in names if args.given(name)]):
         flag = f"--{given[0].replace('_', '-')}"
         parser.error(f"{flag} cannot be combined with --dynamic-masking: give it to run_pretraining.py")
@@ -166,6 +181,8 @@ def refuse_masking_flags(args: Arguments, parser: ArgumentParser, names: tuple[s
 def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
     """The options that the flags give, for samples of `length` tokens."""
     chosen = {"sequence_length": length, "predictions_per_sequence": predictions}
+    if args.pack_documents:
+        chosen["short_seq_prob"] = 0.0
     if args.dynamic_masking:
         chosen |= {"predictions_per_sequence": 0, "masked_lm_prob": 0.0}
         chosen |= {} if args.given("dupe_factor") else {"dupe_factor": 1}

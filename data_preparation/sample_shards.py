@@ -4,8 +4,9 @@ A shard depends on its text, its file name, the options and the seed: not on oth
 """
 
 import hashlib
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
 from pathlib import Path
@@ -22,11 +23,11 @@ from data_loading.masking import (
     text_tokens,
     word_continuations,
 )
-from data_preparation.corpus import read_corpus
+from data_preparation.corpus import Corpus, read_corpus
 from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
 from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attributes
 from data_preparation.options import SampleOptions
-from data_preparation.sampling import assemble, draw_samples, truncate
+from data_preparation.sampling import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
 from data_preparation.tasks import Record, Task, run_tasks
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -127,26 +128,18 @@ def create_shard(
             f"text {text_path} is one document, and next-sentence prediction draws random sentences from another one: "
             "give more documents, with an empty line between them, or use --no-nsp"
         )
-    samples = np.concatenate([draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)])
-    untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
-    truncated = truncate(samples, options, rng)
-    rng.shuffle(samples)
-
-    windows = np.lib.stride_tricks.sliding_window_view(
-        np.pad(corpus.ids, options.sequence_length), options.sequence_length
-    )
-    layout = sample_layout(len(samples), options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
+    draw = draw_packed_blocks if options.pack_documents else draw_blocks
+    samples, untruncated, truncated, blocks = draw(corpus, options, tokenizer, rng)
+    layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
+    continues_word = word_continuations(tokenizer) if options.whole_word_mask else None
+    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
     findings = []
     with create_hdf5(output, layout, attributes, options.compression) as writer:
-        for start in range(0, len(samples), WRITE_BLOCK):
-            block = samples[start : start + WRITE_BLOCK]
-            input_ids, input_mask, segment_ids = assemble(windows, block, options, tokenizer)
-            positions, masked_ids = draw_masks(input_ids, input_mask, options, tokenizer, rng)
-            writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, block["label"])
-            lengths = block["a_length"] + block["b_length"] + options.special_tokens
-            findings.append(
-                count_samples(input_ids, lengths, positions, masked_ids, block["label"], tokenizer.mask_token_id)
-            )
+        for input_ids, input_mask, segment_ids, labels in blocks:
+            positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
+            writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, labels)
+            lengths = np.count_nonzero(input_mask, axis=1)
+            findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, tokenizer.mask_token_id))
     total = sum(findings[1:], findings[0])
     total.shards = total.checksummed = 1
     total.keep_lowest(KEPT_TEXTS)
@@ -161,21 +154,53 @@ def create_shard(
     }
 
 
+# Number of samples; tokens before and removed by truncation; blocks of input_ids, input_mask, segment_ids, labels.
+Drawn = tuple[int, int, int, Iterator[tuple[np.ndarray, ...]]]
+
+
+def draw_blocks(corpus: Corpus, options: SampleOptions, tokenizer: BertTokenizer, rng: np.random.Generator) -> Drawn:
+    """Samples of one or two segments."""
+    samples = np.concatenate([draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)])
+    untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
+    truncated = truncate(samples, options, rng)
+    rng.shuffle(samples)
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(corpus.ids, options.sequence_length), options.sequence_length
+    )
+    parts = (samples[start : start + WRITE_BLOCK] for start in range(0, len(samples), WRITE_BLOCK))
+    blocks = ((*assemble(windows, part, options, tokenizer), part["label"]) for part in parts)
+    return len(samples), untruncated, truncated, blocks
+
+
+def draw_packed_blocks(
+    corpus: Corpus, options: SampleOptions, tokenizer: BertTokenizer, rng: np.random.Generator
+) -> Drawn:
+    """Samples of several documents."""
+    passes = [pack_documents(corpus, options, rng) for _ in range(options.dupe_factor)]
+    for previous, pieces in itertools.pairwise(passes):
+        pieces["row"] += previous["row"][-1] + 1
+    pieces = np.concatenate(passes)
+    samples = int(pieces["row"][-1]) + 1
+    bounds = np.searchsorted(pieces["row"], [*range(0, samples, WRITE_BLOCK), samples])
+    parts = (pieces[start:stop] for start, stop in itertools.pairwise(bounds))
+    found = (assemble_packed(corpus.ids, part, options, tokenizer) for part in parts)
+    blocks = ((*block, np.full(len(block[0]), NO_LABEL, np.int8)) for block in found)
+    return samples, int(pieces["length"].sum()), 0, blocks
+
+
 def draw_masks(
     input_ids: np.ndarray,
     input_mask: np.ndarray,
-    options: SampleOptions,
+    rule: MaskRule,
     tokenizer: BertTokenizer,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
     rows, length = input_ids.shape
-    if not options.predictions_per_sequence:
+    if not rule.predictions:
         return np.zeros((2, rows, 0), input_ids.dtype)
     is_real = input_mask > 0
     is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    continues_word = word_continuations(tokenizer) if options.whole_word_mask else None
-    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
     words = rng.integers(0, 1 << 64, (rows, num_sort_words(length)), np.uint64)
     positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, words)
     action = rng.random(positions.shape, np.float32)

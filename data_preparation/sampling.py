@@ -11,11 +11,15 @@ Legend: T tokens of the shard, L its sentences, D its documents, n samples, S se
 
 import numpy as np
 
+from data_loading.hdf5_shards import max_documents
 from data_preparation.corpus import Corpus
 from data_preparation.options import SampleOptions
 from tokenizer import BertTokenizer
 
 NO_LABEL = -1  # next_sentence_labels without next-sentence prediction
+
+PIECE = np.dtype([("row", "i8"), ("start", "i8"), ("length", "i4")])  # of a document, in a row of several
+SHORTEST_BEGINNING = 16  # tokens of a document that begins in a row after another one
 
 # Where the two segments of a sample are in the shard's tokens.
 SAMPLE = np.dtype([("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1")])
@@ -121,3 +125,42 @@ def assemble(
     np.put_along_axis(input_ids, second - 1, tokenizer.sep_token_id, axis=1)
     np.put_along_axis(input_ids, last, tokenizer.sep_token_id, axis=1)
     return input_ids, input_mask.view(np.int8), (in_b & input_mask).view(np.int8)
+
+
+def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Generator) -> np.ndarray:
+    """One pass over the corpus in rows that are full [k] PIECE, by row: the documents in random order, each cut where
+    its row ends. The rows are shuffled."""
+    bounds = corpus.sentence_starts[corpus.document_starts].tolist()
+    shortest = min(SHORTEST_BEGINNING, options.sequence_length - 2)
+    pieces, row, room, documents = [], 0, options.sequence_length - 2, 0
+    for document in rng.permutation(len(bounds) - 1).tolist():
+        start, stop = bounds[document : document + 2]
+        while start < stop:
+            if room < shortest or documents == max_documents(options.sequence_length):
+                row, room, documents = row + 1, options.sequence_length - 2, 0
+            length = min(room, stop - start)
+            pieces.append((row, start, length))
+            start, room, documents = start + length, room - length - 2, documents + 1
+    found = np.array(pieces, PIECE)
+    found["row"] = rng.permutation(row + 1)[found["row"]]
+    return found[np.argsort(found["row"], kind="stable")]
+
+
+def assemble_packed(
+    ids: np.ndarray, pieces: np.ndarray, options: SampleOptions, tokenizer: BertTokenizer
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unmasked input_ids, input_mask and segment_ids [n, S] of the rows of `pieces`, from the tokens `ids` [T]."""
+    rows, first, counts = np.unique(pieces["row"], return_index=True, return_counts=True)
+    shape = (len(rows), options.sequence_length)
+    input_ids, input_mask = np.full(shape, tokenizer.pad_token_id, ids.dtype), np.zeros(shape, np.int8)
+    lengths = pieces["length"] + 2
+    before = np.cumsum(lengths) - lengths
+    row = np.repeat(np.arange(len(rows)), counts)
+    begin = row * options.sequence_length + before - before[first][row]  # of each piece, with its [CLS]
+    place = np.repeat(begin - before, lengths) + np.arange(lengths.sum())
+    input_mask.ravel()[place] = np.repeat(np.arange(len(pieces)) - first[row] + 1, lengths)
+    source = np.repeat(pieces["start"] - 1 - before, lengths) + np.arange(lengths.sum())
+    input_ids.ravel()[place] = ids.take(source, mode="clip")
+    input_ids.ravel()[begin] = tokenizer.cls_token_id
+    input_ids.ravel()[begin + lengths - 1] = tokenizer.sep_token_id
+    return input_ids, input_mask, np.zeros(shape, np.int8)

@@ -278,5 +278,5 @@ def hdf5_stage(
             "%_random_next": round(100 * findings.random_next_share, 1),
         }
 
-    values = asdict(options) | {"do_lower_case": do_lower_case}
+    values = options.as_dict() | {"do_lower_case": do_lower_case}
     return Stage(name, output_dir / "hdf5" / parent / split, values, find_inputs, make)

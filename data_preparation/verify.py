@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_loading.hdf5_shards import KEYS, Shard, find_shards
+from data_loading.hdf5_shards import KEYS, Shard, find_shards, max_documents
 from data_preparation.findings import Findings, count_samples
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -86,27 +86,37 @@ def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None,
     findings = empty_findings(shard)
     findings.shards, findings.checksummed = 1, int(shard.has_checksums)
     for number, block in enumerate(read_blocks(shard)):
-        check_rows(path, number * BLOCK_ROWS, block, special_ids, vocab_size)
-        lengths = block["input_mask"].sum(axis=1)
+        documents = max_documents(shard.sequence_length) if shard.attributes.get("pack_documents") else 1
+        check_rows(path, number * BLOCK_ROWS, block, special_ids, vocab_size, documents)
+        lengths = np.count_nonzero(block["input_mask"], axis=1)
         columns = [block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")]
         findings += count_samples(block["input_ids"], lengths, *columns, mask_id)
     return findings
 
 
 def check_rows(
-    path: Path, first_row: int, block: dict[str, np.ndarray], special_ids: tuple[int, int] | None, vocab_size: int
+    path: Path,
+    first_row: int,
+    block: dict[str, np.ndarray],
+    special_ids: tuple[int, int] | None,
+    vocab_size: int,
+    documents: int,
 ) -> None:
-    """Raises UserError for the first row that breaks a rule of the format."""
+    """Raises UserError for the first row that breaks a rule of the format. documents: maximum number in a row."""
     ids_nS, mask_nS, segments_nS = block["input_ids"], block["input_mask"], block["segment_ids"]
     positions_nP, labels_n = block["masked_lm_positions"], block["next_sentence_labels"]
     n, length = ids_nS.shape
-    lengths_n = mask_nS.sum(axis=1)
+    lengths_n = np.count_nonzero(mask_nS, axis=1)
+    steps_nS = np.diff(mask_nS, axis=1, prepend=0)  # 1 where a document begins
+    is_real_nS = np.arange(length) < lengths_n[:, None]
     masked_nP = positions_nP > 0
     sorted_nP = np.sort(positions_nP, axis=1)
     ids_fit_nP = (block["masked_lm_ids"] >= 0) & (block["masked_lm_ids"] < vocab_size)
     checks = {
         "input_ids contains an id outside the vocabulary": ((ids_nS < 0) | (ids_nS >= vocab_size)).any(axis=1),
-        "input_mask is not ones and then zeros": (mask_nS != (np.arange(length) < lengths_n[:, None])).any(axis=1),
+        "input_mask is not ones and then zeros": (
+            ((mask_nS > 0) != is_real_nS) | (mask_nS > documents) | (is_real_nS & ((steps_nS < 0) | (steps_nS > 1)))
+        ).any(axis=1),
         "the sample is shorter than [CLS] x [SEP]": lengths_n < 3,
         "segment_ids contains something other than 0 and 1": ((segments_nS < 0) | (segments_nS > 1)).any(axis=1),
         "masked_lm_positions points outside the sample": (

@@ -89,7 +89,7 @@ def sample_lines(folder: Path, tokenizer: BertTokenizer | None, count: int) -> l
             continue
         row = (2 * number + 1) * len(shard) // (2 * count)
         values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
-        length = int(values["input_mask"].sum())
+        length = np.count_nonzero(values["input_mask"])
         label = {0: "B follows A", 1: "B is random"}.get(int(values["next_sentence_labels"]), "no next sentence")
         lines.append(f"{shard.path.name}, row {row}, {length} tokens, {label}:")
         lines.append("  " + decode(values, length, tokenizer))

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bert_config import ModelConfig
-from data_loading.hdf5_shards import KEYS, MappedShards, Shard, open_shards
+from data_loading.hdf5_shards import KEYS, MappedShards, Shard, max_documents, open_shards
 from data_loading.loader import MicroBatch
 from data_loading.masking import Masking
 from data_loading.packing import Label, TokenStream
@@ -66,7 +66,14 @@ class PretrainingDataset:
     )
 
     # Attributes that must be the same in all shards of a folder.
-    COMMON_ATTRIBUTES = ("schema_version", "vocab_sha256", "vocab_size", "do_lower_case", "next_sentence_prediction")
+    COMMON_ATTRIBUTES = (
+        "schema_version",
+        "vocab_sha256",
+        "vocab_size",
+        "do_lower_case",
+        "next_sentence_prediction",
+        "pack_documents",
+    )
 
     def __init__(self, folder: str | Path, vocab_size: int):
         self.folder = Path(folder)
@@ -90,6 +97,8 @@ class PretrainingDataset:
         self.predictions_per_sequence = first.predictions_per_sequence
         self.masking: Masking | None = None
         self.attributes = first.attributes
+        is_packed = bool(first.attributes.get("pack_documents"))
+        self.max_sequences_per_sample = max_documents(self.sequence_length) if is_packed else 1
         self.ends = np.cumsum([len(shard) for shard in self.shards])
         self.firsts = self.ends - [len(shard) for shard in self.shards]
         kinds: dict[tuple | Shard, list[int]] = {}
@@ -171,7 +180,9 @@ class PretrainingDataset:
         values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
         where = f"shard {shard.path}, row {row}"
         length = np.count_nonzero(values["input_mask"])
-        if length == 0 or not values["input_mask"][:length].all():
+        documents = values["input_mask"][:length]
+        limit = self.max_sequences_per_sample + 1
+        if length == 0 or not (in_range(np.diff(documents, prepend=0), 0, 2) and in_range(documents, 1, limit)):
             raise UserError(
                 f"{where}: input_mask is not ones and then zeros: the shard is damaged, make or fetch it again"
             )
@@ -197,7 +208,8 @@ class PretrainingSamples:
 
     def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray):
         self.dataset, self.indices, self.places = dataset, indices, dataset.locate(indices)
-        self.mask_nS = dataset.rows("input_mask", self.places) != 0
+        self.documents_nS = dataset.rows("input_mask", self.places)
+        self.mask_nS = self.documents_nS != 0
         self.masked: dict[str, np.ndarray] = {}  # data sets that are not as in the shards, because masks were drawn
         if dataset.masking is None:
             self.positions_nP = dataset.rows("masked_lm_positions", self.places)
@@ -208,6 +220,11 @@ class PretrainingSamples:
             self.positions_nP, labels_nP = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
             self.masked = {"input_ids": ids_nS, "masked_lm_ids": labels_nP}
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
+        self.num_sequences = np.ones(len(indices), np.int64)
+        if dataset.max_sequences_per_sample > 1:
+            self.num_sequences = self.documents_nS.max(axis=1, initial=1).astype(np.int64)
+            if not in_range(self.num_sequences, 1, dataset.max_sequences_per_sample + 1):
+                dataset.check_rows(indices)
         # Position 0 is [CLS], which is never masked, so 0 is padding.
         self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
 
@@ -223,16 +240,27 @@ class PretrainingSamples:
         positions_NP = self.positions_nP[rows].astype(np.int64)
         is_masked_NP = positions_NP > 0
         offsets_S = np.arange(self.dataset.sequence_length, dtype=np.int64)
+        column_T = np.broadcast_to(offsets_S, mask_NS.shape)[mask_NS]
         stream = {
             "input_ids": read("input_ids")[mask_NS].astype(np.int64),
             "token_type_ids": read("segment_ids")[mask_NS].astype(np.int64),
-            "position_ids": np.broadcast_to(offsets_S, mask_NS.shape)[mask_NS],
+            "position_ids": column_T,
             "cu_seqlens": np.append(0, np.cumsum(lengths_N)).astype(np.int32),
             "mlm_positions": (positions_NP + starts_N[:, None])[is_masked_NP],
             "mlm_labels": read("masked_lm_ids")[is_masked_NP].astype(np.int64),
             "nsp_labels": read("next_sentence_labels").astype(np.int64),
         }
-        if not self._is_valid(stream, lengths_N, positions_NP):
+        is_valid = self._is_valid(stream, lengths_N, positions_NP)
+        if self.dataset.max_sequences_per_sample > 1:
+            document_T = self.documents_nS[rows][mask_NS]
+            begins_T = (column_T == 0) | (document_T != np.roll(document_T, 1))
+            begins_N = np.flatnonzero(begins_T)
+            lengths_N = np.diff(begins_N, append=len(column_T))
+            stream["position_ids"] = np.arange(len(column_T)) - np.repeat(begins_N, lengths_N)
+            stream["cu_seqlens"] = np.append(begins_N, len(column_T)).astype(np.int32)
+            stream["nsp_labels"] = np.full(len(begins_N), -1)
+            is_valid &= len(begins_N) == self.num_sequences[rows].sum()
+        if not is_valid:
             self.dataset.check_rows(self.indices[rows])
         return stream
 

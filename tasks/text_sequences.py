@@ -82,6 +82,7 @@ class SequenceSamples:
         self.dataset, self.indices = dataset, indices
         self.lengths = dataset.lengths[indices]
         self.num_targets = dataset.num_targets[indices]
+        self.num_sequences = np.ones(len(indices), np.int64)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.stream(self.indices[rows])

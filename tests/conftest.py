@@ -129,6 +129,7 @@ class InMemorySamples:
     def __init__(self, dataset: InMemoryDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
         self.lengths, self.num_targets = dataset.lengths[indices], dataset.num_targets[indices]
+        self.num_sequences = np.ones(len(indices), np.int64)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.stream(self.indices[rows])
