@@ -23,16 +23,17 @@ ARGUMENTS=(
   "train_steps_phase2                 | 1000                      | positive_int       | updates of phase 2"
   "save_checkpoint_steps              | 200                       | positive_int       | updates between checkpoints"
   "seed                               | 42                        | non_negative_int   | seed of weights and sample order"
-  "dataset_dir_phase1                 | $(find_shards 1024 307)   | text               | HDF5 shards, length 1024, 307 predictions"
-  "dataset_dir_phase2                 | $(find_shards 8192 2458)  | text               | HDF5 shards, length 8192, 2458 predictions"
+  "dataset_dir_phase1                 | $data_dir/hdf5/seq_1024/training | text        | HDF5 shards without masks, length 1024"
+  "dataset_dir_phase2                 | $data_dir/hdf5/seq_8192/training | text        | HDF5 shards without masks, length 8192"
 )
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   echo "usage: bash scripts/run_modernbert.sh [ARGUMENT...]
    or: bash scripts/run_modernbert.sh \$(source scripts/configs/modernbert_config.sh && PRESET)
 
-Pre-trains ModernBERT with masked language modelling in two phases. The global rope theta is 10,000 in phase 1 and that
-of the config in phase 2. Arguments are positional; a missing or empty one takes its [default]:"
+Pre-trains ModernBERT with masked language modelling in two phases. 30% of the tokens are masked, anew in every epoch.
+The global rope theta is 10,000 in phase 1 and that of the config in phase 2. Arguments are positional; a missing or
+empty one takes its [default]:"
   print_arguments
   echo '
 Environment: BERT_PREP_WORKING_DIR, RESULTS_DIR, VOCAB_FILE, EVAL_DIR_PHASE1, EVAL_DIR_PHASE2, EXTRA_ARGS and the
@@ -64,7 +65,7 @@ shared_flags=(
   --output-dir "$RESULTS_DIR" --config-file "$config_file" --vocab-file "$VOCAB_FILE"
   --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --seed "$seed"
   --num-steps-per-checkpoint "$save_checkpoint_steps" --optimizer "$optimizer" --beta2 0.98 --epsilon 1e-6
-  --weight-decay 1e-5 --lr-decay warmup_stable_decay "${precision_words[@]}" "${extra_words[@]}"
+  --weight-decay 1e-5 --lr-decay warmup_stable_decay --masked-lm-prob 0.3 "${precision_words[@]}" "${extra_words[@]}"
 )
 report_at_exit "$RESULTS_DIR"
 

@@ -14,7 +14,7 @@ from small_runs import choose_model_of
 @pytest.fixture
 def checkout(tmp_path):
     checkout = Checkout(tmp_path)
-    for kind in ("seq_1024_pred_307", "seq_8192_pred_2458"):
+    for kind in ("seq_1024", "seq_8192"):
         (tmp_path / "data" / "hdf5" / kind / "training").mkdir(parents=True)
     return checkout
 
@@ -30,6 +30,7 @@ def test_without_arguments_both_phases_of_the_base_model_run_on_eight_gpus(check
     assert [choose_model_of(phase).name for phase in (phase1, phase2)] == ["modernbert-base"] * 2
     assert phase2.from_phase1_final_params == checkout.folder / "results/modernbert-base/phase1/10000"
     for phase in (phase1, phase2):
+        assert phase.masked_lm_prob == 0.3
         assert (phase.optimizer, phase.lr_decay, phase.amp, phase.beta2) == ("AdamW", "warmup_stable_decay", True, 0.98)
 
 

@@ -24,7 +24,7 @@ _modernbert_arguments() {
 cpu_sample_fp32() {
   local data=${BERT_PREP_WORKING_DIR:-data}/hdf5
   echo bert_configs/modernbert-tiny.json AdamW fp32 0 4 1 2e-3 60 1 1 5e-4 4 30 42 \
-    "$data/seq_1024_pred_307/training" "$data/seq_8192_pred_2458/training"
+    "$data/seq_1024/training" "$data/seq_8192/training"
 }
 
 # shellcheck source=unknown_preset.sh
