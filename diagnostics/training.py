@@ -240,9 +240,9 @@ def logged_losses(plan: TrainingPlan, output_dir: Path, report_file: Path | None
     """The steps and losses in the log of this phase."""
     for path in filter(None, (output_dir, report_file)):
         for stage in (stage for run in read_runs([path]) for stage in run.stages) if has_records(path) else ():
-            is_same_folder = Path(stage.settings.get("output_dir", "")).resolve() == output_dir.resolve()
+            is_same_folder = Path(stage.settings.get("output_dir", "")).absolute() == output_dir.absolute()
             if is_same_folder and stage.name == plan.config.metadata.phase:
-                return [(point.step, point.metrics["loss"]) for point in stage.points]
+                return [(point.step, point.metrics["loss"]) for point in stage.points if "loss" in point.metrics]
     return []
 
 

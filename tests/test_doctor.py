@@ -47,7 +47,7 @@ def assert_says(lines: list[str], *wanted: str) -> None:
 def write_log(path: Path, output: Path, losses: dict[int, float | None], **settings) -> None:
     """A log of phase 1 as run_pretraining.py writes it."""
     records = [("PARAMETER", {"output_dir": str(output), "phase2": False, "seed": 42, **settings})]
-    records += [([step], {"loss": loss}) for step, loss in losses.items()]
+    records += [([step], {"loss": loss, "learning_rate": 0.1}) for step, loss in losses.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for number, (step, data) in enumerate(records):
@@ -152,6 +152,7 @@ def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path):
         ({1: 7.8, 2: 12.0, 20: 5.0}, "far above that of random weights"),
         ({1: 7.8, 20: 5.0, 30: 6.5}, "diverges"),
         ({1: 7.8, 20: 5.0, 30: None}, "diverges"),
+        ({1: 7.8, 20: "x", 30: 5.0}, "to 5.00 at step 30"),
     ],
 )
 def test_logged_losses_are_compared_with_what_is_expected(plan, tmp_path, capsys, losses, words):
@@ -161,6 +162,12 @@ def test_logged_losses_are_compared_with_what_is_expected(plan, tmp_path, capsys
         training.check_run_losses(findings, plan, tmp_path)
     assert words in capsys.readouterr().out
     assert findings.num_wrong == (0 if "to " in words else 1)
+
+
+def test_a_log_of_an_impossible_folder_is_another_runs(plan, tmp_path, capsys):
+    write_log(tmp_path / "report.json", "a\0b", {1: 7.8})
+    training.check_run_losses(machine.Findings(), plan, tmp_path)
+    assert "no losses of this run" in capsys.readouterr().out
 
 
 def test_the_loss_of_word_frequencies_is_the_entropy_of_the_labels(plan, inputs: RunInputs):
