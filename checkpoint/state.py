@@ -5,6 +5,7 @@ samples consumed: the data order and the random state of each step are functions
 """
 
 import math
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -308,7 +309,7 @@ def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dic
     if config.from_checkpoint is not None:
         checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
         if checkpoint is None:
-            if config.from_checkpoint.resolve() != checkpoint_folder.resolve():
+            if os.path.realpath(config.from_checkpoint) != os.path.realpath(checkpoint_folder):
                 raise UserError(
                     f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's "
                     f"own folder, {checkpoint_folder}, may be empty)"

@@ -34,7 +34,13 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
         yield InProcessExecutor()
         return
     # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would copy.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
+    try:
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
+    except OSError as error:
+        raise UserError(
+            f"worker processes cannot be started, as /dev/shm holds no semaphores ({error.strerror}): make room there, "
+            "or use --num-workers 1"
+        ) from error
     try:
         yield pool
     except BrokenProcessPool as error:

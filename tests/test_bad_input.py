@@ -352,6 +352,13 @@ def test_file_in_place_of_the_output_folder_is_found_before_training(inputs, tmp
     assert "step 3" not in result.stdout
 
 
+def test_output_folder_that_is_a_link_to_itself(inputs, tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    command = inputs.command(loop, "--max-steps", 3, *resuming(loop), "--report-file", tmp_path / "report.json")
+    assert_refused(run_here(command), str(loop))
+
+
 def test_report_that_cannot_be_written_is_found_before_training(inputs, tmp_path):
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 3, "--report-file", tmp_path))
     assert_refused(result, str(tmp_path), "--report-file")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import h5py
 import pytest
+from conftest import assert_refused, run_program
 from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, wait_until
 
 from data import prepare
@@ -192,6 +193,31 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     workers = {int(path.stem) for path in tmp_path.glob("*.pid")}
     assert workers < set(running_in_session(parent.pid))
     kill_and_wait_for_workers(parent)
+
+
+def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
+    """With a read-only /dev/shm, which a namespace of mounts of this test's own has."""
+    mount = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"',
+        "-",
+    ]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    program = (
+        "from data_preparation.executors import open_executor\n"
+        "from utils.errors import run_main\n"
+        "def main():\n"
+        "    with open_executor('local', 2):\n"
+        "        pass\n"
+        "run_main(main)\n"
+    )
+    result = run_program(*mount, sys.executable, "-c", program)
+    assert_refused(result, "holds no semaphores (Read-only file system)", "--num-workers 1")
 
 
 def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpus, tmp_path):
