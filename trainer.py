@@ -227,7 +227,7 @@ class Trainer:
         advice = (
             f"lower --learning-rate, or look at that data; checkpoints are in {self.config.checkpoint_folder}"
             if not any(self.distributed.all_reduce_sum([not self._weights_are_finite()]))
-            else "the weights are not finite either and are not saved; go on from an earlier checkpoint or other "
+            else "the weights are not finite either and are not saved; resume from an earlier checkpoint or other "
             "weights, with a lower --learning-rate"
         )
         raise UserError(

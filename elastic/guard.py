@@ -19,7 +19,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def adopt_orphans() -> None:
-    """Processes whose parents have ended become children of this one, so that none escapes."""
+    """Processes whose parents have ended become children of this one, so that orphans can be killed."""
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -136,7 +136,7 @@ class Membership:
             if self.failures == MAX_FAILURES:
                 self._end(self.failure, f"the command has failed {MAX_FAILURES} times in a row: see its errors")
         if self.is_stopping and self.exit_code is None:
-            self._end(STOPPED_CODE, "stopped by a signal: the same commands go on from the last checkpoint")
+            self._end(STOPPED_CODE, "stopped by a signal: rerun the same commands to resume")
         self.members, self.failure, self.stop_seconds = [], None, NEVER
 
     def _start_generation(self, now: float) -> None:
@@ -144,7 +144,7 @@ class Membership:
         if len(members) < config.min_nodes:
             self.settling_until = max(self.settling_until, now + config.settle_seconds)
             if not self.is_waiting:
-                count = f"{len(members)} of at least {config.min_nodes} are here"
+                count = f"{len(members)} of at least {config.min_nodes} have joined"
                 self.log(f"waiting for nodes: {count}, without those that follow another driver")
             self.is_waiting = True
         elif len(members) == config.max_nodes or now >= self.settling_until:
