@@ -162,7 +162,7 @@ def make_shards(args: Arguments, vocab: Path, name: str, predictions: int, *flag
 def packed_blocks(folder: Path, vocab: Path) -> np.ndarray:
     """The books' tokens end to end, in blocks of LENGTH with [CLS] and [SEP] around."""
     tokenizer = BertTokenizer(vocab, do_lower_case=True)
-    cls, sep = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     lines = [line for path in sorted(folder.glob("*.txt")) for line in path.read_text(encoding="utf-8").split("\n")]
     ids = np.concatenate([tokenizer.encode(line) for line in lines if line]).astype(np.int64)
     inner = LENGTH - 2

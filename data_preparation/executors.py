@@ -67,6 +67,7 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
     Dask's own configuration."""
     try:
         from distributed import Client, KilledWorker, LocalCluster
+        from distributed.comm import CommClosedError
     except ImportError:
         raise UserError(
             f"--scheduler {scheduler} needs Dask: pip install distributed, or use --scheduler local"
@@ -84,7 +85,7 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
             f"several workers of the Dask cluster died in the same task ({error}), most likely because memory ran out: "
             "give each worker more memory, then run the same command to continue"
         ) from error
-    except CancelledError as error:
+    except (CancelledError, CommClosedError) as error:
         raise UserError(
             f"the Dask scheduler {scheduler} was lost: start it again, then run the same command to continue"
         ) from error

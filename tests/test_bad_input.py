@@ -337,7 +337,7 @@ def test_folder_with_newer_checkpoints_of_another_run(inputs, tmp_path):
     before = files_of(folder)
     for flags in ((), ("--from-checkpoint", folder / "2")):
         result = run_here(inputs.command(tmp_path, "--max-steps", 9, *flags))
-        assert_refused(result, str(folder), "step 4", f"--from-checkpoint {folder}", "--output-dir")
+        assert_refused(result, str(folder), "step 4", "--resume-from-checkpoint", "--output-dir")
     assert files_of(folder) == before
 
 

@@ -276,10 +276,11 @@ def test_a_hostile_number_in_a_header_ends_in_one_line_or_the_file(server, tmp_p
 
 
 @pytest.mark.parametrize("chunk_size", ["-1", "F" * 17, "x", "5"])
-def test_a_hostile_size_of_a_chunk_is_a_failed_attempt(server, tmp_path, chunk_size):
+def test_a_hostile_size_of_a_chunk_is_a_failed_attempt(server, tmp_path, chunk_size, monkeypatch):
     chunk = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk_size}\r\nab".encode()
     server.answers = [lambda handler: handler.wfile.write(chunk), whole]
-    fetch([server.url()], tmp_path / "file.bin", SHA256, policy=HASTY)
+    monkeypatch.setattr(download, "POLICY", HASTY)
+    fetch([server.url()], tmp_path / "file.bin", SHA256)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 

@@ -102,7 +102,7 @@ class RandomDataset:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def read(self, indices: np.ndarray) -> "RandomSamples":
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "RandomSamples":
         return RandomSamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -125,6 +125,7 @@ class RandomSamples:
     def __init__(self, dataset: RandomDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
         self.lengths, self.num_targets = dataset.lengths[indices], dataset.num_targets[indices]
+        self.num_sequences = np.ones_like(self.lengths)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.stream(self.indices[rows])
