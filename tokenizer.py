@@ -208,6 +208,10 @@ class BertTokenizer:
     def vocab_size(self) -> int:
         return len(self.vocab)
 
+    def word_continuations(self) -> np.ndarray:
+        """Which tokens begin with "##", [vocab_size]."""
+        return np.array([token.startswith("##") for token in self.vocab])
+
     # Reference implementation.
 
     def basic_tokenize(self, text: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:

@@ -27,6 +27,7 @@ from data_loading.masking import Masking
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from tasks.pretraining import PretrainingDataset
+from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
@@ -77,7 +78,9 @@ def write_random_shards(folder: Path, samples: int, length: int, has_masks: bool
 def measure(args: Arguments, folder: Path) -> dict:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
     if args.dynamic_masking:
-        dataset.draw_masks(Masking(VOCAB_FILE, 0.15, -(-args.seq_length * 16 // 100), args.whole_word_mask))
+        dataset.draw_masks(
+            Masking(BertTokenizer(VOCAB_FILE), 0.15, -(-args.seq_length * 16 // 100), args.whole_word_mask)
+        )
     sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.predictions_per_sequence
     loader = StepLoader(dataset, LoaderConfig(*sizes), seed=1)
     first_memory = peak_memory_bytes(torch.device("cpu"))

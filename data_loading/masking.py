@@ -7,12 +7,10 @@ Legend: n samples, S sequence length, P predictions per sequence, V vocabulary.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from data_loading.sample_order import mix64
-from tokenizer import BertTokenizer
 
 WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
@@ -25,10 +23,6 @@ class MaskRule:
     probability: float
     predictions: int
     continues_word: np.ndarray | None = None
-
-
-def word_continuations(tokenizer: BertTokenizer) -> np.ndarray:
-    return np.array([token.startswith("##") for token in tokenizer.tokens])
 
 
 def text_tokens(input_ids: np.ndarray, is_real: np.ndarray, special_ids: tuple[int, int]) -> np.ndarray:
@@ -125,11 +119,10 @@ def mask_tokens(
 
 
 class Masking:
-    """Masks for shards without masks, as a function of a random number per sample."""
+    """Masks for shards without masks, as a function of a random number per sample. tokenizer: a BertTokenizer."""
 
-    def __init__(self, vocab_file: Path, probability: float, predictions: int, whole_word: bool):
-        tokenizer = BertTokenizer(vocab_file)
-        self.rule = MaskRule(probability, predictions, word_continuations(tokenizer) if whole_word else None)
+    def __init__(self, tokenizer, probability: float, predictions: int, whole_word: bool):
+        self.rule = MaskRule(probability, predictions, tokenizer.word_continuations() if whole_word else None)
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
 

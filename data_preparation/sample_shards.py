@@ -21,7 +21,6 @@ from data_loading.masking import (
     mask_tokens,
     num_sort_words,
     text_tokens,
-    word_continuations,
 )
 from data_preparation.corpus import Corpus, read_corpus
 from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
@@ -131,7 +130,7 @@ def create_shard(
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
     samples, untruncated, truncated, blocks = draw(corpus, options, tokenizer, rng)
     layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
-    continues_word = word_continuations(tokenizer) if options.whole_word_mask else None
+    continues_word = tokenizer.word_continuations() if options.whole_word_mask else None
     rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
     findings = []
     with create_hdf5(output, layout, attributes, options.compression) as writer:

@@ -18,6 +18,7 @@ from data_loading.packing import Label, TokenStream
 from data_loading.sample_order import sample_seeds
 from loss import pretraining_sums
 from run_config import LoaderConfig
+from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import file_digest
@@ -322,7 +323,9 @@ def open_dataset(folder: Path, vocab_file: Path, bert_config: ModelConfig, loade
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     if not dataset.predictions_per_sequence:
         probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
-        dataset.draw_masks(Masking(vocab_file, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
+        dataset.draw_masks(
+            Masking(BertTokenizer(vocab_file), probability, loader.max_predictions_per_seq, loader.whole_word_mask)
+        )
     check_data(dataset, vocab_file, bert_config, loader)
     if dataset.bytes_in_memory > 2**30:
         print_line(

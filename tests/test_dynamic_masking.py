@@ -48,7 +48,7 @@ def shards(request, tmp_path_factory) -> Path:
 
 def open_shards(folder: Path, probability=0.15, predictions=PREDICTIONS, whole_word=False) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
-    dataset.draw_masks(Masking(VOCAB_FILE, probability, predictions, whole_word))
+    dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), probability, predictions, whole_word))
     return dataset
 
 

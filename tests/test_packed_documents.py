@@ -54,7 +54,7 @@ def shards(tmp_path_factory) -> Path:
 def open_shards(folder: Path, predictions: int = 10) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
     if not dataset.predictions_per_sequence:
-        dataset.draw_masks(Masking(VOCAB_FILE, 0.15, predictions, whole_word=False))
+        dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), 0.15, predictions, whole_word=False))
     return dataset
 
 
