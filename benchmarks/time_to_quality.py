@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot
 import numpy as np
 import torch
 
@@ -289,6 +290,22 @@ class Campaign:
             )
         return found["loss"]
 
+    def chart(self, chosen: dict[str, float]) -> Path:
+        """Draws the losses with the chosen learning rates over CPU time, beside the result file."""
+        figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+        for (name, learning_rate), marker in zip(chosen.items(), "osD^", strict=False):
+            runs = [run for run in self.result["runs"] if run["seed"] and run["contestant"] == name]
+            points = sorted((run["cpu_seconds"], run["loss"]) for run in runs if run["learning_rate"] == learning_rate)
+            axes.plot(*zip(*points, strict=True), marker=marker, label=name)
+        axes.set(
+            xscale="log", xlabel="CPU seconds of training, one thread", ylabel="held-out loss, nats per masked token"
+        )
+        axes.grid(alpha=0.3)
+        axes.legend()
+        path = self.path.with_suffix(".svg")
+        figure.savefig(path, metadata={"Date": None})
+        return path
+
     def table(self, budgets: list[int], chosen: dict[str, float]) -> None:
         print_line(f"{'contestant':26}{'lr':>8}" + "".join(f"{f'{budget} updates':>28}" for budget in budgets))
         for name, learning_rate in chosen.items():
@@ -322,7 +339,7 @@ def main() -> None:
             for name, learning_rate in chosen.items():
                 campaign.loss(name, learning_rate, budget, seed)
     campaign.table(budgets, chosen)
-    print_line(f"written to {path}")
+    print_line(f"written to {path} and {campaign.chart(chosen)}")
 
 
 if __name__ == "__main__":
