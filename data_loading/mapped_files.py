@@ -1,5 +1,6 @@
 """Files mapped into one range of addresses, so that rows of many files are gathered by one numpy index."""
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -23,7 +24,7 @@ MAP_FIXED, MAP_FAILED = 0x10, ctypes.c_void_p(-1).value
 class MappedFiles:
     """The first `sizes` bytes of the files at `paths`, read-only.
 
-    bytes: all files in one array; file i begins at `starts[i]`. After reading from it, call `check`.
+    bytes: all files in one array; file i begins at `starts[i]`. After reading from it, call `check` and `check_sizes`.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int]):
@@ -34,10 +35,13 @@ class MappedFiles:
         self.bytes = np.frombuffer(self.range, np.uint8)
         self.address = self.bytes.ctypes.data
         self.failed: list[int] = []
+        self.inodes: list[int] = []
         for number, path in enumerate(paths):
             try:
                 with path.open("rb", buffering=0) as file:
-                    if os.fstat(file.fileno()).st_size < sizes[number]:
+                    status = os.fstat(file.fileno())
+                    self.inodes.append(status.st_ino)
+                    if status.st_size < sizes[number]:
                         raise UserError(f"shard {path} was cut off while it was read: make or fetch it again")
                     self.replace(number, file.fileno(), mmap.MAP_SHARED)
             except OSError as error:
@@ -60,6 +64,15 @@ class MappedFiles:
             is_short = not path.exists() or path.stat().st_size < size
             reason = "was cut off while it was read" if is_short else "cannot be read (the disk reports an error)"
             raise UserError(f"shard {path} {reason}: make or fetch it again")
+
+    def check_sizes(self, numbers: np.ndarray) -> None:
+        """Raises UserError if one of the files `numbers` was cut off since it was mapped: what was behind its end in
+        the same page then reads as zeros, without a signal. A file that was removed or replaced stays mapped whole."""
+        for number in numbers.tolist():
+            with contextlib.suppress(FileNotFoundError):
+                status = self.paths[number].stat()
+                if status.st_size < self.sizes[number] and status.st_ino == self.inodes[number]:
+                    raise UserError(f"shard {self.paths[number]} was cut off while it was read: make or fetch it again")
 
 
 LIVE: weakref.WeakSet[MappedFiles] = weakref.WeakSet()

@@ -148,7 +148,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(built, corpus, 
     whole = time.monotonic() - started  # moments within a run, however fast the machine
     command.append(folder)
     kills = 0
-    for _ in range(12):
+    for _ in range(4):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             assert process.wait(timeout=rng.uniform(0.2, 1) * whole) == 0

@@ -1,5 +1,7 @@
 """The pre-training data set: token streams of its samples, damaged values as errors; and the task's losses."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -140,6 +142,22 @@ def test_each_row_is_read_once_per_batch(tmp_path):
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_lost_its_last_byte_is_named_and_one_that_was_replaced_is_read_as_it_was(tmp_path):
+    """The rest of the last page reads as zeros, without SIGBUS."""
+    dataset = PretrainingDataset(write_shards(tmp_path, sizes=(20, 20)), VOCAB_SIZE)
+    first, second = dataset.shards
+    before = as_lists(stream_of(dataset, np.arange(20)))
+    os.truncate(second.path, second.path.stat().st_size - 1)
+    assert as_lists(stream_of(dataset, np.arange(20))) == before
+    with pytest.raises(UserError, match=f"{second.path} was cut off"):
+        stream_of(dataset, np.array([3, 30]))
+    (tmp_path / "other").write_bytes(b"short")
+    (tmp_path / "other").rename(first.path)
+    assert as_lists(stream_of(dataset, np.arange(20))) == before
+    first.path.unlink()
+    assert as_lists(stream_of(dataset, np.arange(20))) == before
 
 
 def test_loss_is_the_sum_of_both_mean_losses():
