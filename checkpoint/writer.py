@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tokenizers import BertWordPieceTokenizer
 from torch import Tensor
 
 from bert_config import ModernBertConfig
@@ -66,6 +65,8 @@ class Checkpoint:
         }
         files = {}
         if self.config.get("model_type") == ModernBertConfig.model_type:  # for it, transformers reads no vocab.txt
+            from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
+
             tokenizer |= {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
             fast = BertWordPieceTokenizer(str(self.metadata.vocab_file), lowercase=self.metadata.do_lower_case)
             files["tokenizer.json"] = fast.to_str()

@@ -152,6 +152,7 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path):
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("could not create a primitive"),
+        ImportError("/lib/tokenizers.so: failed to map segment from shared object"),
         OSError(12, "Cannot allocate memory"),
     ],
     ids=repr,

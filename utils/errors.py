@@ -74,6 +74,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory could not be allocated, on the CPU or a GPU."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
+    if isinstance(error, ImportError):  # of a shared library; where it is forbidden, the message goes on
+        return str(error).endswith("failed to map segment from shared object")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)
 
 
