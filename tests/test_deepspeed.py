@@ -31,6 +31,9 @@ pytestmark = pytest.mark.skipif(
 
 STEPS, SAVED = 10, 5
 ADAMW = ("--optimizer", "AdamW")
+# What DeepSpeed's LAMB does if its JSON block names the learning rate only.
+DEEPSPEEDS_LAMB = ("--lamb-min-coeff", 0.01, "--lamb-max-coeff", 10, "--lamb-adapt-undecayed")
+DEEPSPEEDS_LAMB += ("--epsilon", 1e-8, "--weight-decay", 0)
 BF16 = ("--use-pure-fp16", "--amp-dtype", "bfloat16")
 FP16 = ("--use-pure-fp16", "--amp-dtype", "float16", "--use-dynamic-loss-scaling", "--scale-loss", 1024)
 POISONED = 2 * 23  # the first sample of a step whose gradient is not finite on the last rank
@@ -119,7 +122,7 @@ def folder(inputs, tmp_path_factory) -> Path:
     """All runs of these tests, each in a folder of its own."""
     folder = tmp_path_factory.mktemp("deepspeed")
     train(command(inputs, folder / "one process"))
-    train(command(inputs, folder / "one process LAMB", "--optimizer", "Lamb"))
+    train(command(inputs, folder / "one process LAMB", "--optimizer", "Lamb", *DEEPSPEEDS_LAMB))
     train(command(inputs, folder / "one process bf16", *BF16))
     commands = []
     for name, zero in FLOAT32.items():
