@@ -413,6 +413,11 @@ def global_batch_size(args: Arguments, world_size: int) -> int:
             f"an update would take {global_batch} sequences; at most {MAX_BATCH} are possible: lower the batch size or "
             f"--gradient-merge-steps"
         )
+    if args.get("initial_global_batch_size", 0) > global_batch:
+        raise UserError(
+            f"--initial-global-batch-size {args.initial_global_batch_size} is above the {global_batch} sequences of a "
+            f"full update: give less"
+        )
     return global_batch
 
 

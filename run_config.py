@@ -89,7 +89,8 @@ class TrainerConfig:
 @dataclass(frozen=True)
 class LoaderConfig:
     """`batch_size`: sequences of full length per micro-batch; `global_batch_size`: sequences per optimizer step over
-    all ranks; `num_sizes`: see packing.stream_sizes. For shards without masks: `masked_lm_prob`, the share of the
+    all ranks; it grows linearly from `initial_global_batch_size` while the first `batch_size_warmup_sequences` of the
+    run are read. `num_sizes`: see packing.stream_sizes. For shards without masks: `masked_lm_prob`, the share of the
     tokens to mask, or None for the default; `whole_word_mask`. `sequences`: maximum per micro-batch, None for
     4 * batch_size. `max_sequences_per_sample`: documents in a row of shards."""
 
@@ -102,6 +103,8 @@ class LoaderConfig:
     max_sequences_per_sample: int = 1
     masked_lm_prob: float | None = None
     whole_word_mask: bool = False
+    initial_global_batch_size: int = 0
+    batch_size_warmup_sequences: int = 0
     sequences: int | None = None
 
 

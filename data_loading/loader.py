@@ -106,7 +106,8 @@ class StepLoader:
     """Infinite iterator over one rank's parts of the global batches, starting at `first_position`.
 
     Optimizer step k uses the positions [first + k*G, first + (k+1)*G) of the sample order, where G is the global batch
-    size. Batches continue across epochs, so no batch is short. Worker threads prefetch; their number does not affect
+    size. During its warmup, G is a function of the position at which a batch starts, so a resumed run has the same
+    batches. Batches continue across epochs, so no batch is short. Worker threads prefetch; their number does not affect
     the batches.
     """
 
@@ -125,8 +126,20 @@ class StepLoader:
 
     def load(self, step: int) -> StepBatch:
         """This rank's part of global batch number `step`, counted from `first_position`."""
-        global_batch_size = self.config.global_batch_size
-        first = self.first_position + step * global_batch_size
+        return self._load(*next(itertools.islice(self._global_batches(), step, None)))
+
+    def _global_batches(self) -> Iterator[tuple[int, int]]:
+        """The first position and the size of each global batch."""
+        config, first = self.config, self.first_position
+        while True:
+            size = config.global_batch_size
+            if first < config.batch_size_warmup_sequences:
+                grown = (size - config.initial_global_batch_size) * first // config.batch_size_warmup_sequences
+                size = config.initial_global_batch_size + grown
+            yield first, size
+            first += size
+
+    def _load(self, first: int, global_batch_size: int) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
         limits, seeds = MicroBatchLimits.of(self.config), sample_seeds(positions, self.seed)
@@ -135,15 +148,15 @@ class StepLoader:
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers
         if num_workers == 0:
-            yield from map(self.load, itertools.count())
+            yield from itertools.starmap(self._load, self._global_batches())
             return
         executor = ThreadPoolExecutor(num_workers, thread_name_prefix="loader")
-        steps = itertools.count()
+        global_batches = self._global_batches()
         try:
-            ahead = deque(executor.submit(self.load, next(steps)) for _ in range(STEPS_AHEAD * num_workers))
+            ahead = deque(executor.submit(self._load, *next(global_batches)) for _ in range(STEPS_AHEAD * num_workers))
             while True:
                 batch = ahead.popleft().result()
-                ahead.append(executor.submit(self.load, next(steps)))
+                ahead.append(executor.submit(self._load, *next(global_batches)))
                 yield batch
         finally:
             executor.shutdown(wait=False, cancel_futures=True)

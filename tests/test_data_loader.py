@@ -57,6 +57,25 @@ def test_each_epoch_visits_each_sample_once_across_batches():
     assert sorted(seen) == sorted(list(range(50)) * 6)
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_global_batch_grows_with_the_position_and_covers_the_order_without_gaps(world_size, num_workers):
+    options = {"initial_global_batch_size": 4, "batch_size_warmup_sequences": 60}
+    found = global_batches(15, world_size=world_size, num_workers=num_workers, **options)
+    sizes = list(map(len, found))
+    position, expected = 0, []
+    for _ in range(15):
+        expected.append(4 + min(position, 60) * (12 - 4) // 60)
+        position += expected[-1]
+    assert sizes == expected and sizes[0] == 4 and sizes[-1] == 12
+    order = sample_order(np.arange(position), len(LENGTHS), seed=9).tolist()
+    assert list(itertools.chain(*found)) == list(
+        itertools.chain(*(sorted(order[end - size : end]) for end, size in zip(np.cumsum(sizes), sizes, strict=True)))
+    )
+    resumed = global_batches(10, sum(sizes[:5]), world_size, num_workers=num_workers, **options)
+    assert resumed == found[5:]
+
+
 def test_global_batch_may_be_larger_than_the_data_set():
     (batch,) = global_batches(1, global_batch_size=120)
     counts = np.bincount(batch, minlength=50)
