@@ -291,12 +291,20 @@ class Campaign:
         return found["loss"]
 
     def chart(self, chosen: dict[str, float]) -> Path:
-        """Draws the losses with the chosen learning rates over CPU time, beside the result file."""
+        """Draws the losses with the chosen learning rates over CPU time, beside the result file: each run as a mark,
+        and a line through the medians of the budgets."""
         figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6), layout="constrained")
         for (name, learning_rate), marker in zip(chosen.items(), "osD^", strict=False):
-            runs = [run for run in self.result["runs"] if run["seed"] and run["contestant"] == name]
-            points = sorted((run["cpu_seconds"], run["loss"]) for run in runs if run["learning_rate"] == learning_rate)
-            axes.plot(*zip(*points, strict=True), marker=marker, label=name)
+            runs = [
+                run for run in self.result["runs"]
+                if run["seed"] and (run["contestant"], run["learning_rate"]) == (name, learning_rate)
+            ]  # fmt: skip
+            by_budget: dict[int, list[tuple[float, float]]] = {}
+            for run in sorted(runs, key=lambda run: run["updates"]):
+                by_budget.setdefault(run["updates"], []).append((run["cpu_seconds"], run["loss"]))
+            (line,) = axes.plot(*np.array([np.median(points, axis=0) for points in by_budget.values()]).T)
+            points = np.concatenate([*by_budget.values()])
+            axes.plot(*points.T, marker, color=line.get_color(), markersize=4, label=name)
         axes.set(
             xscale="log", xlabel="CPU seconds of training, one thread", ylabel="held-out loss, nats per masked token"
         )
