@@ -190,7 +190,10 @@ class Trainer:
         folder = self.config.checkpoint_folder / str(step)
         reached = f"{phase}: step {step} of {self.config.max_steps}"
         if stopped_by is not None and step < self.config.max_steps:
-            reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command to resume"
+            flags = self.state.metadata.arguments
+            resumes = flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
+            reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command"
+            reached += " to resume" if resumes else " with --resume-from-checkpoint"
         self.state.read_clock()
         summary = {"step": step, "checkpoint": str(folder)}
         if self.final_loss is not None:

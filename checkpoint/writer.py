@@ -222,7 +222,7 @@ def write_checkpoint(
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     raise UserError(
         f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
-        f"choose another --output-dir, then rerun the same command to resume"
+        f"choose another --output-dir, then resume"
     ) from error
 
 

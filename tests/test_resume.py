@@ -97,19 +97,20 @@ def test_run_in_parts_is_bit_identical_to_a_run_in_one(inputs, tmp_path, precisi
     assert model_bytes(tmp_path / "parts", 12) == model_bytes(tmp_path / "uninterrupted", 12)
 
 
-@pytest.mark.parametrize("signal_, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_stop_signal_saves_and_the_same_command_continues(inputs, tmp_path, signal_, code):
+@pytest.mark.parametrize("signal_, code, resumes", [(signal.SIGTERM, 0, True), (signal.SIGINT, 130, False)])
+def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, code, resumes):
     flags = ("--max-steps", 100_000, "--warmup-proportion", 0)  # it does not end before the signal
     flags = (*flags, "--log-freq", 1, "--num-steps-per-checkpoint", 100_000)
     output, log = tmp_path / "stopped", tmp_path / "log"
-    command = inputs.command(output, *flags, *resuming(output))
+    command = inputs.command(output, *flags, *(resuming(output) if resumes else ()))
     process = start(command, log)
     wait_until(lambda: last_step(output) >= 3)
     os.kill(process.pid, signal_)
     assert exit_codes([process]) == [code], log.read_text()
     (step,) = steps_in(output)
-    assert f"stopped by {signal_.name}: rerun the same command to resume" in log.read_text()
-    train([*command, "--steps-this-run", "20"])
+    advice = "rerun the same command" + (" to resume" if resumes else " with --resume-from-checkpoint")
+    assert f"stopped by {signal_.name}: {advice};" in log.read_text()
+    train([*command, *(() if resumes else ["--resume-from-checkpoint"]), "--steps-this-run", "20"])
     train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 20))
     assert losses(output) == losses(tmp_path / "uninterrupted")
 
