@@ -33,7 +33,7 @@ class PreparedAttention(Protocol):
         """Bytes of one call. rows: number of tokens whose output is used."""
 
 
-# --- variable-length flash attention (CUDA, 16-bit) -------------------------------------------------------------------
+# --- variable-length attention (CUDA) ---------------------------------------------------------------------------------
 
 
 class FlashAttention:
@@ -69,6 +69,27 @@ class FlashAttention:
         # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp of the softmax.
         states = sizes.tokens * hidden_size * (4 if rows < sizes.tokens else 3)
         return AttentionMemory(states * sizes.product + sizes.tokens * num_heads * 4)
+
+
+class EfficientAttention(FlashAttention):
+    """Variable-length memory-efficient attention (Rabe and Staats, 2021). CUDA, any type, head sizes that are multiples
+    of 8. It has no window: `prepare_attention` uses the padded view there."""
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        # The backward pass raises an error if the maximum length exceeds the number of tokens.
+        max_seqlen = min(self.max_seqlen, len(qkv_T3HD))
+        out_1THD, *_ = torch.ops.aten._efficient_attention_forward(
+            *qkv_T3HD[None].unbind(2),
+            None,  # bias
+            self.cu_seqlens,
+            self.cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            dropout_prob,
+            0,  # no mask
+            True,  # compute_log_sumexp, which the backward pass needs
+        )
+        return out_1THD[0]
 
 
 # --- a padded view with a mask (any device) ---------------------------------------------------------------------------
@@ -156,6 +177,7 @@ class RotaryAttention:
 
 IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
     "flash": FlashAttention,
+    "efficient": EfficientAttention,
     "padded": PaddedAttention,
     "length_bucketed": LengthBucketedAttention,
 }
@@ -168,6 +190,8 @@ def prepare_attention(
     """Prepares attention over sequences with offsets `cu_seqlens` [N+1], int32, of at most `max_seqlen` tokens, in a
     stream of `num_tokens` tokens. Tokens after the last sequence are filler; their output is finite but unspecified.
     `implementation` is a key of `IMPLEMENTATIONS`; window: see the top of this file."""
+    if implementation == "efficient" and window is not None:
+        implementation = "padded"
     return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window)
 
 
@@ -180,4 +204,4 @@ def default_implementation(device: torch.device, dtype: torch.dtype) -> str:
     """The fastest implementation for `device` and the matmul type `dtype`."""
     if device.type != "cuda":
         return "length_bucketed"
-    return "flash" if dtype in (torch.float16, torch.bfloat16) else "padded"
+    return "flash" if dtype in (torch.float16, torch.bfloat16) else "efficient"

@@ -62,7 +62,14 @@ class SummedCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label
     has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped."""
-    return SummedCrossEntropy.apply(logits_MV, labels_M)
+    if not torch.compiler.is_compiling():
+        return SummedCrossEntropy.apply(logits_MV, labels_M)
+    # The compiler fuses these, so that no float32 copy of the logits is written.
+    logits_MV = logits_MV.float()
+    total = F.cross_entropy(logits_MV, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
+    label_logits_M = logits_MV.detach().gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1)
+    is_correct_M = (label_logits_M >= logits_MV.detach().amax(dim=1)) & (labels_M != IGNORED_LABEL)
+    return total, is_correct_M.sum()
 
 
 class PreTrainingSums(NamedTuple):

@@ -34,6 +34,7 @@ from data_loading.packing import PassSizes, TokenStream, to_padded
 from encoders.bert import BertEmbeddings, BertEncoder, BertPooler, BertSelfAttention
 from encoders.modernbert import ModernBertEmbeddings, ModernBertLayer, make_norm
 from encoders.modules import ACTIVATIONS, LayerMemory, Linear, VocabularyEmbedding
+from loss import PreTrainingSums, pretraining_sums
 
 
 class ActivationMemory(NamedTuple):
@@ -288,7 +289,8 @@ def vocabulary_logits(hidden_ME: Tensor, embedding_VE: Tensor, bias: Tensor | No
 
 class MaskedLanguageModel(PreTrainedModel):
     """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the stream (or the
-    flattened padded input), the vocabulary is predicted for those tokens only."""
+    flattened padded input), the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
+    nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss too."""
 
     def predictions(self, hidden_ME: Tensor) -> Tensor:
         """Logits of the vocabulary with its padding."""
@@ -301,12 +303,14 @@ class MaskedLanguageModel(PreTrainedModel):
         token_type_ids: Tensor | None = None,
         *,
         mlm_positions: Tensor | None = None,
-    ) -> PreTrainingOutput:
+        labels: tuple[Tensor, Tensor] | None = None,
+    ) -> PreTrainingOutput | PreTrainingSums:
         hidden, pooled_NE = self.base_model(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
         logits = self.predictions(hidden)
         if mlm_positions is None:  # drop the vocabulary padding
             logits = logits[..., : self.config.vocab_size]
-        return PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
+        output = PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
+        return output if labels is None else pretraining_sums(*output, *labels)
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
         hidden = self.config.hidden_size

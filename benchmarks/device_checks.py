@@ -89,12 +89,12 @@ REFERENCE = Case("padded, fp32", FLOAT32, "padded")
 
 
 def cases(device: torch.device) -> list[Case]:
-    fast = default_implementation(device, torch.bfloat16)
-    on_cpu = [Case(f"{fast}, fp32", FLOAT32, fast)] if device.type == "cpu" else [REFERENCE]
+    fast, fast32 = (default_implementation(device, dtype) for dtype in (torch.bfloat16, torch.float32))
     float16 = [Case(f"{fast}, fp16", FLOAT16, fast)] if has_float16(device) else []
     return [
-        *on_cpu,
-        Case("padded, fp32, fixed sizes", FLOAT32, "padded", num_sizes=1),
+        *([REFERENCE] if device.type != "cpu" else []),
+        Case(f"{fast32}, fp32", FLOAT32, fast32),
+        Case(f"{fast32}, fp32, fixed sizes", FLOAT32, fast32, num_sizes=1),
         Case("padded, bf16", BFLOAT16, "padded"),
         Case(f"{fast}, bf16", BFLOAT16, fast),
         *float16,

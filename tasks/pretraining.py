@@ -16,7 +16,6 @@ from data_loading.loader import MicroBatch
 from data_loading.masking import Masking
 from data_loading.packing import Label, TokenStream
 from data_loading.sample_order import sample_seeds
-from loss import pretraining_sums
 from run_config import LoaderConfig
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
@@ -37,8 +36,8 @@ class PretrainingTask:
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
-        output = model(stream, mlm_positions=micro_batch["mlm_positions"])
-        return pretraining_sums(*output, micro_batch["mlm_labels"], micro_batch["nsp_labels"])._asdict()
+        labels = micro_batch["mlm_labels"], micro_batch["nsp_labels"]
+        return model(stream, mlm_positions=micro_batch["mlm_positions"], labels=labels)._asdict()
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
         # Without masked tokens, only the next-sentence loss is used.

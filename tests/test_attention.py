@@ -17,7 +17,7 @@ from modeling import BertForPreTraining
 from parallelize import choose_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "flash"]
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
 HEADS, SIZE = 2, 4
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -89,7 +89,7 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
 
 
 @needs_gpu
-@pytest.mark.parametrize("implementation", ["flash", "padded"])
+@pytest.mark.parametrize("implementation", ["flash", "efficient", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 64])
 def test_implementations_on_a_gpu_match_float64(implementation, dtype, window):
@@ -124,6 +124,97 @@ def test_gradient_with_dropout_is_the_derivative_of_the_output(implementation):
 
     assert not with_one_mask(qkv).equal(attention(qkv, 0.0))
     assert torch.autograd.gradcheck(with_one_mask, qkv)
+
+
+# --- CUDA's operators, with their schemas and derivatives, and kernels for a CPU --------------------------------------
+
+
+def probabilities(query, key, window) -> torch.Tensor:
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    places = torch.arange(len(query))
+    if window is not None:
+        scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
+    return scores.softmax(-1)
+
+
+def sequences(cu_seqlens, max_seqlen, *streams) -> zip:
+    """Parts of the streams. The operators check these conditions, or depend on them."""
+    lengths = cu_seqlens.diff()
+    assert cu_seqlens.dtype == torch.int32 and lengths.min() >= 0
+    assert lengths.max() <= max_seqlen <= len(streams[0])
+    return zip(*(stream[: lengths.sum()].split(lengths.tolist()) for stream in streams), strict=True)
+
+
+def kernel_forward(query, key, value, cu_seqlens, max_seqlen, window=None) -> torch.Tensor:
+    out = torch.full_like(query, math.nan)  # the operators leave tokens outside all sequences undefined
+    for o, q, k, v in sequences(cu_seqlens, max_seqlen, out, query, key, value):
+        o.copy_(torch.einsum("hqk,khd->qhd", probabilities(q, k, window), v))
+    return out
+
+
+def kernel_backward(grad, query, key, value, cu_seqlens, max_seqlen, window=None) -> list[torch.Tensor]:
+    grads = [torch.full_like(query, math.nan) for _ in range(3)]
+    for q, k, v, g, *parts in sequences(cu_seqlens, max_seqlen, query, key, value, grad, *grads):
+        probs, grad_probs = probabilities(q, k, window), torch.einsum("qhd,khd->hqk", g, v)
+        grad_scores = probs * (grad_probs - (probs * grad_probs).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+        products = ("hqk,khd->qhd", grad_scores, k), ("hqk,qhd->khd", grad_scores, q), ("hqk,qhd->khd", probs, g)
+        for part, product in zip(parts, products, strict=True):
+            part.copy_(torch.einsum(*product))
+    return grads
+
+
+@pytest.fixture
+def cpu_kernels():
+    def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, window_size_left=None, **_):
+        assert cu_q is cu_k or torch.equal(cu_q, cu_k)
+        assert max_q == max_k and not (dropout or causal or debug)
+        empty = q.new_empty(0)
+        return kernel_forward(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left), empty, empty, empty, empty
+
+    def flash_backward(
+        grad, q, k, v, _out, _lse, cu_q, _cu_k, max_q, _max_k, _p, _causal, *_, window_size_left=None, **__
+    ):
+        return tuple(kernel_backward(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left))
+
+    def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask_type, logsumexp):
+        assert len(q) == 1 and torch.equal(cu_q, cu_k) and max_q == max_k
+        assert bias is None and not (dropout or mask_type) and logsumexp
+        empty = q.new_empty(0)
+        return kernel_forward(q[0], k[0], v[0], cu_q, max_q)[None], empty, empty, empty, max_q, max_k
+
+    def efficient_backward(grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, *_):
+        return *(g[None] for g in kernel_backward(grad[0], q[0], k[0], v[0], cu_q, max_q)), q.new_empty(0)
+
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    library.impl("_flash_attention_forward", flash_forward)
+    library.impl("_flash_attention_backward", flash_backward)
+    library.impl("_efficient_attention_forward", efficient_forward)
+    library.impl("_efficient_attention_backward", efficient_backward)
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize(("implementation", "window"), [("flash", None), ("flash", 3), ("efficient", None)])
+@pytest.mark.parametrize("lengths", [[20, 20, 7, 1, 0, 0], [5], [1, 1, 1], [24]])
+@pytest.mark.parametrize("filler", [0, 1, 60])
+def test_variable_length_attention_covers_sequences_and_filler(cpu_kernels, implementation, window, lengths, filler):
+    """Also streams with fewer tokens than the longest sequence may have."""
+    torch.manual_seed(0)
+    tokens = sum(lengths)
+    qkv = torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
+    cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
+    attention = prepare_attention(implementation, cu_seqlens, 24, tokens + filler, window)
+    assert type(attention) is IMPLEMENTATIONS[implementation]
+
+    def attend(qkv, dropout_prob):
+        filled = torch.cat([qkv, torch.randn(filler, *qkv.shape[1:], dtype=qkv.dtype)])
+        filled.retain_grad()
+        out = attention(filled, dropout_prob)
+        out.sum().backward(retain_graph=True)
+        assert out.isfinite().all() and filled.grad.isfinite().all()
+        return out[:tokens]
+
+    assert_matches_reference(attend, qkv, lengths, window)
 
 
 # --- buckets and the choice -------------------------------------------------------------------------------------------
@@ -189,12 +280,12 @@ def test_length_bucketed_attention_computes_no_products_for_filler():
     assert flops[400] == flops[40] == 6 * 2 * (2 * HEADS * 20 * 20 * SIZE)
 
 
-def test_default_is_flash_for_16_bits_on_a_gpu_and_length_bucketed_on_a_cpu():
+def test_default_depends_on_device_and_type():
     assert (
         default_implementation(CPU, torch.float32) == default_implementation(CPU, torch.bfloat16) == "length_bucketed"
     )
     assert default_implementation(GPU, torch.float16) == default_implementation(GPU, torch.bfloat16) == "flash"
-    assert default_implementation(GPU, torch.float32) == "padded"
+    assert default_implementation(GPU, torch.float32) == "efficient"
 
 
 def test_flash_attention_is_for_ampere_and_later_and_some_head_sizes():

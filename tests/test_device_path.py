@@ -103,9 +103,10 @@ def make_trainer(
     [
         (Precision(torch.bfloat16, pure=True), "flash"),
         (Precision(torch.float16, pure=True), "flash"),
+        (Precision(), "efficient"),
         (Precision(), "padded"),
     ],
-    ids=["bfloat16", "float16 with loss scaling", "float32"],
+    ids=["bfloat16", "float16 with loss scaling", "float32", "float32, padded"],
 )
 @pytest.mark.parametrize(
     ("model_class", "task", "dataset_class", "config", "optimizer"),

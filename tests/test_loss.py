@@ -37,8 +37,20 @@ def random_rows(rows, vocabulary, spread, dtype, seed=0):
 @pytest.mark.parametrize("rows", [1, 16, 17, 700])
 @pytest.mark.parametrize("spread", [0.02, 3.0, 40.0])
 def test_sum_gradient_and_accuracy_match_float64(dtype, rows, spread):
+    check_against_float64(summed_cross_entropy, dtype, rows, spread)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_compiled_sum_gradient_and_accuracy_match_float64(dtype, monkeypatch):
+    monkeypatch.setattr("loss.SummedCrossEntropy", None)  # in compiled graphs it would write float32 logits
+    compiled = torch.compile(summed_cross_entropy, backend="aot_eager", fullgraph=True)
+    for spread in (0.02, 3.0, 40.0):
+        check_against_float64(compiled, dtype, 17, spread)
+
+
+def check_against_float64(implementation, dtype, rows, spread):
     logits, labels = random_rows(rows, 130, spread, dtype)
-    loss, correct = summed_cross_entropy(logits, labels)
+    loss, correct = implementation(logits, labels)
     (loss / 7).backward()
     expected, gradient, expected_correct = in_float64(logits, labels)
     assert loss.dtype == torch.float32

@@ -29,7 +29,7 @@ from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "flash"]
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
 SMALL = {
     "model_type": "modernbert",
     "vocab_size": 130,

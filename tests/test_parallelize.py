@@ -158,7 +158,8 @@ def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs,
     run_ranks(2, tmp_path / "logs", pretrain_with_aot_eager, commands).check()
     expected = losses(tmp_path / "uncompiled")
     for name in COMPILED:
-        assert losses(tmp_path / name) == pytest.approx(expected, rel=2e-7), name
+        # The attentions differ on a CPU; rounding a float32 sum alone changes it by up to 0.6e-7.
+        assert losses(tmp_path / name) == pytest.approx(expected, rel=1e-7), name
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------

@@ -142,6 +142,6 @@ IMPLEMENTATIONS = {
     "varlen_attn": VarlenAttention,
 }
 MEASURED = {
-    "cuda": ("flash", "cudnn", "jagged", "varlen_attn", "padded"),
+    "cuda": ("flash", "efficient", "cudnn", "jagged", "varlen_attn", "padded"),
     "cpu": ("length_bucketed", "padded", "jagged"),
 }
