@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from run_config import is_step
 from utils.errors import UserError
 from utils.files import TEMPORARY_SUFFIX, remove
 from utils.progress import print_line
@@ -142,11 +143,6 @@ def refuse_foreign(path: Path) -> None:
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
-
-
-def is_step(name: str) -> bool:
-    """Whether `name` is a step's folder name: a number without leading zeros."""
-    return name == "0" or (name.isascii() and name.isdigit() and name[0] != "0" and len(name) < 20)
 
 
 def checkpoint_steps(parent: str | Path) -> list[int]:

@@ -40,13 +40,20 @@ from data_preparation.options import (
     TextShardOptions,
     VocabularyOptions,
     check_sample_flags,
-    flags_of,
-    options_from,
     sample_options,
 )
 from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
-from utils.command_line import ArgumentParser, Arguments, Flag, non_negative_int, positive_float, positive_int
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    Flag,
+    flags_of,
+    from_flags,
+    non_negative_int,
+    positive_float,
+    positive_int,
+)
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
 
@@ -88,7 +95,7 @@ def download_folder(args: Arguments, dataset: str) -> Path:
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
-    options = options_from(
+    options = from_flags(
         FormatOptions,
         args,
         language=LANGUAGE_NAMES.get(args.language, args.language),
@@ -99,13 +106,13 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = options_from(TextShardOptions, args, weights=args.weights)
+    options = from_flags(TextShardOptions, args, weights=args.weights)
     return stages.shard_stage(args.output_dir, find_folders, options)
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
-    options = options_from(VocabularyOptions, args, reserved=reserved)
+    options = from_flags(VocabularyOptions, args, reserved=reserved)
     return stages.vocabulary_stage(args.output_dir, sharded, options, read_json(args.bert_config, "model config"))
 
 
