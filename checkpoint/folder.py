@@ -37,9 +37,6 @@ class BadCheckpoint(UserError):
     """A checkpoint folder that cannot be read, or whose content does not match its manifest."""
 
 
-# --- checksums --------------------------------------------------------------------------------------------------------
-
-
 def num_blocks(size: int) -> int:
     return -(-size // HASH_BLOCK)
 
@@ -142,9 +139,6 @@ def refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
 
 
-# --- finding ----------------------------------------------------------------------------------------------------------
-
-
 def checkpoint_steps(parent: str | Path) -> list[int]:
     """The steps of the checkpoints in `parent`, oldest first."""
     parent = Path(parent)
@@ -206,9 +200,6 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
         refuse_foreign(path)
         raise UserError(f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path")
     return newest
-
-
-# --- removing ---------------------------------------------------------------------------------------------------------
 
 
 def remove_leftovers(parent: Path) -> None:

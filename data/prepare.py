@@ -63,9 +63,6 @@ PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, h
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
 
-# From arguments to stages.
-
-
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
     folder, mirror = download_folder(args, dataset), args.mirror
     if dataset == "wikicorpus":
@@ -178,9 +175,6 @@ def read_lines(path: Path, flag: str) -> list[str]:
     if not lines:
         raise UserError(f"{flag} {path} has no entry: write one per line")
     return lines
-
-
-# The command line.
 
 
 def length_and_predictions(text: str) -> tuple[int, int]:

@@ -3,8 +3,6 @@
 Legend: n samples, S sequence length, P predictions per sequence, T tokens in the stream, N sequences, M masked tokens.
 """
 
-import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ from run_config import LoaderConfig
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import file_digest
+from utils.files import file_digest, json_digest
 from utils.progress import print_line, progress_bar
 
 EVALUATION_SEED = 0
@@ -132,7 +130,7 @@ class PretrainingDataset:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
             shards.append([shard.path.name, len(shard), shard.digest, stored])
         content = [self.sequence_length, self.predictions_per_sequence, shards]
-        return "rows:" + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
         """Raises UserError for duplicate shards, including those in `held_out`, or if the sampled rows of a shard have
