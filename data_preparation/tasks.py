@@ -115,7 +115,7 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
     root = Path(__file__).resolve().parents[1]
-    files = sorted([*Path(__file__).parent.glob("*.py"), root / "tokenizer.py"])
+    files = sorted([*Path(__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.json"), root / "tokenizer.py"])
     return json_digest([[path.name, file_digest(path)] for path in files] + [package_versions()])
 
 
