@@ -1,27 +1,18 @@
-"""Flags shared by pre-training and fine-tuning. One table defines parsing, checks and the run's configuration.
-
-Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see checkpoint/identity.py), `deepspeed`
-is the equivalent key in DeepSpeed's JSON file, and `alone` is the value that the doctor's run uses.
-Does not import torch, so that parsing is fast.
-"""
+"""Flags shared by pre-training and fine-tuning that stand for no single field of run_config.py, and the run's
+configuration from all flags. Does not import torch, so that parsing is fast."""
 
 import argparse
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
 from run_config import (
-    ACTIVATION_CHECKPOINTS,
     AMP_DTYPES,
     BERT_MODELS,
-    COMPILE_MODES,
-    DECAYS,
-    DEFAULT_BERT_MODEL,
-    OPTIMIZERS,
+    LAMB,
     RESHARD_MODES,
+    TRAIN,
     CheckpointMetadata,
     LoaderConfig,
     ModelSelection,
@@ -42,15 +33,14 @@ from utils.command_line import (
     bounded_float,
     bounded_int,
     decay_factor,
+    flags_of,
     format_arguments,
-    fraction,
+    from_flags,
     non_negative_float,
     non_negative_int,
     optional_path,
-    plain_name,
     positive_float,
     positive_int,
-    random_seed,
 )
 from utils.errors import UserError
 from utils.launcher import read_environment
@@ -62,126 +52,39 @@ INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-l
 batch_size, sequence_length = bounded_int(1, MAX_BATCH), bounded_int(1, MAX_LENGTH)
 
 
-def checkpoint_step(text: str) -> str | None:
-    if text.lower() == "none":
-        return None
-    is_step = text == "0" or (text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 20)
-    if text != "auto" and not is_step:
-        raise argparse.ArgumentTypeError(f"expected None, auto or a step, not {text}")
-    return text
-
-
 def positive_int_or_minus_one(text: str) -> int:
     return -1 if text == "-1" else positive_int(text)
 
 
-# Flags that have no effect without training. --optimizer and --log-freq are not listed: NVIDIA's prediction commands
-# pass them too.
-TRAIN = ("--do-train",)
-LAMB = (*TRAIN, "--optimizer Lamb")
-POLY, EXPONENTIAL = (*TRAIN, "--lr-decay poly"), (*TRAIN, "--lr-decay warmup_exp_decay_exp")
-TRAPEZOID = (*TRAIN, "--lr-decay warmup_stable_decay")
 SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
-SHARDED = ("--data-parallel-shard-degree",)
-adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
 
 # fmt: off
 GLOBAL_FLAGS = (
-    Flag("--output-dir", Path, REQUIRED, "folder for checkpoints and results"),
-    Flag("--vocab-file", optional_path, None, "WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt"),
-    Flag("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture"),
-    Flag("--config-file", optional_path, None,
-         "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom"),
-    Flag("--pre-layer-norm", bool, False, "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert"),
-    Flag("--global-rope-theta", bounded_float(1, 1e12), None,
-         "ModernBERT's theta of the rotary positions of global layers, larger for longer sequences; by default that of "
-         "the config"),
-    Flag("--dropout", fraction, None, "dropout of hidden states and attention; by default that of the config", TRAIN),
-    Flag("--log-freq --logging-steps", positive_int, trainer.log_freq, "updates between log lines",
-         deepspeed="steps_per_print"),
-    Flag("--num-steps-per-checkpoint --save-steps", positive_int, trainer.steps_per_checkpoint,
-         "updates between checkpoints", TRAIN),
-    Flag("--from-pretrained-params --init-checkpoint", optional_path, None,
-         "checkpoint or Hugging Face model folder to load weights from, and nothing else"),
-    Flag("--from-checkpoint", optional_path, None,
-         "checkpoint to resume: weights, optimizer, schedule and data position"),
-    Flag("--last-step-of-checkpoint", checkpoint_step, None,
-         "None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the newest "
-         "valid checkpoint in that folder of steps, or a start from step 1 if it has none yet", ("--from-checkpoint",)),
-    Flag("--resume-from-checkpoint", bool, False,
-         "resume the newest checkpoint in this run's own folder, or start from step 1 if it has none yet", TRAIN,
-         excludes=("--from-checkpoint",)),
-    Flag("--overwrite --overwrite-output-dir", bool, False,
-         "remove another run's checkpoints and results from this run's folder", TRAIN, excludes=("--benchmark",)),
-    Flag("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN, excludes=("--benchmark",)),
-    Flag("--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"),
-    Flag("--report-file --json-summary", optional_path, None,
-         "file for DLLogger's JSON lines; by default report.json in the run's folder", alone=None),
-    Flag("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None),
-    Flag("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs", alone=None),
-    Flag("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN),
+    *flags_of(TrainerConfig, ModelSelection, StartConfig, CheckpointMetadata, RuntimeConfig),
     Flag("--show-config", bool, None,
          "print all settings at the start (true) or none (false); by default those that differ from the defaults",
          alone=False),
-    Flag("--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU"),
     Flag("--num-workers", bounded_int(0, 1024), 1, "threads that read data ahead", TRAIN),
-    Flag("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one"),
-    Flag("--distributed-timeout-minutes", bounded_float(0, 10_000, exclusive=True), 5,
-         "minutes to wait at the start for all processes"),
-    Flag("--collective-timeout-minutes", bounded_float(0, 10_000, exclusive=True), 30,
-         "minutes to wait for another process later; more than the verification of a checkpoint takes"),
-    Flag("--benchmark", bool, False, "measure speed; save nothing but the report", alone=False),
-    Flag("--benchmark-steps", positive_int, trainer.benchmark_steps, "updates that are measured", ("--benchmark",)),
-    Flag("--benchmark-warmup-steps", positive_int, trainer.benchmark_warmup_steps, "updates before the measured ones",
-         ("--benchmark",)),
 )
 
 TRAINING_FLAGS = (
-    Flag("--optimizer", OPTIMIZERS, adam.name,
-         "Muon updates the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB", result=True),
+    *flags_of(OptimizerConfig, ScheduleConfig),
     Flag("--gradient-merge-steps --gradient-accumulation-steps", batch_size, 1,
          "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",)),
     Flag("--global-batch-size", batch_size, None,
          "sequences per update over all GPUs, instead of --gradient-merge-steps", TRAIN),
-    Flag("--learning-rate --lr", non_negative_float, REQUIRED, "peak learning rate", TRAIN, result=True,
-         deepspeed="optimizer.params.lr"),
-    Flag("--warmup-start-lr", non_negative_float, schedule.warmup_start_lr,
-         "learning rate at the start of the warmup; for poly", POLY, result=True),
-    Flag("--warmup-proportion --warmup-ratio", fraction, schedule.warmup_proportion,
-         "share of the updates for the warmup", TRAIN, result=True),
-    Flag("--lr-decay", DECAYS, schedule.decay, "schedule after the warmup", TRAIN, result=True),
-    Flag("--lr-decay-power", positive_float, schedule.power, "power of poly; NVIDIA's PyTorch recipe has 0.5", POLY,
+    Flag("--beta1 --adam-beta1", decay_factor, OptimizerConfig.betas[0], "decay of the first moment", TRAIN,
          result=True),
-    Flag("--lr-decay-rate", positive_float, schedule.rate,
-         "decay rate of warmup_exp_decay_exp; of exponential, where it is 0.95 by default",
-         (*TRAIN, "--lr-decay warmup_exp_decay_exp or --lr-decay exponential"),
+    Flag("--beta2 --adam-beta2", decay_factor, OptimizerConfig.betas[1], "decay of the second moment", TRAIN,
          result=True),
-    Flag("--lr-decay-steps", positive_int, schedule.decay_steps, "updates per decay of warmup_exp_decay_exp",
-         EXPONENTIAL, result=True),
-    Flag("--lr-offset", non_negative_float, schedule.offset, "added to the learning rate by warmup_exp_decay_exp",
-         EXPONENTIAL, result=True),
-    Flag("--lr-decay-proportion", fraction, schedule.decay_proportion,
-         "share of the updates for the decay at the end; for warmup_stable_decay", TRAPEZOID, result=True),
-    Flag("--beta1 --adam-beta1", decay_factor, adam.betas[0], "decay of the first moment", TRAIN, result=True),
-    Flag("--beta2 --adam-beta2", decay_factor, adam.betas[1], "decay of the second moment", TRAIN, result=True),
-    Flag("--epsilon --adam-epsilon", positive_float, adam.eps, "epsilon of the optimizer", TRAIN, result=True,
-         deepspeed="optimizer.params.eps"),
-    Flag("--weight-decay", non_negative_float, adam.weight_decay, "weight decay; none on biases and LayerNorms", TRAIN,
-         result=True, deepspeed="optimizer.params.weight_decay"),
     Flag("--lamb-min-coeff", non_negative_float, 0.0, "lower bound of Lamb's trust ratios", LAMB, result=True,
          deepspeed="optimizer.params.min_coeff"),
     Flag("--lamb-max-coeff", positive_float, None, "upper bound of Lamb's trust ratios; by default there is none", LAMB,
          result=True, deepspeed="optimizer.params.max_coeff"),
-    Flag("--lamb-bias-correction", bool, adam.bias_correction, "bias-correct Lamb's moments", LAMB, result=True),
-    Flag("--lamb-adapt-undecayed", bool, False,
-         "use trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB", LAMB, result=True),
-    Flag("--max-grad-norm", positive_float, trainer.max_grad_norm, "gradients are clipped to this norm", TRAIN,
-         result=True, deepspeed="gradient_clipping"),
-    Flag("--max-skipped-steps", positive_int, trainer.max_skipped_steps,
-         "stop after this many updates in a row without a finite gradient", TRAIN),
 )
 
 PARALLEL_FLAGS = (
+    *flags_of(ParallelConfig),
     Flag("--data-parallel-shard-degree", positive_int_or_minus_one, 1,
          "processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has its "
          "own (DDP); -1: all processes share one", excludes=("--deepspeed",), alone=1),
@@ -190,16 +93,8 @@ PARALLEL_FLAGS = (
          excludes=("--deepspeed",), alone=None),
     Flag("--fsdp-reshard-after-forward", RESHARD_MODES, None,
          "when sharded: free gathered parameters after the forward pass always, never (they are kept for the whole "
-         "update), or by default those of the layers", SHARDED, excludes=("--deepspeed",), alone=None),
-    Flag("--enable-cpu-offload", bool, False,
-         "on GPUs, with one process or sharded: keep optimizer state, gradients and float32 parameters on the CPU, and "
-         "run the optimizer there", excludes=("--deepspeed",), alone=False),
-    Flag("--activation-checkpoint", ACTIVATION_CHECKPOINTS, "none",
-         "compute activations again in the backward pass: those of each layer (full), or all but the outputs of linear "
-         "layers (selective)", TRAIN),
-    Flag("--compile", COMPILE_MODES, "none",
-         "torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler", TRAIN,
-         excludes=("--deepspeed",)),
+         "update), or by default those of the layers", ("--data-parallel-shard-degree",), excludes=("--deepspeed",),
+         alone=None),
     Flag("--deepspeed", bool, False, "train with DeepSpeed's engine; see --deepspeed-config", TRAIN),
     Flag("--deepspeed-config", optional_path, None,
          "DeepSpeed's JSON file; docs/coming_from_deepspeed.md says what its keys do here", ("--deepspeed",)),
@@ -220,7 +115,6 @@ PRECISION_FLAGS = (
     Flag("--scale-loss", positive_float, 1.0, "loss scale of float16", SIXTEEN_BITS, result=True),
     Flag("--use-dynamic-loss-scaling", bool, False,
          "adapt the loss scale, starting at --scale-loss, or at 2^20 without it", SIXTEEN_BITS, result=True),
-    Flag("--tf32", bool, False, "float32 matrix products in TF32, on GPUs that have it", result=True),
 )
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -330,18 +224,6 @@ def check_weights(path: Path | None) -> None:
         )
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-Config = TypeVar("Config")
-
-
-def select(args: Arguments, config: type[Config], **values: Any) -> Config:
-    """Makes `config` from the arguments that are named as its fields, and from `values`."""
-    names = {field.name for field in dataclasses.fields(config)}
-    return config(**{name: value for name, value in vars(args).items() if name in names} | values)
-
-
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
     """Converts the flags of a training program to a RunConfig. `world_size`: number of processes; by default that of
     --estimate-memory, or of the current launch."""
@@ -349,42 +231,31 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
     dynamic = args.use_dynamic_loss_scaling or args.fp16
     values = args.as_dict()
     return RunConfig(
-        select(
-            args, TrainerConfig, checkpoint_folder=args.output_dir, steps_per_checkpoint=args.num_steps_per_checkpoint
-        ),
-        select(args, LoaderConfig, global_batch_size=global_batch_size(args, world_size)),
+        from_flags(TrainerConfig, args),
+        from_flags(LoaderConfig, args, global_batch_size=global_batch_size(args, world_size)),
         optimizer_config(args),
-        select(
-            args,
+        from_flags(
             ScheduleConfig,
+            args,
             total_steps=args.max_steps,
-            decay=args.lr_decay,
-            power=args.lr_decay_power,
-            rate=args.lr_decay_rate,
             gamma=args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
-            decay_steps=args.lr_decay_steps,
-            offset=args.lr_offset,
-            decay_proportion=args.lr_decay_proportion,
         ),
         parallel_config(args, world_size),
-        select(args, StartConfig, resume=args.resume_from_checkpoint),
-        CheckpointMetadata(values, args.seed, args.model_prefix),
+        from_flags(StartConfig, args),
+        from_flags(CheckpointMetadata, args, arguments=values, vocab_file=Path()),
         INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
         dynamic,
-        select(
-            args,
+        from_flags(
             RuntimeConfig,
+            args,
             amp=args.amp or args.fp16,
             amp_dtype=amp_dtype(args),
             pure_fp16=args.use_pure_fp16,
-            cpu_affinity=args.enable_cpu_affinity,
-            timeout_minutes=args.distributed_timeout_minutes,
-            collective_timeout_minutes=args.collective_timeout_minutes,
             messages=startup_messages(args),
             reports_in_folder=not args.given("report_file"),
         ),
-        select(args, ModelSelection, name=args.bert_model, is_named=args.given("bert_model")),
-        select(args, PredictionConfig, batch_size=args.get("predict_batch_size", args.batch_size)),
+        from_flags(ModelSelection, args, is_named=args.given("bert_model")),
+        from_flags(PredictionConfig, args, batch_size=args.get("predict_batch_size", args.batch_size)),
         world_size,
         args.get("epochs"),
         {f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
@@ -443,28 +314,23 @@ def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
         steps = -(-global_batch_size(args, world_size) // (args.batch_size * world_size))
         pure_dtype = amp_dtype(args) if args.use_pure_fp16 else None
         engine = engine_config(args.deepspeed_config, args.batch_size, steps, args.max_grad_norm, pure_dtype)
-    return ParallelConfig(
-        args.compile,
-        args.activation_checkpoint,
-        shard,
-        args.fsdp_reshard_after_forward or "default",
-        args.enable_cpu_offload,
-        engine,
+    return from_flags(
+        ParallelConfig,
+        args,
+        shard_degree=shard,
+        reshard_after_forward=args.fsdp_reshard_after_forward or "default",
+        deepspeed=engine,
     )
 
 
 def optimizer_config(args: Arguments) -> OptimizerConfig:
     maximum = math.inf if args.lamb_max_coeff is None else args.lamb_max_coeff
     has_bounds = args.lamb_min_coeff > 0 or maximum < math.inf
-    return select(
-        args,
+    return from_flags(
         OptimizerConfig,
-        name=args.optimizer,
+        args,
         betas=(args.beta1, args.beta2),
-        eps=args.epsilon,
-        bias_correction=args.lamb_bias_correction,
         trust_bounds=(args.lamb_min_coeff, maximum) if has_bounds else None,
-        adapt_undecayed=args.lamb_adapt_undecayed,
     )
 
 

@@ -22,13 +22,12 @@ from data_preparation.options import (
     EXECUTOR_FLAGS,
     SampleOptions,
     check_sample_flags,
-    flags_of,
     sample_options,
 )
 from data_preparation.sample_shards import create_shards, output_name, shard_tasks
 from data_preparation.tasks import Record, Task, read_record
 from tokenizer import BertTokenizer
-from utils.command_line import REQUIRED, ArgumentParser, Flag, positive_int
+from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from utils.errors import UserError
 from utils.files import file_digest, lock_folder
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from arguments import check_weights
 from tasks.squad_file import SquadOptions
-from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, optional_path, positive_int
+from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
@@ -150,7 +150,7 @@ def open_model(args: Arguments) -> Predictor:
     if args.init_checkpoint.is_file():
         raise UserError(f"--init-checkpoint {args.init_checkpoint} is a file: make a folder with convert_checkpoint.py")
     folder = find_model_folder(args.init_checkpoint)
-    selection = ModelSelection(CUSTOM, False, args.config_file, args.vocab_file, args.do_lower_case)
+    selection = from_flags(ModelSelection, args, name=CUSTOM)
     choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
     config = choice.config
     head = choose_predictor(args, folder, config)

@@ -22,8 +22,6 @@ from utils.errors import UserError
 from utils.measure import Stopwatch, peak_memory_bytes, synchronize
 from utils.progress import print_line
 
-# --- the measuring window ---------------------------------------------------------------------------------------------
-
 
 @dataclass
 class GlobalBatchStats:
@@ -117,8 +115,6 @@ class Benchmark:
         }
         reporter.log((), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}")
 
-
-# --- sinks ------------------------------------------------------------------------------------------------------------
 
 Step = tuple[int, ...] | str
 
@@ -224,12 +220,8 @@ class TensorBoardSink(Sink):
     """Writes TensorBoard scalars; those of the whole run are under `final/`."""
 
     def __init__(self, folder: Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "--tensorboard-dir needs the tensorboard package, which is not installed: pip install tensorboard"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         try:
             self.writer, self.last_step = SummaryWriter(str(folder)), 0
         except OSError as error:
@@ -286,8 +278,6 @@ def dllogger_metrics(metrics: Mapping[str, float], step_samples: float) -> dict[
         "seqs_per_sec": metrics["sequences_per_second"],
     }
 
-
-# --- human-readable text ----------------------------------------------------------------------------------------------
 
 # Terminal format of each metric; {n} is the value formatted by `format_number`.
 FORMATS = {

@@ -103,9 +103,6 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         )
 
 
-# --- fine-tuned models ------------------------------------------------------------------------------------------------
-
-
 def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
     """The model folder for prediction, from the flags."""
     start = config.start
@@ -129,9 +126,6 @@ def load_fine_tuned(
     parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
     load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, has_head=True)
     return parallel
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

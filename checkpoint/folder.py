@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from run_config import is_step
 from utils.errors import UserError
 from utils.files import TEMPORARY_SUFFIX, remove
 from utils.progress import print_line
@@ -34,9 +35,6 @@ FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth", ".ckpt", ".index")  # files that
 
 class BadCheckpoint(UserError):
     """A checkpoint folder that cannot be read, or whose content does not match its manifest."""
-
-
-# --- checksums --------------------------------------------------------------------------------------------------------
 
 
 def num_blocks(size: int) -> int:
@@ -141,14 +139,6 @@ def refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
 
 
-# --- finding ----------------------------------------------------------------------------------------------------------
-
-
-def is_step(name: str) -> bool:
-    """Whether `name` is a step's folder name: a number without leading zeros."""
-    return name == "0" or (name.isascii() and name.isdigit() and name[0] != "0" and len(name) < 20)
-
-
 def checkpoint_steps(parent: str | Path) -> list[int]:
     """The steps of the checkpoints in `parent`, oldest first."""
     parent = Path(parent)
@@ -210,9 +200,6 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
         refuse_foreign(path)
         raise UserError(f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path")
     return newest
-
-
-# --- removing ---------------------------------------------------------------------------------------------------------
 
 
 def remove_leftovers(parent: Path) -> None:

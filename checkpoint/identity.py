@@ -4,7 +4,6 @@ The identity (initial weights, data, vocabulary, architecture, seed) is fixed fo
 while a run is unfinished; changes are logged. Settings that do not affect results are not recorded.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,7 +19,7 @@ from checkpoint.folder import (
 )
 from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import file_digest, read_json_object, remove, write_json
+from utils.files import file_digest, json_digest, read_json_object, remove, write_json
 
 WEIGHTS = "starting weights"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
@@ -58,14 +57,9 @@ def weights_digest(path: Path) -> str | None:
         return None
     manifest = folder / MANIFEST_FILE
     if manifest.is_file():
-        return digest_of(json.loads(manifest.read_text(encoding="utf-8"))["files"][MODEL_FILE])
+        return json_digest(json.loads(manifest.read_text(encoding="utf-8"))["files"][MODEL_FILE])[:16]
     paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
-    return digest_of([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])
-
-
-def digest_of(value: Any) -> str:
-    """A digest of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
 def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) -> None:

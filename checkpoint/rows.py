@@ -87,9 +87,6 @@ def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) ->
         os.fsync(file.fileno())
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LazyTensor:
     """A tensor that is read on demand: `read(start, stop)` reads rows, `read()` the whole tensor."""

@@ -84,8 +84,6 @@ class TrainState:
         now = time.perf_counter()
         self.train_seconds, self.clock = self.train_seconds + now - self.clock, now
 
-    # --- capture ---
-
     def capture(self) -> Checkpoint:
         """The state as a checkpoint, called on all ranks. Tensors are not copied."""
         model, optimizer = [], []
@@ -123,8 +121,6 @@ class TrainState:
             "arguments": self.metadata.arguments,
             "versions": self.versions,
         }
-
-    # --- restore ---
 
     def start_from(self, config: StartConfig, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Restores a checkpoint, loads weights, or does nothing, as `config` specifies. Only the main process searches

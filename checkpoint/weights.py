@@ -26,9 +26,6 @@ CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenCla
 SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
     """The weights in a Hugging Face model folder, by name.
 
@@ -98,9 +95,6 @@ def forbidden_class(path: Path, name: str) -> UserError:
         f"{path}: its pickle names {name}, and only tensors and plain containers are read: nothing was executed; save "
         f"the file again with the weights alone, if you trust it"
     )
-
-
-# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict[str, LazyTensor]:

@@ -101,8 +101,6 @@ class CheckpointWriter:
         self.thread: threading.Thread | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
 
-    # --- in the training loop ---
-
     def write(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint` after the previous one. The tensors, on any device, may change after the call."""
         if not self.is_writer:
@@ -159,8 +157,6 @@ class CheckpointWriter:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-
-    # --- in the background ---
 
     def _write(self, checkpoint: Checkpoint, attempt: str) -> None:
         try:

@@ -88,9 +88,6 @@ def parse_entry(data: bytes) -> BundleEntry:
     )
 
 
-# --- LevelDB's table --------------------------------------------------------------------------------------------------
-
-
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yields the keys and values of a table. An index block refers to the blocks that contain them."""
     footer = data[-FOOTER_BYTES:]
@@ -128,9 +125,6 @@ def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byt
         position += rest + value_size
 
 
-# --- protocol buffers -------------------------------------------------------------------------------------------------
-
-
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """A number of 7 bits per byte, lowest first, and the position after it."""
     value = shift = 0
@@ -161,9 +155,6 @@ def parse_message(data: bytes) -> dict[int, list]:
             raise ValueError(f"wire type {wire_type}")
         fields.setdefault(tag >> 3, []).append(value)
     return fields
-
-
-# --- CRC-32C ----------------------------------------------------------------------------------------------------------
 
 
 def _byte_table() -> np.ndarray:

@@ -40,13 +40,20 @@ from data_preparation.options import (
     TextShardOptions,
     VocabularyOptions,
     check_sample_flags,
-    flags_of,
-    options_from,
     sample_options,
 )
 from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
-from utils.command_line import ArgumentParser, Arguments, Flag, non_negative_int, positive_float, positive_int
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    Flag,
+    flags_of,
+    from_flags,
+    non_negative_int,
+    positive_float,
+    positive_int,
+)
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
 
@@ -54,9 +61,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
-
-
-# From arguments to stages.
 
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
@@ -88,7 +92,7 @@ def download_folder(args: Arguments, dataset: str) -> Path:
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
-    options = options_from(
+    options = from_flags(
         FormatOptions,
         args,
         language=LANGUAGE_NAMES.get(args.language, args.language),
@@ -99,13 +103,13 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = options_from(TextShardOptions, args, weights=args.weights)
+    options = from_flags(TextShardOptions, args, weights=args.weights)
     return stages.shard_stage(args.output_dir, find_folders, options)
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
-    options = options_from(VocabularyOptions, args, reserved=reserved)
+    options = from_flags(VocabularyOptions, args, reserved=reserved)
     return stages.vocabulary_stage(args.output_dir, sharded, options, read_json(args.bert_config, "model config"))
 
 
@@ -171,9 +175,6 @@ def read_lines(path: Path, flag: str) -> list[str]:
     if not lines:
         raise UserError(f"{flag} {path} has no entry: write one per line")
     return lines
-
-
-# The command line.
 
 
 def length_and_predictions(text: str) -> tuple[int, int]:

@@ -114,13 +114,8 @@ def read_csv(span: Span, text_field: str, on_bad: OnBad) -> Records:
 
 def read_parquet(span: Span, text_field: str, on_bad: OnBad) -> Records:
     """The rows of the row groups whose text starts in the span."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"{span.path}: reading .parquet needs pyarrow: pip install pyarrow, or convert to .jsonl"
-        ) from None
+    import pyarrow.parquet
+
     path, row = span.path, 0
 
     def where() -> str:

@@ -65,13 +65,9 @@ def end_with_parent() -> None:
 def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
     """An executor on a Dask cluster: a new one on this machine, or a running one. Certificates for tls:// come from
     Dask's own configuration."""
-    try:
-        from distributed import Client, KilledWorker, LocalCluster
-        from distributed.comm import CommClosedError
-    except ImportError:
-        raise UserError(
-            f"--scheduler {scheduler} needs Dask: pip install distributed, or use --scheduler local"
-        ) from None
+    from distributed import Client, KilledWorker, LocalCluster
+    from distributed.comm import CommClosedError
+
     if scheduler != "dask":
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the errors below say what matters
         cluster = nullcontext(reachable_address(scheduler))

@@ -4,6 +4,7 @@ A span is one task's share of a file. It has what starts in it: lines, paragraph
 """
 
 import bz2
+import contextlib
 import gzip
 import io
 import re
@@ -16,13 +17,12 @@ from typing import Any, BinaryIO, NamedTuple
 from utils.errors import UserError
 from utils.files import file_digest
 
-try:
-    import zstandard
-except ImportError:
-    zstandard = None
-
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
-DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError, *([zstandard.ZstdError] if zstandard else []))
+DECOMPRESSION_ERRORS = [EOFError, zlib.error, OSError]
+with contextlib.suppress(ImportError):
+    from zstandard import ZstdError
+
+    DECOMPRESSION_ERRORS.append(ZstdError)
 SPAN_BYTES = 4 << 20  # seconds of work
 MAX_SPANS = 20_000  # of a stage; more input makes longer spans
 MAX_LINE = 64 << 20  # bytes
@@ -39,11 +39,6 @@ class Span(NamedTuple):
     path: str
     start: int
     stop: int
-
-
-def whole(path: str | Path) -> Span:
-    """The span of all of a file."""
-    return Span(str(path), 0, size_of(str(path)))
 
 
 def kind_of(path: str) -> tuple[str, str]:
@@ -84,8 +79,8 @@ def open_text(path: str) -> BinaryIO:
     """The decompressed bytes of a file."""
     file, compression = open_input(path), kind_of(path)[1]
     if compression == ".zst":
-        if zstandard is None:
-            raise UserError(f"{path}: reading .zst needs zstandard: pip install zstandard")
+        import zstandard
+
         return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
     return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
 
@@ -231,7 +226,7 @@ class Lines:
                         self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
                     else:
                         yield line
-        except DECOMPRESSION_ERRORS as error:
+        except tuple(DECOMPRESSION_ERRORS) as error:
             if getattr(error, "errno", None):
                 raise
             why = f"the file is truncated or damaged ({error}): download it again"

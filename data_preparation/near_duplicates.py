@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from utils.errors import UserError
-
 BANDS, ROWS = 16, 8
 WORDS = 5  # of a run
 SEED = 1
@@ -22,10 +20,8 @@ SIGNATURE = np.dtype((np.uint64, BANDS))
 
 def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
     """Writes the hashes of the bands of each document in `bucket` [documents, BANDS] uint64."""
-    try:
-        from datasketch import MinHash
-    except ImportError:
-        raise UserError("--drop-duplicates near needs datasketch: pip install datasketch") from None
+    from datasketch import MinHash
+
     empty = MinHash(BANDS * ROWS, SEED)
     with output.open("wb") as file:
         for document in bucket.read_bytes().split(b"\n\n")[:-1]:

@@ -5,11 +5,21 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 """
 
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.command_line import ArgumentParser, Arguments, Flag, fraction, non_negative_int, positive_float, positive_int
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    Flag,
+    fraction,
+    from_flags,
+    non_negative_int,
+    option,
+    positive_float,
+    positive_int,
+)
 from utils.errors import UserError
 
 SPLITTERS = ("fast", "punkt", "newline")
@@ -44,28 +54,13 @@ DYNAMIC_MASKING = Flag(
 )
 
 
-def option(names: str, kind: Any, default: Any, help: str) -> Any:
-    """A field of options that a flag sets."""
-    return field(default=default, metadata={"flag": Flag(names, kind, default, help)})
-
-
-def flags_of(options: type) -> list[Flag]:
-    return [field.metadata["flag"] for field in fields(options) if field.metadata]
-
-
-def options_from(options: type, args: Arguments, **others: Any) -> Any:
-    """The options that the flags give. others: values of fields without a flag of the same meaning."""
-    given = {field.name: args.get(field.metadata["flag"].name) for field in fields(options) if field.metadata}
-    return options(**given | others)
-
-
 @dataclass(frozen=True)
 class FormatOptions:
     """How documents are read and split into sentences."""
 
     sentence_splitter: str = option("--sentence-splitter", SPLITTERS, "fast", "how to find sentences")
     language: str = "english"
-    sentence_parameters: Path | None = option(  # noqa: RUF009
+    sentence_parameters: Path | None = option(
         "--sentence-parameters",
         Path,
         None,
@@ -186,4 +181,4 @@ def sample_options(args: Arguments, length: int, predictions: int) -> SampleOpti
     if args.dynamic_masking:
         chosen |= {"predictions_per_sequence": 0, "masked_lm_prob": 0.0}
         chosen |= {} if args.given("dupe_factor") else {"dupe_factor": 1}
-    return options_from(SampleOptions, args, **chosen)
+    return from_flags(SampleOptions, args, **chosen)

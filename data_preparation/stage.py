@@ -18,9 +18,9 @@ from typing import Any
 from tqdm import tqdm
 
 from data_preparation.inputs import identity_of, is_remote, size_of
-from data_preparation.tasks import RECORDS, digest_of, package_versions, read_records
+from data_preparation.tasks import RECORDS, package_versions, read_records
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import json_digest, write_json
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
@@ -67,7 +67,7 @@ def run(stage: Stage, executor: Executor) -> None:
     folder = stage.folder
     if not stage.in_place:
         # The name says what is made, so that workers of an earlier run with other options write elsewhere.
-        identity = digest_of([stage.options, inputs, SCHEMA_VERSION])[:DIGITS]
+        identity = json_digest([stage.options, inputs, SCHEMA_VERSION])[:DIGITS]
         folder = stage.folder.with_name(f"{stage.folder.name}.{identity}.partial")
     if stale_reason(folder, stage.options, paths) is not None:
         fill(stage, folder, inputs, executor)

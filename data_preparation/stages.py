@@ -17,9 +17,9 @@ import numpy as np
 from data_preparation.inputs import Span, find_files, identity_of, plan_spans
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
 from data_preparation.stage import MANIFEST, Files, Stage, read_manifest
-from data_preparation.tasks import Task, digest_of, run_tasks
+from data_preparation.tasks import Task, run_tasks
 from utils.errors import UserError
-from utils.files import read_json, write_atomically, write_json
+from utils.files import json_digest, read_json, write_atomically, write_json
 from utils.progress import progress_bar
 
 TEXT_FORMATS = (".txt", ".jsonl", ".csv", ".parquet")
@@ -56,7 +56,7 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
         identity, parameters = (
-            [digest_of(values)],
+            [json_digest(values)],
             options.sentence_parameters and options.sentence_parameters.absolute(),
         )
 

@@ -5,7 +5,6 @@ its size, its SHA-256, counts), each atomically. A record means that the task is
 results do not depend on the executor, the number of workers, or how often a run was killed.
 """
 
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from data_preparation.executors import InProcessExecutor
 from utils.errors import UserError
-from utils.files import atomic_path, file_digest, write_json
+from utils.files import atomic_path, file_digest, json_digest, write_json
 
 RECORDS = ".records"  # folder of the records, in the folder of the outputs
 PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
@@ -47,11 +46,6 @@ class Record(NamedTuple):
     bytes: int
     sha256: str
     counts: dict[str, Any]
-
-
-def digest_of(value: Any) -> str:
-    """SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def run_tasks(
@@ -121,8 +115,8 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
     root = Path(__file__).resolve().parents[1]
-    files = sorted([*Path(__file__).parent.glob("*.py"), root / "tokenizer.py"])
-    return digest_of([[path.name, file_digest(path)] for path in files] + [package_versions()])
+    files = sorted([*Path(__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.json"), root / "tokenizer.py"])
+    return json_digest([[path.name, file_digest(path)] for path in files] + [package_versions()])
 
 
 def package_versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ import calendar
 import re
 from collections.abc import Callable, Sequence
 
-from data_preparation.wikipedia_names import words
+from data_preparation.wikipedia_names import NAMES, by_name
 
 NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
 TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I)
@@ -102,57 +102,12 @@ def measure(values: list[str]) -> str:
     return shown
 
 
-def by_name(shown: dict) -> dict:
-    return {name: show for show, names in shown.items() for name in names.split(", ")}
-
-
-CONSTANTS: dict[str, str] = by_name(
-    {
-        " – ": "snd, spnd, sndash, spaced ndash, spaced en dash",
-        "–": "ndash, en dash, nsndns",
-        "—": "mdash, em dash, mdashb",
-        " — ": "spaced mdash, spaced em dash",
-        " ": "nbsp, nnbsp, space, spaces, thinsp, pad, ·, •, bull",
-        "'": "', `",
-        "'\"": "' \", '\"",
-        "\"'": "\"', \" '",
-        "av. J.-C.": "av jc, av. j.-c., -jc",
-        **{"'s": "'s", "=": "=", "−": "minus", "×": "times", "CO2": "co2", "H2O": "h2o", "ʻ": "okina", "c.": "c."},
-        "π": "pi",
-    }
-)
+CONSTANTS: dict[str, str] = by_name(NAMES["constants"])
 
 # A string shows the arguments {0}, {1} and {last}.
 SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
-    {
-        "{0}": "nowrap, nobr, nobreak, nowr, j, small, smaller, big, larger, large, avoidwrap, keep together, "
-        "sub, em, strong, var, mvar, math, bigmath, tt, mono, code, kbd, samp, keypress, underline, "
-        "smallcaps, small caps, sc, smallcaps2, uc, lc, i, italics, b, bold, noitalic, nobold, normal, "
-        "abbr, abbrv, tooltip, hover, unicode, polytonic, hebrew, bdi, angbr, linktext, ordinal, ord, "
-        "ill, illm, link, interlanguage link, interlanguage link multi, visible anchor, vanchor, "
-        "sic, sic!, typo, not a typo, as written, q, iast, bibleref, chem2, format price, translation, ipa, music, "
-        "flag, flagu, flagcountry, flag country, nihongo, nihongo2, nihongo3, nihongo foot, nihongo krt, "
-        "birth-date, death-date, start-date, end-date, birth year, center, centre, block indent, "
-        "nq, nastaliq, petit, nb, esd, fmtn, нобр, 仮リンク, ruby, 要出典範囲, "
-        "link-en, link-de, link-fr, link-ja, link-ru, le, internal link helper/en, lien, "
-        "ens, frs, las, grcs, its, ess, rus, pls, nls, "  # German: {{laS|…}} for Latin
-        "fact, refnec, référence nécessaire, quand, lesquelles, нет аи 2, arf, drapeau",
-        "{1}": "lang, lang2, color, colour, font color, script, rtl-lang, audio, native phrase, "
-        "langue, llang, citation étrangère",
-        "{last}": "transl, translit, transliteration, wikt-lang, tsl",
-        "\n\n{0}\n\n": "quote, blockquote, quotation, bquote, cquote, quote paragraph, gquote, pull quote, pquote, "
-        "quote box, quotebox, quote frame, talkquote, poemquote, poem quote, quote inline, "
-        "zitat, citation bloc, cita, citazione, cytat, citaat, citát, alıntı, цитата, 인용문, 引用",
-        "\n\n{1}\n\n": "rquote, citation bilingue bloc, citation étrangère bloc",
-        "“{0}”": 'citation, guil, ", «',
-        "√{0}": "sqrt, radic",
-        "AD {0}": "ad",
-        "{0} BC": "bc",
-        "×10^{0}": "e",
-        "U.S. Patent {last}": "us patent",
-        **{f"{name} {{0}}": name.lower() for name in words("HMS USS SS RMS MV USNS HMCS HMAS SMS HMNZS")},
-        **{"US${0}": "us$, usd", "A${0}": "a$, aud", "C${0}": "c$, cad", "£{0}": "£, gbp", "€{0}": "€, eur"},
-        **{"₹{0}": "inr, indian rupee", "¥{0}": "jpy, yen, ¥"},
+    NAMES["templates"]
+    | {
         lambda values: values[0] if values[0].isalpha() else f"^{values[0]}": "sup",
         circa: "circa, ca, ca., c",
         fraction: "frac, fraction, sfrac, tfrac",

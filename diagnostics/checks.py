@@ -71,9 +71,6 @@ class Findings:
             self.report("wrong", str(error))
 
 
-# --- the machine ------------------------------------------------------------------------------------------------------
-
-
 def check_packages(findings: Findings, config: RunConfig) -> None:
     for problem in (problems := requirements.problems([ROOT / "requirements.txt"])):
         findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
@@ -147,9 +144,6 @@ def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tupl
     return needed * settings.world_size, available_memory()
 
 
-# --- data and folder --------------------------------------------------------------------------------------------------
-
-
 def check_data(findings: Findings, plan: TrainingPlan) -> None:
     """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
     dataset, indices = plan.dataset, sample_indices(plan, CHECKED_SAMPLES)
@@ -181,9 +175,6 @@ def check_folder(findings: Findings, plan: TrainingPlan) -> None:
     findings.report(
         "ok", f"starts from {found['checkpoint'] or found['weights'] or 'random weights'}; writes to {folder}"
     )
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def train(

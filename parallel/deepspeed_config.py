@@ -170,9 +170,6 @@ def check_local_rank(local_rank: int | None) -> None:
         )
 
 
-# --- the keys ---------------------------------------------------------------------------------------------------------
-
-
 def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
     """Raises UserError, with all their names, for keys and values that are not supported."""
     refused: dict[str, list[str]] = {}  # by advice
@@ -331,9 +328,6 @@ def differences(args: Arguments) -> list[str]:
             "DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2"
         )
     return lines
-
-
-# --- the engine -------------------------------------------------------------------------------------------------------
 
 
 def refuse_optimizers(path: Path, optimizer: str, values: dict[str, Any]) -> None:

@@ -173,9 +173,6 @@ def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
     return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
 def split_labels(labels: str) -> list[str]:
     return labels.split(LABEL_SEPARATOR) if labels else []
 
@@ -235,9 +232,6 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
     return np.array([ids[label] for label in examples.labels], np.int64)
 
 
-# --- data set ---------------------------------------------------------------------------------------------------------
-
-
 class TextDataset(SequenceDataset):
     """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, truncated to `max_seq_length`
     tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n], for training; None for prediction."""
@@ -273,18 +267,10 @@ def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, in
     return min(length_a, total - kept_b), kept_b
 
 
-# --- scores -----------------------------------------------------------------------------------------------------------
-
-
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     """Metrics by name, as functions of labels and predictions [n]."""
-    try:
-        from scipy.stats import pearsonr, spearmanr
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-    except ImportError as error:
-        raise UserError(
-            f"the scores need {error.name}, which is not installed: pip install scikit-learn scipy"
-        ) from error
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
         """Returns 0 if all labels or all predictions are equal, where the correlation is undefined."""
@@ -329,8 +315,6 @@ def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: s
             scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
 
-
-# --- prediction files -------------------------------------------------------------------------------------------------
 
 SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
 

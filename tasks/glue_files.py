@@ -179,9 +179,6 @@ def to_text(value: Any, is_label: bool, where: str) -> str:
     raise UserError(f"{where} is {value!r}, expected {expected}: correct the line")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def read_rows(
     path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -133,9 +133,6 @@ class TokenClassificationTask:
         return {}
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
     """Reads CoNLL columns (word first, tag last, an empty line between sentences) or JSON lines
     `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming the bad line."""
@@ -204,9 +201,6 @@ def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
     raise UserError(f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it")
 
 
-# --- data set ---------------------------------------------------------------------------------------------------------
-
-
 class TaggedDataset(SequenceDataset):
     """Sentences as `[CLS] words [SEP]`, split into several sequences if longer than `max_seq_length`. `first_tokens`
     [W]: index in `input_ids` of each word's first token, which has the word's tag as label. labels: tags by id, for
@@ -243,9 +237,6 @@ class TaggedDataset(SequenceDataset):
             tags_T[self.first_tokens] = [ids[tag] for sentence in sentences for tag in sentence.tags]
             tags["tags"] = tags_T
         super().__init__(np.concatenate(pieces).astype(np.int32), lengths, lengths, tags, label_axis="token")
-
-
-# --- scores -----------------------------------------------------------------------------------------------------------
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:

@@ -3,8 +3,6 @@
 Legend: n samples, S sequence length, P predictions per sequence, T tokens in the stream, N sequences, M masked tokens.
 """
 
-import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +13,13 @@ from data_loading.hdf5_shards import KEYS, MappedShards, Shard, max_documents, o
 from data_loading.loader import MicroBatch
 from data_loading.masking import Masking
 from data_loading.packing import Label, TokenStream
+from data_loading.row_rules import check_agreement, check_rows, read_rows
 from data_loading.sample_order import sample_seeds
 from run_config import LoaderConfig
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import file_digest
+from utils.files import file_digest, json_digest
 from utils.progress import print_line, progress_bar
 
 EVALUATION_SEED = 0
@@ -65,16 +64,6 @@ class PretrainingDataset:
         Label("nsp_labels", "sequence"),
     )
 
-    # Attributes that must be the same in all shards of a folder.
-    COMMON_ATTRIBUTES = (
-        "schema_version",
-        "vocab_sha256",
-        "vocab_size",
-        "do_lower_case",
-        "next_sentence_prediction",
-        "pack_documents",
-    )
-
     def __init__(self, folder: str | Path, vocab_size: int):
         self.folder = Path(folder)
         self.vocab_size = vocab_size
@@ -82,17 +71,7 @@ class PretrainingDataset:
         if not self.shards:
             raise UserError(f"the shards in {folder} hold no sample: make them from more text")
         first = self.shards[0]
-        for shard in self.shards[1:]:
-            for what, ours, theirs in [
-                ("sequence length", first.sequence_length, shard.sequence_length),
-                ("predictions per sequence", first.predictions_per_sequence, shard.predictions_per_sequence),
-                *((key, first.attributes.get(key), shard.attributes.get(key)) for key in self.COMMON_ATTRIBUTES),
-            ]:
-                if ours != theirs:
-                    raise UserError(
-                        f"shards disagree: {what} is {ours} in {first.path} and {theirs} in {shard.path}: "
-                        f"keep shards of different kinds in different folders"
-                    )
+        check_agreement(self.shards)
         self.sequence_length = first.sequence_length
         self.predictions_per_sequence = first.predictions_per_sequence
         self.masking: Masking | None = None
@@ -131,7 +110,7 @@ class PretrainingDataset:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
             shards.append([shard.path.name, len(shard), shard.digest, stored])
         content = [self.sequence_length, self.predictions_per_sequence, shards]
-        return "rows:" + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
         """Raises UserError for duplicate shards, including those in `held_out`, or if the sampled rows of a shard have
@@ -176,36 +155,10 @@ class PretrainingDataset:
 
     def check_rows(self, indices: np.ndarray) -> None:
         """Raises UserError, naming the shard and the row, if one of the samples is damaged."""
-        for index in indices:
-            self._check_row(int(index))
-
-    def _check_row(self, index: int) -> None:
-        number = int(np.searchsorted(self.ends, index, side="right"))
-        shard = self.shards[number]
-        row = index - int(self.ends[number] - len(shard))
-        values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
-        where = f"shard {shard.path}, row {row}"
-        length = np.count_nonzero(values["input_mask"])
-        documents = values["input_mask"][:length]
-        limit = self.max_sequences_per_sample + 1
-        if length == 0 or not (in_range(np.diff(documents, prepend=0), 0, 2) and in_range(documents, 1, limit)):
-            raise UserError(
-                f"{where}: input_mask is not ones and then zeros: the shard is damaged, make or fetch it again"
-            )
-        checks = [
-            ("input_ids", values["input_ids"][:length], 0, self.vocab_size, "the vocabulary's size"),
-            ("masked_lm_ids", values["masked_lm_ids"], 0, self.vocab_size, "the vocabulary's size"),
-            ("segment_ids", values["segment_ids"][:length], 0, 2, "two segments"),
-            ("masked_lm_positions", values["masked_lm_positions"], 0, length, "the sample's length"),
-            ("next_sentence_labels", values["next_sentence_labels"], -1, 2, "two labels, or -1 for none"),
-        ]
-        for key, found, low, limit, name in checks:
-            if found.size and (found.max() >= limit or found.min() < low):
-                worst = found.max() if found.max() >= limit else found.min()
-                raise UserError(
-                    f"{where}: {key} holds {worst}, outside [{low}, {limit}), {name}: the shards do not fit this "
-                    f"vocabulary and config, or are damaged"
-                )
+        numbers = np.searchsorted(self.ends, indices, side="right")
+        for number, row in zip(numbers, indices - self.firsts[numbers], strict=True):
+            rows = np.array([row])
+            check_rows(self.shards[number], rows, read_rows(self.shards[number], rows), self.vocab_size)
 
 
 class PretrainingSamples:

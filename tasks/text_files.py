@@ -30,7 +30,9 @@ def read_table(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
     if format_of(path) == ".parquet":
         if not path.is_file():
             raise UserError(f"{path} does not exist: check the path")
-        rows = list(enumerate(arrow().parquet.read_table(path).to_pylist(), 1))
+        import pyarrow.parquet
+
+        rows = list(enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1))
     else:
         rows = list(read_rows(path, None, columns, exact=True))
     for line, row in rows:
@@ -48,8 +50,10 @@ def write_table(path: Path, rows: list[Row]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO(newline="")
     if format_of(path) == ".parquet":
+        import pyarrow.parquet
+
         content = io.BytesIO()
-        arrow().parquet.write_table(arrow().Table.from_pylist(rows), content)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), content)
         return write_atomically(path, content.getvalue())
     if format_of(path) == ".jsonl":
         text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -68,15 +72,6 @@ NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
 def as_cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def arrow():
-    """Imports pyarrow. Raises UserError if it is not installed."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError("Parquet files need pyarrow, which is not installed: pip install pyarrow") from error
-    return pyarrow
 
 
 def predict_file(

@@ -7,7 +7,7 @@ import pytest
 from data_preparation import documents as reader
 from data_preparation.books import clean_book
 from data_preparation.documents import MAX_DOCUMENT
-from data_preparation.inputs import whole
+from data_preparation.inputs import Span
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/books"
@@ -15,7 +15,7 @@ SHARED = Path(__file__).parent.parent.parent / "shared/data/books"
 
 
 def read_documents(path: Path, *arguments, **options):
-    return reader.read_documents(whole(path), *arguments, **options)
+    return reader.read_documents(Span(str(path), 0, path.stat().st_size), *arguments, **options)
 
 
 LONG = "It was a dark night and the rain fell in torrents, but for now and then, when it stopped.\n" * 7

@@ -6,7 +6,8 @@ import pytest
 
 import run_pretraining
 import run_squad
-from arguments import add_run_flags, checkpoint_step, make_run_config
+from arguments import add_run_flags, make_run_config
+from run_config import checkpoint_step
 from utils import command_line
 from utils.command_line import (
     ArgumentParser,

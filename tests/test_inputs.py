@@ -14,7 +14,7 @@ import pytest
 from data_preparation import documents, inputs
 from data_preparation.documents import read_documents
 from data_preparation.executors import InProcessExecutor
-from data_preparation.inputs import find_files, plan_spans, whole
+from data_preparation.inputs import Span, find_files, plan_spans
 from data_preparation.options import FormatOptions
 from data_preparation.stage import run
 from data_preparation.stages import format_stage
@@ -124,7 +124,7 @@ def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_pat
     assert (tmp_path / name).stat().st_size < 3_000_000
     tracemalloc.start()
     with pytest.raises(UserError, match=r"longer than 64 MB|field larger than"):
-        list(read_documents(whole(tmp_path / name)))
+        list(read_documents(Span(str(tmp_path / name), 0, 1 << 20)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 400_000_000
@@ -134,7 +134,7 @@ def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(
     monkeypatch.setattr(documents, "MAX_DOCUMENT", 10_000)
     path = tmp_path / "bookcorpus.txt"
     path.write_text("".join(f"This is sentence {number} of many .\n" for number in range(20_000)))
-    found = list(read_documents(whole(path)))
+    found = list(read_documents(Span(str(path), 0, path.stat().st_size)))
     assert max(sum(map(len, document.paragraphs)) for document in found) < 11_000
     words = " ".join(" ".join(document.paragraphs) for document in found).split()
     assert words == path.read_text().split()

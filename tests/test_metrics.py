@@ -201,7 +201,7 @@ def test_tensorboard_dir_without_the_package_is_an_error(inputs, tmp_path, monke
     result = run_here(inputs.command(tmp_path, "--max-steps", 2, "--tensorboard-dir", tmp_path / "tensorboard"))
     assert result.returncode == 2 and "Traceback" not in result.stderr
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: --tensorboard-dir needs the tensorboard package") and "pip install" in line
+    assert line.startswith("error: --tensorboard-dir needs the package tensorboard") and "pip install" in line
     assert steps_in(tmp_path) == []
 
 

@@ -6,14 +6,17 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from utils.errors import one_line, reports_errors
 
 TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
 FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
 MAX_FLOAT32 = 3.4e38
+
+Config = TypeVar("Config")
 
 
 class Arguments(argparse.Namespace):
@@ -93,6 +96,23 @@ class Flag:
         self.names, self.kind, self.default, self.help = names.split(), kind, default, help
         self.needs, self.excludes, self.options, self.tags = needs, excludes, options or {}, tags
         self.name = argument_name(self.names[0])
+
+
+def option(names: str, kind: Any, default: Any, help: str, *needs: Sequence[str], **details: Any) -> Any:
+    """A field of a dataclass that a flag sets. See `Flag` for the parameters."""
+    metadata = {"flag": Flag(names, kind, default, help, *needs, **details)}
+    return field(metadata=metadata) if default is REQUIRED else field(default=default, metadata=metadata)
+
+
+def flags_of(*configs: type) -> list[Flag]:
+    return [field.metadata["flag"] for config in configs for field in fields(config) if field.metadata]
+
+
+def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
+    """Makes `config` from the flags of its fields, from arguments named as its fields, and from `values`."""
+    names = {field.name: field.metadata["flag"].name if field.metadata else field.name for field in fields(config)}
+    given = {field: vars(args)[name] for field, name in names.items() if name in args}
+    return config(**given | values)
 
 
 def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -> bool:

@@ -100,21 +100,38 @@ def reader_is_closed() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+# Optional packages, and what needs them. Others are in requirements.txt.
+OPTIONAL_PACKAGES = {
+    "datasketch": "--drop-duplicates near",
+    "distributed": "--scheduler",
+    "pyarrow": "reading and writing .parquet files",
+    "scipy": "scoring",
+    "sklearn": "scoring",
+    "tensorboard": "--tensorboard-dir",
+    "zstandard": "reading .zst files",
+}
+
+
 def missing_package(error: BaseException) -> str | None:
-    """The package of requirements.txt, or torch, that is not installed, if that is why an import failed."""
+    """The message for an import that failed because a known package is not installed."""
     if not isinstance(error, ModuleNotFoundError):
         return None
+    name = str(error.name).partition(".")[0]
+    if name in OPTIONAL_PACKAGES:
+        package = {"sklearn": "scikit-learn"}.get(name, name)
+        return f"{OPTIONAL_PACKAGES[name]} needs the package {package}, which is not installed: pip install {package}"
     requirements = Path(__file__).resolve().parents[1] / "requirements.txt"
-    names = {"torch", *re.findall(r"^\w+", requirements.read_text(), re.MULTILINE)}
-    return error.name if error.name in names else None
+    if name in ("torch", *re.findall(r"^\w+", requirements.read_text(), re.MULTILINE)):
+        return f"the package {name} is not installed: run bash scripts/setup_environment.sh"
+    return None
 
 
 def error_message(error: BaseException) -> str | None:
     """What to tell the user about `error`; None if it is a bug."""
     if isinstance(error, UserError):
         return one_line(str(error))
-    if package := missing_package(error):
-        return f"the package {package} is not installed: run bash scripts/setup_environment.sh"
+    if message := missing_package(error):
+        return message
     if is_out_of_memory(error):
         return "out of memory: use fewer workers, a smaller batch or smaller shards"
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in THREAD_SIGNS):

@@ -54,9 +54,6 @@ def read_json_object(path: str | Path, description: str) -> dict[str, Any]:
     return value
 
 
-# --- atomic writes ----------------------------------------------------------------------------------------------------
-
-
 def temporary_path(path: Path) -> Path:
     """An unused path beside `path`: `<name>.tmp-<random>`."""
     return path.with_name(f"{path.name}{TEMPORARY_SUFFIX}-{secrets.token_hex(8)}")
@@ -139,9 +136,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- locks ------------------------------------------------------------------------------------------------------------
-
-
 class FolderLock:
     """An exclusive lock of a folder, until `close` or the end of the process. Made by `lock_folder`.
 
@@ -207,7 +201,9 @@ def lock_folder(folder: Path) -> FolderLock:
         time.sleep(0.5)
 
 
-# --- hashes -----------------------------------------------------------------------------------------------------------
+def json_digest(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_digest(path: str | Path, algorithm: str = "sha256", progress: Callable[[int], Any] | None = None) -> str:
