@@ -238,7 +238,8 @@ def test_the_record_of_a_run_has_the_flags_that_change_results():
     found = make_run_config(args).hyperparameters
     assert found["--learning-rate"] == 0.5 and found["--amp"] is True and found["--lr-rewarmup"] is False
     assert not {"--seed", "--num-workers", "--output-dir", "--compile", "--log-freq"} & found.keys()
-    pretraining_only = {"--lr-rewarmup", "--masked-lm-prob", "--whole-word-mask"}
+    pretraining_only = {"--lr-rewarmup", "--masked-lm-prob", "--whole-word-mask", "--initial-global-batch-size"}
+    pretraining_only.add("--batch-size-warmup-sequences")
     assert make_run_config(run_squad.parse_arguments(SQUAD)).hyperparameters.keys() == found.keys() - pretraining_only
 
 
