@@ -94,7 +94,7 @@ class Driver:
 
 class Node:
     def __init__(self) -> None:
-        self.is_followed = False
+        self.guard: subprocess.Popen | None = None  # of the session with a driver
         self.signals: list[int] = []
 
     async def run(self, scheduler: str, address: str | None) -> None:
@@ -119,22 +119,21 @@ class Node:
 
     def _leave(self, number: int) -> None:
         self.signals.append(number)
-        if not self.is_followed or self.signals.count(signal.SIGINT) > 1:
+        if self.guard is None or self.signals.count(signal.SIGINT) > 1:
             sys.exit(128 + self.signals[0])  # the guard kills what runs
         log("leaving the run after this step, with a checkpoint; a second Ctrl-C stops at once, without one")
 
     async def follow(self, comm: Comm, command: list[str], lease_seconds: float) -> None:
         """Passes the orders of a driver to a guard, and its answers back, until one of them ends or the driver is
         silent for `lease_seconds`. Returns at once if there is another driver."""
-        if self.is_followed:
+        if self.guard is not None:
             return
-        self.is_followed, exit_code = True, None
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:  # Ctrl-C must not reach the guard, which is in a session of its own
             words = [sys.executable, guard.__file__, str(lease_seconds), *command]
-            process = subprocess.Popen(words, stdin=theirs, start_new_session=True)
+            self.guard = subprocess.Popen(words, stdin=theirs, start_new_session=True)
         ours.setblocking(False)
-        loop = asyncio.get_running_loop()
+        loop, exit_code = asyncio.get_running_loop(), None
         try:
             await comm.write(time.monotonic())
             while exit_code is None:
@@ -146,10 +145,9 @@ class Node:
         except (OSError, ValueError):
             log("the driver is out of reach, or the guard was killed")
         finally:
-            ours.close()  # the guard kills the command
-            await asyncio.to_thread(process.wait)
-            guard.kill_descendants()  # if the guard itself was killed
-            self.is_followed = False
+            ours.close()
+            guard.kill_descendants()  # without await: a worker that closes cancels this
+            self.guard = None
             comm.abort()
         if self.signals or exit_code is not None:
             loop.call_soon(sys.exit, 128 + self.signals[0] if self.signals else exit_code)

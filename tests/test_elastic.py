@@ -42,6 +42,9 @@ class Programs:
     def __init__(self, folder: Path):
         self.folder, self.processes, self.address = folder, {}, f"127.0.0.1:{free_port()}"
         subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", folder / "tls"], check=True)
+        self.start_scheduler()
+
+    def start_scheduler(self) -> None:
         host, port = self.address.split(":")
         flags = ("--host", host, "--port", port, "--dashboard-address", "127.0.0.1:0")
         self.start("scheduler", "-m", "distributed.cli.dask_scheduler", *flags)
@@ -93,7 +96,7 @@ def programs(scheduler: Programs) -> Iterator[Programs]:
         scheduler.processes.pop(name).wait()
 
 
-def test_nodes_kill_what_runs_without_a_driver_and_go_on_with_the_next_one(programs):
+def test_nodes_kill_what_runs_without_driver_and_scheduler_and_go_on_with_the_next_ones(programs):
     nodes = [programs.start_node(name) for name in ("a", "b")]
     first = programs.start_driver(2)
     children = programs.children("a", "b")
@@ -103,8 +106,11 @@ def test_nodes_kill_what_runs_without_a_driver_and_go_on_with_the_next_one(progr
 
     second = programs.start_driver(2, name="second")  # is turned away until the first one has died
     wait_until(lambda: "waiting for nodes" in programs.output("second"))
-    first.kill()
+    for process in (first, programs.processes["scheduler"]):
+        process.kill()
     wait_until(lambda: not any(map(is_alive, children)))
+    programs.processes["scheduler"].wait()
+    programs.start_scheduler()
     assert all(map(is_alive, programs.children("a", "b", starts=2)))
     second.terminate()
     assert [process.wait(PATIENCE) for process in (second, *nodes)] == [143] * 3
