@@ -1,5 +1,7 @@
 """elastic.membership: which nodes train together, with simulated nodes, links and time."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,15 +13,15 @@ from elastic.membership import (
     MAX_FAILURES,
     SAVE_SECONDS,
     STOPPED_CODE,
-    ElasticConfig,
     Membership,
+    Node,
 )
 
-TICK = 0.5
+TICK, LEASE_SECONDS, SETTLE_SECONDS = 0.5, 10.0, 5.0
 
 
 class SimulatedNode:
-    """Does what elastic.node does. `stop_seconds`: how long its command takes to end after SIGTERM."""
+    """Does what a node and its guard do. `stop_seconds`: how long its command takes to end after SIGTERM."""
 
     def __init__(self, name: str, cluster: "SimulatedCluster", stop_seconds: float = 1.0):
         self.name, self.cluster, self.stop_seconds = name, cluster, stop_seconds
@@ -29,6 +31,7 @@ class SimulatedNode:
         self.start: dict | None = None  # the order of the generation that runs
         self.ends: float | None = None
         self.stops: list[float] = []  # the seconds of each request
+        self.known: Node | None = None  # the driver's view of this node
         self.exit_code: int | None = None
 
     def tick(self, now: float) -> None:
@@ -38,24 +41,22 @@ class SimulatedNode:
         if now >= self.lease_end:  # kills what it runs, and joins again
             self.start, self.ends, self.generation, self.code = None, None, 0, None
             if self.link:
-                membership.join(self.name, self.name, now)
-                self.lease_end = now + membership.config.lease_seconds
-            return
-        known = membership.nodes.get(self.name)
-        if self.link and (known is None or not known.is_connected):  # the driver has closed the connection
-            self.lease_end = now
+                self.known = membership.join(self.name, self.name, now)
+                self.lease_end = now + membership.lease_seconds
+        elif self.link and (membership.nodes.get(self.name) is not self.known or not self.known.is_connected):
+            self.lease_end = now  # the driver has closed the connection
         elif self.link:
             state = (self.generation, self.code, self.is_leaving)  # from before the order, which may cross it
-            self.obey(known.order, now)
-            membership.hear(self.name, now, *state)
-            self.lease_end = now + membership.config.lease_seconds
+            self.obey(membership.order(self.known), now)
+            membership.hear(self.known, now, *state)
+            self.lease_end = now + membership.lease_seconds
 
     def obey(self, order: dict, now: float) -> None:
-        self.exit_code = order.get("exit_code")
-        if order.get("generation", 0) > self.generation:
+        self.exit_code = order["exit_code"]
+        if order["generation"] > self.generation:
             self.start = {**order, "driver": self.cluster.membership}
             self.generation, self.code, self.ends = order["generation"], None, None
-        if self.start is not None and (seconds := order.get("stop_seconds")) is not None:
+        if self.start is not None and (seconds := order["stop_seconds"]) < inf:
             if self.ends is None or seconds not in self.stops[-1:]:
                 self.stops.append(seconds)
             end = now + min(seconds, self.stop_seconds)
@@ -69,15 +70,14 @@ class SimulatedNode:
 
 class SimulatedCluster:
     def __init__(self, count: int, min_nodes: int = 1, max_nodes: int | None = None):
-        self.lines: list[str] = []
-        self.config = ElasticConfig(min_nodes, max_nodes or count)
+        self.min_nodes, self.max_nodes = min_nodes, max_nodes or count
         self.nodes = [SimulatedNode(f"node{number}", self) for number in range(count)]
         self.now = 100.0
         self.start_driver()
 
     def start_driver(self) -> None:
         """Nodes with a link notice the end of the driver before it, and kill what they run."""
-        self.membership = Membership(self.config, self.lines.append, self.now)
+        self.membership = Membership(self.min_nodes, self.max_nodes, LEASE_SECONDS, SETTLE_SECONDS, self.now)
         for node in self.nodes:
             if node.link:
                 node.lease_end, node.start = self.now, None
@@ -94,10 +94,10 @@ class SimulatedCluster:
     def check(self) -> None:
         """All that runs is of one generation, with ranks of its own."""
         starts = [node.start for node in self.nodes if node.start is not None]
-        assert len({(id(start["driver"]), start["generation"]) for start in starts}) <= 1, self.lines
+        assert len({(id(start["driver"]), start["generation"]) for start in starts}) <= 1
         assert len({start["environment"]["NODE_RANK"] for start in starts}) == len(starts)
         for start in starts:
-            assert self.config.min_nodes <= start["environment"]["NNODES"] <= self.config.max_nodes
+            assert self.min_nodes <= start["environment"]["NNODES"] <= self.max_nodes
 
     def running(self) -> list[str]:
         """The nodes that run, by rank."""
@@ -122,7 +122,7 @@ def test_a_start_waits_for_enough_nodes_and_a_while_for_more():
     cluster.run(60)
     assert cluster.running() == []
     cluster.nodes[1].is_here = True
-    cluster.run(cluster.config.settle_seconds - 1)
+    cluster.run(SETTLE_SECONDS - 1)
     assert cluster.running() == []
     cluster.run(2)
     assert cluster.running() == ["node0", "node1"]
@@ -133,7 +133,7 @@ def test_a_new_driver_waits_for_the_lease_of_a_node_that_it_cannot_hear():
     cluster.run(30)
     cluster.nodes[0].link = False
     cluster.start_driver()
-    cluster.run(cluster.config.lease_seconds - TICK)
+    cluster.run(LEASE_SECONDS - TICK)
     assert cluster.running() == ["node0"]
     cluster.run(MARGIN_SECONDS + 3 * TICK)
     assert cluster.running() == ["node1"]
@@ -143,12 +143,11 @@ def test_a_cut_node_is_left_behind_and_comes_back():
     cluster = SimulatedCluster(2)
     cluster.run(30)
     cluster.nodes[0].link = False
-    config = cluster.config
-    cluster.run(config.lease_seconds + MARGIN_SECONDS + max(KILL_SECONDS, config.settle_seconds) + 2)
+    cluster.run(LEASE_SECONDS + MARGIN_SECONDS + max(KILL_SECONDS, SETTLE_SECONDS) + 2)
     assert cluster.running() == ["node1"]
     assert cluster.nodes[1].stops == [KILL_SECONDS]
     cluster.nodes[0].link = True
-    cluster.run(4 * config.settle_seconds + 5)
+    cluster.run(4 * SETTLE_SECONDS + 5)
     assert cluster.running() == ["node1", "node0"]
     assert cluster.nodes[1].stops == [KILL_SECONDS, SAVE_SECONDS]
 
@@ -161,6 +160,7 @@ def test_a_node_that_leaves_lets_all_save_and_a_spare_one_takes_its_place():
     assert cluster.nodes[0].stops == []  # not for a node that has no place
     cluster.nodes[0].is_leaving = True
     cluster.run(5)
+    assert [node.exit_code for node in cluster.nodes] == [STOPPED_CODE, None, None]
     assert cluster.running() == ["node1", "node2"]
     assert cluster.nodes[0].stops == cluster.nodes[1].stops == [SAVE_SECONDS]
 
@@ -184,7 +184,7 @@ def test_failures_after_a_long_run_or_with_a_lost_node_do_not_end_the_run(excuse
         if excuse == "ran long":
             cluster.run(HEALTHY_SECONDS)
         else:
-            cluster.membership.disconnect("node0")
+            cluster.nodes[0].known.is_connected = False
             cluster.nodes[0].lease_end = cluster.now
         cluster.nodes[1].exits(1)
     cluster.run(30)
@@ -194,7 +194,7 @@ def test_failures_after_a_long_run_or_with_a_lost_node_do_not_end_the_run(excuse
 def test_the_driver_stops_the_run_with_a_checkpoint():
     cluster = SimulatedCluster(2)
     cluster.run(2)
-    cluster.membership.stop()
+    cluster.membership.is_stopping = True
     cluster.run(5)
     assert [node.exit_code for node in cluster.nodes] == [STOPPED_CODE] * 2
     assert cluster.nodes[0].stops == [SAVE_SECONDS]
@@ -223,15 +223,14 @@ def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(events, mi
         elif what == "leave" and is_known:
             node.is_leaving = True
         elif what == "disconnect" and is_known:  # noticed by the driver only
-            cluster.membership.disconnect(node.name)
-            node.link = False
+            node.known.is_connected = node.link = False
         elif what == "new driver":
             cluster.start_driver()
         cluster.run(seconds)  # checks after each tick
     for node in cluster.nodes:
         node.link = True
         if node.is_leaving:  # it has left, and starts again
-            node.is_leaving, node.lease_end, node.start = False, cluster.now, None
-            cluster.membership.disconnect(node.name)
+            node.is_leaving, node.lease_end, node.start, node.exit_code = False, cluster.now, None, None
+            node.known.is_connected = False
     cluster.run(2 * stop_seconds + 60)
     assert len(cluster.running()) == 3

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,25 @@ def test_a_port_that_another_program_has():
         port = server.getsockname()[1]
         result = ended(join(0, 2, port))
     assert_refused(result, f"MASTER_PORT {port} cannot be used", "choose another port")
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_another_program_at_the_port_of_the_main_process(answer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_all, args=(server, answer), daemon=True).start()
+        port = server.getsockname()[1]
+        result = ended(join(1, 2, port))
+    assert_refused(result, f"answers at 127.0.0.1:{port}", "MASTER_PORT")
+
+
+def answer_all(server: socket.socket, answer: bytes) -> None:
+    """Accepts connections, and closes those that it has answered."""
+    connections = []
+    with contextlib.suppress(OSError):
+        while True:
+            connections.append(server.accept()[0])
+            if answer:
+                connections.pop().sendall(answer)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfds")

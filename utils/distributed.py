@@ -9,9 +9,11 @@ import datetime
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -278,6 +280,36 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
                     f"MASTER_ADDR and MASTER_PORT, and that rank 0 was started there"
                 ) from error
         time.sleep(JOIN_POLL_SECONDS)
-    timeout = datetime.timedelta(seconds=max(end - time.monotonic(), 1))
-    store = dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False)
-    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    seconds, stores = max(end - time.monotonic(), 1), []
+
+    def connect() -> None:
+        timeout = datetime.timedelta(seconds=seconds / 2)  # torch needs more for its stack frames
+        with contextlib.suppress(RuntimeError):
+            stores.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False))
+
+    # Another program at that port may never answer, for which torch has no timeout, or answer with nonsense, for which
+    # torch prints stack frames.
+    thread = threading.Thread(target=connect, daemon=True)
+    with no_stderr():
+        thread.start()
+        thread.join(seconds)
+    if not stores:
+        raise UserError(
+            f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has ended: check "
+            "MASTER_ADDR, or choose another MASTER_PORT"
+        )
+    stores[0].set_timeout(datetime.timedelta(seconds=seconds))
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", stores[0])
+
+
+@contextlib.contextmanager
+def no_stderr() -> Iterator[None]:
+    """Discards what this process writes to standard error, by C++ as well."""
+    saved = os.dup(2)
+    with Path(os.devnull).open("w") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -20,7 +20,7 @@ from utils.errors import UserError
 
 HASH_BLOCK = 1 << 20  # bytes hashed between two progress reports
 LOCK_FILE = ".lock"
-LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/node.py
+LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
 TEMPORARY_SUFFIX = ".tmp"
 
 
