@@ -42,11 +42,11 @@ def parallelize(
 
 
 def choose_attention(model: nn.Module, device: torch.device) -> None:
-    """Padded attention on GPUs without flash attention for this model. Otherwise the model chooses by device and
+    """Another attention on GPUs without flash attention for this model. Otherwise the model chooses by device and
     type."""
     head_size = model.config.hidden_size // model.config.num_attention_heads
     if device.type == "cuda" and not flash_supports(head_size, torch.cuda.get_device_capability(device)):
-        model.base_model.attention_implementation = "padded"
+        model.base_model.attention_implementation = "padded" if head_size % 8 else "efficient"
 
 
 @torch.no_grad()

@@ -293,10 +293,13 @@ def test_flash_attention_is_for_ampere_and_later_and_some_head_sizes():
     assert not flash_supports(64, (7, 5)) and not flash_supports(264, (9, 0)) and not flash_supports(12, (9, 0))
 
 
-@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "padded"), ((9, 0), "auto")])
-def test_a_gpu_without_flash_attention_gets_padded_attention(monkeypatch, capability, chosen):
+@pytest.mark.parametrize(
+    ("capability", "head_size", "chosen"),
+    [((7, 5), 64, "efficient"), ((7, 5), 12, "padded"), ((9, 0), 64, "auto"), ((9, 0), 12, "padded")],
+)
+def test_a_gpu_without_flash_attention_gets_another(monkeypatch, capability, head_size, chosen):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    config = BertConfig(100, hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
+    config = BertConfig(100, hidden_size=head_size, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
     model = BertForPreTraining(config)
     choose_attention(model, GPU)
     assert model.bert.attention_implementation == chosen
