@@ -22,11 +22,14 @@ from torch import Tensor
 from bert_config import HIDDEN_ACTS, BertConfig
 from checkpoint.folder import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, VOCAB_FILE
 from checkpoint.model_choice import check_vocab_size, is_uncased
-from checkpoint_formats.conversion import READERS, convert_weights
+from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
+from checkpoint_formats.source_weights import convert_weights
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json_object, write_json
 from utils.progress import print_line
+
+READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "google-tf": google_tf.read}
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:

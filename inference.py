@@ -172,14 +172,13 @@ def open_model(args: Arguments) -> Predictor:
         runtime.device,
         args.batch_size,
         args.n_best_size,
-        SquadOptions(
-            max_seq_length,
-            args.doc_stride,
+        from_flags(
+            SquadOptions,
+            args,
+            max_seq_length=max_seq_length,
             # A model with few positions may have no room for the default 64 question tokens.
-            min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
-            args.version_2_with_negative,
-            max(SquadOptions.n_best_size, args.n_best_size),
-            args.max_answer_length,
+            max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
+            n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
         ),
         args.truncate,
         lambda dataset, axis: predict(parallel, dataset, axis, prediction, runtime)[0],

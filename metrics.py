@@ -175,7 +175,8 @@ class DLLoggerJsonSink(DLLoggerSink):
             "elapsedtime": str(round(time.monotonic() - self.started, 6)),
             "type": "LOG",
             "step": step if isinstance(step, str) else list(step),
-            "data": {name: finite_or_none(value) for name, value in metrics.items()},
+            # JSON has no NaN, such as the loss of a skipped step.
+            "data": {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in metrics.items()},
         }
         return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
 
@@ -199,11 +200,6 @@ def end_last_line(path: Path) -> None:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             file.write(b"\n")
-
-
-def finite_or_none(value: Any) -> Any:
-    """None for NaN and infinities, which JSON cannot represent, such as the loss of a skipped step."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RecordingSink(Sink):

@@ -29,10 +29,11 @@ from precision import LossScale, select_precision, slow_bfloat16
 from run_config import LoaderConfig, RunConfig
 from tasks import Task
 from trainer import Trainer
-from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads, total_memory
+from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.launcher import stop_with_launcher
+from utils.measure import total_memory
 from utils.progress import print_line
 from utils.terminal import may_lose_terminal
 
@@ -94,7 +95,8 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         device = torch.device("cpu")
     if device.type == "cpu":  # shared by the processes of a machine
         needed *= runtime.distributed.local_world_size
-    if needed > (total := total_memory(device)):
+    on_gpu = device.type == "cuda"
+    if needed > (total := torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()):
         state = " with their optimizer state" if tensors_per_parameter > 1 else ""
         raise UserError(
             f"the model has {num_parameters / 1e6:,.0f} million parameters, which need {needed / 2**30:,.1f} GiB{state}"

@@ -11,12 +11,11 @@ GPUs.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
-from arguments import check_weights, make_run_config, parse_fine_tuning, sequence_length
-from tasks.squad_file import SquadOptions
-from utils.command_line import ArgumentParser, Arguments, Flag, finite_float, optional_path, positive_int
+from arguments import check_weights, make_run_config, parse_fine_tuning
+from tasks.squad_file import PREDICT, SquadOptions
+from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, optional_path
 from utils.errors import run_main
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
@@ -24,22 +23,10 @@ if TYPE_CHECKING:  # functions import what needs torch, so that --help and error
     from run_setup import TrainingPlan
     from tasks.squad import SquadTask
 
-PREDICT = ("--do-eval or --do-predict",)
-
-# fmt: off
 FLAGS = (
     Flag("--predict-file --eval-file", optional_path, None, "file to predict, and with --do-eval to score", PREDICT),
-    Flag("--doc-stride", positive_int, SquadOptions.doc_stride, "tokens between the starts of windows"),
-    Flag("--max-query-length", sequence_length, SquadOptions.max_query_length, "maximum tokens of a question"),
-    Flag("--n-best-size", sequence_length, SquadOptions.n_best_size, "candidate starts, ends and answers per question",
-         PREDICT),
-    Flag("--max-answer-length", positive_int, SquadOptions.max_answer_length, "maximum tokens of an answer", PREDICT),
-    Flag("--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"),
-    Flag("--null-score-diff-threshold", finite_float, SquadOptions.null_score_diff_threshold,
-         "v2.0: predict no answer if its score exceeds the best answer's by more than this",
-         (*PREDICT, "--version-2-with-negative")),
+    *flags_of(SquadOptions),
 )
-# fmt: on
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -56,8 +43,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def make_task(args: Arguments) -> SquadTask:
     from tasks.squad import SquadTask
 
-    options = {field.name: vars(args)[field.name] for field in dataclasses.fields(SquadOptions)}
-    return SquadTask(**options, train_file=args.train_file, predict_file=args.predict_file, scores=args.do_eval)
+    return from_flags(SquadTask, args, scores=args.do_eval)
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:

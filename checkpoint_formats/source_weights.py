@@ -1,17 +1,26 @@
-"""The return type of all readers."""
+"""What readers return, and its checks against a config: every tensor is converted or reported, none is missing or
+misshapen."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bert_config import BertConfig
+from modeling import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 MLM_BIAS = "cls.predictions.bias"
 # Copies of a tensor, and the tensor that they are tied to.
 TIED = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": MLM_BIAS}
+NVIDIA_VOCAB_MULTIPLE = 8  # NVIDIA's recipes pad the vocabulary to it
+# Parts that may be missing from a checkpoint, but only completely.
+OPTIONAL_PARTS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier.")
+MAX_NAMES = 3  # listed in a message
 
 
 @dataclass
@@ -70,3 +79,85 @@ def find_file(source: Path, suffix: str) -> Path:
     if with_suffix.is_file():
         return with_suffix
     raise UserError(f"{source} does not exist, nor does {with_suffix.name} beside it: check SOURCE")
+
+
+def convert_weights(
+    source: SourceWeights, config: BertConfig, labels: Sequence[Any] | None = None
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Returns the tensors to write, under Hugging Face's names, and notes for the user.
+
+    labels: those of the classification head in the source's config, if any. Raises UserError, naming the tensor, if one
+    is unknown, missing or misshapen, or has values that are not finite floats.
+    """
+    expected = expected_shapes(config, source.tensors.get("classifier.weight"), labels)
+    if unknown := [source.origin[name] for name in source.tensors if name not in expected]:
+        raise UserError(
+            f"{source.path} has {count(unknown)} that a BERT of this config lacks ({first_names(unknown)}): check "
+            f"--from and the config"
+        )
+    notes = [*source.notes, *strip_vocab_padding(source, config)]
+    for name, tensor in source.tensors.items():
+        check_tensor(source, name, tensor, expected[name])
+    notes += check_complete(source, expected)
+    notes += [f"not used ({reason}): {first_names(names)}" for reason, names in sorted(source.unused.items())]
+    if other := sorted({str(tensor.dtype) for tensor in source.tensors.values()} - {"torch.float32"}):
+        notes.append(f"{', '.join(other).replace('torch.', '')} weights are written as float32")
+    return {name: source.tensors[name] for name in expected if name in source.tensors}, notes
+
+
+def expected_shapes(
+    config: BertConfig, classifier: Tensor | None, labels: Sequence[Any] | None
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that the encoder and the heads can have."""
+    with torch.device("meta"):  # shapes only
+        models = (BertForPreTraining(config), BertForQuestionAnswering(config))
+    shapes = {name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()}
+    num_labels = len(labels) if labels is not None else len(classifier) if classifier is not None else 2
+    return shapes | {"classifier.weight": (num_labels, config.hidden_size), "classifier.bias": (num_labels,)}
+
+
+def strip_vocab_padding(source: SourceWeights, config: BertConfig) -> list[str]:
+    """Removes the vocabulary padding (to a multiple of 8) from the embedding and the masked-token head's bias."""
+    rows = len(source.tensors[EMBEDDING]) if EMBEDDING in source.tensors else config.vocab_size
+    padding = rows - config.vocab_size
+    if padding == 0:
+        return []
+    padded = -(-config.vocab_size // NVIDIA_VOCAB_MULTIPLE) * NVIDIA_VOCAB_MULTIPLE
+    if rows != padded:
+        raise UserError(
+            f"{source.path}: {source.origin[EMBEDDING]} has {rows} rows; the config's vocab_size is "
+            f"{config.vocab_size} ({padded} with padding): use the config that it was trained with"
+        )
+    for name in (EMBEDDING, MLM_BIAS):
+        if name in source.tensors and len(source.tensors[name]) == rows:
+            source.tensors[name] = source.tensors[name][: config.vocab_size]
+    return [f"cut {padding} rows that pad the vocabulary from {config.vocab_size} to {rows}"]
+
+
+def check_tensor(source: SourceWeights, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    described = source.origin[name] if source.origin[name] == name else f"{source.origin[name]} ({name})"
+    if tuple(tensor.shape) != shape:
+        raise UserError(
+            f"{source.path}: {described} has shape {list(tensor.shape)}; the config needs {list(shape)}: use the "
+            f"config that it was trained with"
+        )
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        raise UserError(f"{source.path}: {described} has values that are not finite floats: give another checkpoint")
+
+
+def check_complete(source: SourceWeights, expected: Mapping[str, Any]) -> list[str]:
+    """Returns a note about the parts that the source lacks completely."""
+    missing = [name for name in expected if name not in source.tensors]
+    absent = [part for part in OPTIONAL_PARTS if not any(name.startswith(part) for name in source.tensors)]
+    if lacking := [name for name in missing if not name.startswith(tuple(absent))]:
+        raise UserError(f"{source.path} lacks {count(lacking)} of the model ({first_names(lacking)}): it is incomplete")
+    return [f"not in the source: {', '.join(f'{part}*' for part in absent)}"] if absent else []
+
+
+def count(names: Sequence[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -39,18 +39,33 @@ SQUAD_MIRRORS = (
     "https://rajpurkar.github.io/SQuAD-explorer/dataset",
     "https://raw.githubusercontent.com/rajpurkar/SQuAD-explorer/master/dataset",
 )
-# Size in bytes and SHA-256 of the published files.
-SQUAD_FILES = {
-    "train-v1.1.json": (30_288_272, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
-    "dev-v1.1.json": (4_854_279, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
-    "train-v2.0.json": (42_123_633, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
-    "dev-v2.0.json": (4_370_528, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
-}
 
 
 class Checksum(NamedTuple):
     algorithm: str  # a name that hashlib knows
     hexdigest: str
+
+
+class PinnedFile(NamedTuple):
+    path: PurePosixPath  # on the server
+    size: int
+    sha256: str
+
+    def fetch(self, folder: Path, mirrors: Sequence[str]) -> None:
+        urls = [f"{mirror}/{self.path}" for mirror in mirrors]
+        fetch(urls, folder / self.path.name, Checksum("sha256", self.sha256), self.size)
+
+
+def read_pins() -> dict[str, list[PinnedFile]]:
+    """The published files of each data set, with their sizes and hashes."""
+    pins: dict[str, list[PinnedFile]] = {}
+    for line in Path(__file__).with_name("pins.txt").read_text().splitlines()[1:]:
+        name, size, sha256, path = line.split()
+        pins.setdefault(name, []).append(PinnedFile(PurePosixPath(path), int(size), sha256))
+    return pins
+
+
+PINS = read_pins()
 
 
 class RetryPolicy(NamedTuple):
@@ -205,9 +220,8 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
 
 def fetch_squad(version: str, folder: Path, mirrors: Sequence[str] = SQUAD_MIRRORS) -> None:
     """The training and development file of SQuAD `version` ("1.1" or "2.0")."""
-    for name in (f"train-v{version}.json", f"dev-v{version}.json"):
-        size, digest = SQUAD_FILES[name]
-        fetch([f"{mirror}/{name}" for mirror in mirrors], folder / name, Checksum("sha256", digest), size)
+    for file in PINS[f"squad-{version}"]:
+        file.fetch(folder, mirrors)
 
 
 def fetch_wikipedia(

@@ -1,7 +1,6 @@
 """Writes any source as text with one sentence per line and an empty line between documents."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,13 @@ from utils.errors import UserError
 MAX_TRAINING_TEXT = 10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
 COUNTS = ("documents", "sentences", "words", "without_text")
 
-# One splitter per process.
-load_splitter = lru_cache(1)(get_splitter)
-
 
 def format_span(
     output: Path, dataset: str, span: Span, options: FormatOptions, parameters: Path | None
 ) -> dict[str, Any]:
     """Writes the formatted documents of `span` to `output`. Returns counts, and the bad documents as [where, why]
     (`options.skip_bad`; else the first one is an error)."""
-    splitter = load_splitter(options.sentence_splitter, options.language, parameters)
+    splitter = get_splitter(options.sentence_splitter, options.language, parameters)
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     bad: list[tuple[str, str]] = []
 

@@ -6,6 +6,7 @@ Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection",
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -138,6 +139,7 @@ class FastSplitter:
 Splitter = NewlineSplitter | PunktSplitter | FastSplitter
 
 
+@lru_cache(1)
 def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
     """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
     that ship for `language`."""

@@ -20,7 +20,7 @@ VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
 
 # Keys that become flags by a rule of their own (see `flags_of`, `precision_flags` and `batch_flags`); others are the
-# tag `deepspeed` of a flag in arguments.py. A setting is a key, the flag that it stands for, and the flag's value.
+# tag `deepspeed` of a flag. A setting is a key, the flag that it stands for, and the flag's value.
 Setting = tuple[str, str, Any]
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 COMPUTED = {
@@ -56,18 +56,13 @@ ZERO_KEYS = {
 }
 
 # Keys that are accepted only with the value that describes the existing behaviour.
-FIXED = {
+MUST_BE_FALSE = ("prescale_gradients", "sparse_gradients", "wall_clock_breakdown", "memory_breakdown", "dump_state")
+MUST_BE_FALSE += ("zero_force_ds_cpu_optimizer", "fp16.auto_cast")
+FIXED = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
     "zero_allow_untested_optimizer": (True, False),  # has no effect here
-    "zero_force_ds_cpu_optimizer": (False,),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": (True,),
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": (True,),  # its former name
-    "prescale_gradients": (False,),
-    "sparse_gradients": (False,),
-    "wall_clock_breakdown": (False,),
-    "memory_breakdown": (False,),
-    "dump_state": (False,),
     "bf16.check_grad_overflow": (True,),
-    "fp16.auto_cast": (False,),
     "fp16.min_loss_scale": (1,),
     "fp16.loss_scale_window": (2000,),
     "fp16.hysteresis": (1,),
@@ -75,27 +70,25 @@ FIXED = {
     "optimizer.params.adam_w_mode": (True,),
 }
 
-# Alternatives to unsupported keys, by prefix.
+# Alternatives to unsupported keys, by prefixes.
 INSTEAD = {
-    (
-        "scheduler",
-    ): "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
-    ("amp",): 'use --amp, or "torch_autocast": {"enabled": true}',
-    ("wandb", "comet", "csv_monitor"): "metrics go to --report-file and --tensorboard-dir; leave the block out",
-    ("prescale_gradients", "gradient_predivide_factor", "data_types", "communication_data_type"): (
+    "scheduler": "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
+    "amp": 'use --amp, or "torch_autocast": {"enabled": true}',
+    "wandb comet csv_monitor": "metrics go to --report-file and --tensorboard-dir; leave the block out",
+    "prescale_gradients gradient_predivide_factor data_types communication_data_type": (
         "gradients are summed in float32, where nothing overflows; leave it out"
     ),
-    ("activation_checkpointing",): "use --activation-checkpoint",
-    ("zero_optimization.cpu_offload",): 'write "offload_optimizer": {"device": "cpu"}',
-    ("zero_optimization.offload",): "only device and pin_memory are",
-    ("tensorboard",): "use --tensorboard-dir",
-    ("flops_profiler", "wall_clock_breakdown"): "use --benchmark",
-    ("sparse_attention",): "attention is dense here, so leave it out",
-    ("elasticity",): "use --global-batch-size, which keeps the batch at any number of processes",
-    ("checkpoint",): "checkpoints have this project's own format (docs/checkpoints.md)",
-    ("fp16",): "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
+    "activation_checkpointing": "use --activation-checkpoint",
+    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
+    "zero_optimization.offload": "only device and pin_memory are",
+    "tensorboard": "use --tensorboard-dir",
+    "flops_profiler wall_clock_breakdown": "use --benchmark",
+    "sparse_attention": "attention is dense here, so leave it out",
+    "elasticity": "use --global-batch-size, which keeps the batch at any number of processes",
+    "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
+    "fp16": "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
     "leave the key out to accept that",
-    ("optimizer",): "the optimizers are AdamW and Lamb",
+    "optimizer": "the optimizers are AdamW and Lamb",
 }
 
 
@@ -104,7 +97,11 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     not support here."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    check_local_rank(args.local_rank)
+    if args.local_rank not in (None, read_environment().local_rank):  # from the launcher `deepspeed`
+        raise UserError(
+            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: start the run with "
+            f"torchrun or deepspeed, which set both"
+        )
     if not args.deepspeed:
         return args
     if args.deepspeed_config is None:
@@ -161,15 +158,6 @@ def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str,
     return values
 
 
-def check_local_rank(local_rank: int | None) -> None:
-    """Checks the flag --local-rank, which the launcher `deepspeed` passes, against the environment."""
-    if local_rank is not None and local_rank != read_environment().local_rank:
-        raise UserError(
-            f"--local-rank {local_rank} differs from the environment variable LOCAL_RANK: start the run with "
-            f"torchrun or deepspeed, which set both"
-        )
-
-
 def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
     """Raises UserError, with all their names, for keys and values that are not supported."""
     refused: dict[str, list[str]] = {}  # by advice
@@ -180,7 +168,9 @@ def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> Non
         if key == "zero_optimization":
             raise UserError(f'{path}: zero_optimization is {value!r}, expected an object such as {{"stage": 2}}')
         if key not in honoured:
-            advice = next((text for starts, text in INSTEAD.items() if key.startswith(starts)), "leave it out")
+            advice = next(
+                (text for starts, text in INSTEAD.items() if key.startswith(tuple(starts.split()))), "leave it out"
+            )
             refused.setdefault(advice, []).append(f"{key} {value!r}" if key in FIXED else key)
         elif key.endswith(".enabled") and not isinstance(value, bool):
             raise UserError(f"{path}: {key} is {value!r}, expected true or false")

@@ -16,18 +16,9 @@ from reporting.records import STAGE_TITLES, UNUSABLE, Run, Stage, differences, i
 
 # The order of the charts; other metrics follow.
 ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "learning_rate", "grad_norm")
-WORDS = {
-    **{
-        "mlm": "MLM",
-        "nsp": "NSP",
-        "f1": "F1",
-        "tflops": "TFLOPS",
-        "grad": "gradient",
-        "e2e": "end-to-end",
-        "time": "time (s)",
-    },
-    **{"ms": "(ms)", "gib": "(GiB)", "p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"},
-}
+WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
+WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
+WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}
 # Omitted if tokens_per_second is logged, because they are equivalent.
 OTHER_SPEEDS = ("sequences_per_second", "step_seconds", "model_tflops", "seqs_per_sec", "step_cost", "step_samples")
 # Final results that repeat metrics of the steps.

@@ -20,7 +20,6 @@ from tasks.squad_answers import Predictions, decode
 from tasks.squad_features import LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tasks.squad_scores import evaluate
-from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import print_line
 
@@ -84,11 +83,8 @@ def write_predictions(folder: Path, predictions: Predictions) -> Path:
     answers_file, nbest_file, null_odds_file = (folder / name for name in PREDICTION_FILES)
     files = {nbest_file: predictions.nbest, answers_file: predictions.answers, null_odds_file: predictions.null_odds}
     for path, content in files.items():
-        try:
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                write_json(path, content, indent=4)
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}): make room or choose another folder") from error
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_json(path, content, indent=4)
     return answers_file

@@ -360,13 +360,13 @@ def test_wikipedia_with_a_wrong_sum_is_refused(server, tmp_path):
 
 
 def test_squad_is_verified_against_its_pinned_sums(server, tmp_path, monkeypatch):
-    files = {name: json.dumps({"version": "1.1", "data": [name]}).encode() for name in download.SQUAD_FILES}
+    names = [file.path.name for version in ("1.1", "2.0") for file in download.PINS[f"squad-{version}"]]
+    files = {name: json.dumps({"version": "1.1", "data": [name]}).encode() for name in names}
     server.files = {f"/{name}": content for name, content in files.items()}
     mirrors = (server.url("")[:-1],)
     with pytest.raises(UserError, match="bytes, not 30,288,272"):
         fetch_squad("1.1", tmp_path, mirrors)
-    pins = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
-    monkeypatch.setattr(download, "SQUAD_FILES", pins)
+    pin(monkeypatch, "squad-2.0", [files[name] for name in names[2:]])
     fetch_squad("2.0", tmp_path, mirrors)
     assert left_behind(tmp_path) == {"train-v2.0.json", "dev-v2.0.json"}
 
@@ -389,14 +389,19 @@ def test_an_address_without_a_usable_file_name_is_refused(tmp_path, name):
 # --- GLUE -------------------------------------------------------------------------------------------------------------
 
 
-def serve_glue(server: Server, monkeypatch, task: str, contents: list[bytes]) -> None:
-    """Makes the server that of `task`, whose files have `contents` and fitting pins."""
+def pin(monkeypatch, name: str, contents: list[bytes]) -> list[str]:
+    """Gives the files of a data set pins that fit `contents`; returns their paths."""
     pins = [
         file._replace(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-        for file, content in zip(glue.FILES[task], contents, strict=True)
+        for file, content in zip(download.PINS[name], contents, strict=True)
     ]
-    server.files = {f"/{pin.path}": content for pin, content in zip(pins, contents, strict=True)}
-    monkeypatch.setitem(glue.FILES, task, pins)
+    monkeypatch.setitem(download.PINS, name, pins)
+    return [f"/{file.path}" for file in pins]
+
+
+def serve_glue(server: Server, monkeypatch, task: str, contents: list[bytes]) -> None:
+    """Makes the server that of `task`, whose files have `contents` and fitting pins."""
+    server.files = dict(zip(pin(monkeypatch, task, contents), contents, strict=True))
 
 
 def archive_of(**files: str) -> bytes:
@@ -423,7 +428,7 @@ def test_a_glue_archive_is_verified_resumed_and_extracted(server, tmp_path, monk
 
 
 def test_every_task_is_pinned_and_has_the_folder_of_the_presets():
-    pins = [pin for task in glue.TASKS for pin in glue.FILES[task]]
+    pins = [pin for task in glue.TASKS for pin in glue.PINS[task]]
     assert len({pin.sha256 for pin in pins}) == len(pins) == len(glue.TASKS) + 2
     assert all(len(pin.sha256) == 64 and pin.size > 0 for pin in pins)
     folders = {task: str(glue.task_folder(task)) for task in ("mrpc", "sst-2", "superglue-rte", "rte")}

@@ -66,9 +66,10 @@ class BooleanFlag(argparse.Action):
         )
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
-        negative = option_string is not None and option_string.startswith("--no-")
-        value = True if values is None else parse_bool(values, parser, option_string)
-        setattr(namespace, self.dest, value != negative)
+        word, is_negative = (values or "true").lower(), str(option_string).startswith("--no-")
+        if word not in TRUE_WORDS | FALSE_WORDS:
+            parser.error(f"argument {option_string}: expected true or false, not {values!r}")
+        setattr(namespace, self.dest, (word in TRUE_WORDS) != is_negative)
 
 
 REQUIRED = object()  # the default of a required flag
@@ -113,14 +114,6 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     names = {field.name: field.metadata["flag"].name if field.metadata else field.name for field in fields(config)}
     given = {field: vars(args)[name] for field, name in names.items() if name in args}
     return config(**given | values)
-
-
-def parse_bool(text: str, parser: argparse.ArgumentParser, option: str | None) -> bool:
-    if text.lower() in TRUE_WORDS:
-        return True
-    if text.lower() in FALSE_WORDS:
-        return False
-    parser.error(f"argument {option}: expected true or false, not {text!r}")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

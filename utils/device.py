@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from utils import measure
 from utils.errors import UserError
 from utils.launcher import read_environment
 
@@ -56,13 +55,6 @@ def set_num_threads() -> None:
     set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
     if set_by_torchrun or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(default_num_threads())
-
-
-def total_memory(device: torch.device) -> float:
-    """Bytes of memory of a GPU, or of the machine; see utils.measure.total_memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return measure.total_memory()
 
 
 def keep_freed_memory() -> None:

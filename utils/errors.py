@@ -88,11 +88,6 @@ def one_line(text: str) -> str:
     return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], " ".join(str(text).split()))
 
 
-def machine_error(error: OSError) -> str:
-    where = error.filename2 or error.filename
-    return f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
-
-
 def reader_is_closed() -> bool:
     """Whether standard output is a pipe whose reader has closed it, as after `| head`."""
     poll = select.poll()
@@ -137,7 +132,8 @@ def error_message(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in THREAD_SIGNS):
         return MACHINE_ERRORS[errno.EAGAIN]
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-        return machine_error(error)
+        where = error.filename2 or error.filename
+        return f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
     return None
 
 

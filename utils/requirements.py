@@ -21,19 +21,14 @@ def problems(files: Iterable[Path]) -> list[str]:
         if match is None:
             continue
         name, needed = match[1], match[2].rstrip(".")
-        installed = installed_version(name)
-        if installed is None:
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
             found.append(f"{name} is not installed")
-        elif numbers(installed) < numbers(needed):
-            found.append(f"{name} is {installed}, and {needed} is needed")
+        else:
+            if numbers(installed) < numbers(needed):
+                found.append(f"{name} is {installed}, and {needed} is needed")
     return found
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def numbers(version: str) -> list[int]:
