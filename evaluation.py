@@ -51,9 +51,6 @@ def evaluate(
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, targets)
 
 
-# --- prediction -------------------------------------------------------------------------------------------------------
-
-
 def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
     """This rank's batches of samples of similar length. They are shuffled so that the remaining time can be estimated.
     A benchmark uses an evenly spaced subset."""

@@ -41,9 +41,6 @@ def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
         return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
     """The training file. `task` and `choice` contain its labels."""
@@ -227,9 +224,6 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) 
         runtime = dataclasses.replace(runtime, reporter=reporter)
         open_report(make_run_config(args), folder, runtime, f"report-{name}.json")
         yield runtime
-
-
-# --- scores and predictions -------------------------------------------------------------------------------------------
 
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:

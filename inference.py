@@ -99,9 +99,6 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return args
 
 
-# --- the model --------------------------------------------------------------------------------------------------------
-
-
 def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type[Predictor]:
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is none."""
     from checkpoint.weights import open_model_weights
@@ -186,9 +183,6 @@ def open_model(args: Arguments) -> Predictor:
     )
 
 
-# --- a whole file -----------------------------------------------------------------------------------------------------
-
-
 def predict_all_rows(model: Predictor, args: Arguments) -> None:
     from tasks.text_files import predict_file
     from utils.files import file_digest
@@ -202,9 +196,6 @@ def predict_all_rows(model: Predictor, args: Arguments) -> None:
         return [prediction.columns for prediction in model.predict(places, rows)]
 
     predict_file(args.input, args.output, columns, predict, settings)
-
-
-# --- one question or text ---------------------------------------------------------------------------------------------
 
 
 def show(prediction: Prediction) -> None:

@@ -73,8 +73,6 @@ class Trainer:
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
 
-    # --- the loop ---
-
     def train(self, loader: Iterable[StepBatch]) -> int:
         """Trains until `max_steps`, or until this run must stop, and returns the exit code of the process."""
         state, config, last_step = self.state, self.config, self.last_step
@@ -160,8 +158,6 @@ class Trainer:
         self.state.device_step += ~not_finite
         self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
 
-    # --- before and after ---
-
     def _begin(self) -> None:
         if not self.config.benchmark:
             self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
@@ -207,8 +203,6 @@ class Trainer:
             }
         self.reporter.log((), summary, f"{reached}; checkpoint in {folder}")
 
-    # --- exchange with the other ranks and the device ---
-
     def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
         """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches, and whether any rank
         wants to stop."""
@@ -242,8 +236,6 @@ class Trainer:
     def _weights_are_finite(self) -> bool:
         """Whether this rank's weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.parallel.named_parameters().values())
-
-    # --- log, evaluate, save ---
 
     def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, window: MeasuringWindow, bar) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()

@@ -98,12 +98,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def read(source: Path, config: BertConfig) -> SourceWeights:
     path = find_file(source, ".pdparams")
     arrays = read_arrays(path)
-    for name in ("linear_0.w_0", *arrays):
-        if "qkv_proj" in name or (name == "linear_0.w_0" and fuses_qkv(arrays.get(name))):
-            raise UserError(
-                f"{path}: {name} holds query, key and value in one tensor (trained with --fuse-mha), and the file "
-                f"does not specify their order: convert it in the container that wrote it first"
-            )
+    fused = [name for name in arrays if "qkv_proj" in name]
+    if (first := arrays.get("linear_0.w_0")) is not None and first.ndim == 2 and first.shape[1] == 3 * first.shape[0]:
+        fused.append("linear_0.w_0")
+    if fused:
+        raise UserError(
+            f"{path}: {fused[0]} holds query, key and value in one tensor (trained with --fuse-mha), and the file "
+            f"does not specify their order: convert it in the container that wrote it first"
+        )
     structured = static_names(config.num_hidden_layers, has_mlm_head="bert_lm_prediction_head_0.b_0" in arrays)
     weights = SourceWeights(path)
     for source_name, array in arrays.items():
@@ -118,10 +120,6 @@ def read(source: Path, config: BertConfig) -> SourceWeights:
             f"{config.layer_norm_eps} in this config: logits differ slightly"
         )
     return weights
-
-
-def fuses_qkv(array: np.ndarray | None) -> bool:
-    return array is not None and array.ndim == 2 and array.shape[1] == 3 * array.shape[0]
 
 
 def hugging_face_name(structured_name: str) -> str:

@@ -212,26 +212,20 @@ def print_estimate(head: str, config: RunConfig) -> int:
     model. head: a key of modeling.MODELS."""
     with torch.device("meta"):
         model = make_model(head, choose_model(config.model, config.start).config)
-    text = format_estimate(model, MemorySettings(config))
-    if reports_errors():
-        print_line(text)
-    return 0
-
-
-def format_estimate(model: PreTrainedModel, settings: MemorySettings) -> str:
-    """A table for the terminal."""
+    settings = MemorySettings(config)
     estimate, precision = estimate_memory(model, settings), settings.precision
     dtype = str(precision.dtype).removeprefix("torch.") + (" with float32 weights" if precision.autocast else "")
     rows = [(part, estimate.peak[part], size) for part, size in estimate.largest.items() if size]
-    return "\n".join(
-        [
-            f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in GiB: "
-            f"{num_parameters(model) / 1e6:,.0f} million parameters, {settings.batch_size} x "
-            f"{settings.limits.max_seqlen} tokens, {dtype}, {settings.optimizer}",
-            f"  {'':<24}{'at the peak':>12}{'largest':>10}",
-            *(f"  {part:<24}{peak / 2**30:>12.2f}{largest / 2**30:>10.2f}" for part, peak, largest in rows),
-            f"  {'total':<24}{estimate.total / 2**30:>12.2f}  (in the {estimate.moment})",
-            *(f"  {f'on the host: {part}':<36}{size / 2**30:>10.2f}" for part, size in estimate.host.items()),
-            "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on a GPU.",
-        ]
-    )
+    lines = [
+        f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in GiB: "
+        f"{num_parameters(model) / 1e6:,.0f} million parameters, {settings.batch_size} x "
+        f"{settings.limits.max_seqlen} tokens, {dtype}, {settings.optimizer}",
+        f"  {'':<24}{'at the peak':>12}{'largest':>10}",
+        *(f"  {part:<24}{peak / 2**30:>12.2f}{largest / 2**30:>10.2f}" for part, peak, largest in rows),
+        f"  {'total':<24}{estimate.total / 2**30:>12.2f}  (in the {estimate.moment})",
+        *(f"  {f'on the host: {part}':<36}{size / 2**30:>10.2f}" for part, size in estimate.host.items()),
+        "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on a GPU.",
+    ]
+    if reports_errors():
+        print_line("\n".join(lines))
+    return 0

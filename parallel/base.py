@@ -37,8 +37,6 @@ class ParallelModel:
         if precision.pure:
             model.to(precision.dtype)
 
-    # --- interface to the optimizer and checkpoints ---
-
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The float32 tensors that the optimizer updates: only this rank's rows if parameters are sharded."""
         return dict(self.model.named_parameters()) if self.masters is None else self.masters.masters
@@ -62,8 +60,6 @@ class ParallelModel:
         """Called after `named_parameters` have changed, to update the model."""
         if self.masters is not None:
             self.masters.push_weights()
-
-    # --- a step ---
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         """Yields the micro-batches of a step, and filler if the strategy needs it. The caller runs the forward pass and
@@ -90,8 +86,6 @@ class ParallelModel:
         self.write_back()
         optimizer.zero_grad()
         return norm, not_finite
-
-    # --- without gradients ---
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
         """Yields `batches`, and filler if the strategy needs the same number of forward passes on every rank."""

@@ -195,8 +195,6 @@ class ZeroModel(DeepSpeedModel):
                 Fragment(self.zero.fp32_partitioned_groups_flat[group], offset, start, min(length, p.ds_numel - start)),
             )
 
-    # --- interface to the optimizer and checkpoints ---
-
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.parameters if self.fragments else dict(self.model.named_parameters())
 
@@ -219,8 +217,6 @@ class ZeroModel(DeepSpeedModel):
         if self.zero.persistent_parameters:  # small parameters, not partitioned
             self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 
-    # --- a step ---
-
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
             self.engine.set_gradient_accumulation_boundary(number == max_count)
@@ -235,8 +231,6 @@ class ZeroModel(DeepSpeedModel):
         self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device)
         return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)
-
-    # --- without gradients ---
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
         if self.stage < 3:
