@@ -178,8 +178,7 @@ class CheckpointMetadata:
     prefix: str = "model"
     phase: str = ""
     num_samples: int = 0
-    vocab_file: Path = Path()
-    do_lower_case: bool = True
+    tokenizer: Any = None  # a tokenizer.Tokenizer
 
 
 @dataclass(frozen=True)

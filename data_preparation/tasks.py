@@ -121,7 +121,7 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
     root = Path(__file__).resolve().parents[1]
-    files = sorted([*Path(__file__).parent.glob("*.py"), root / "tokenizer.py"])
+    files = sorted([*Path(__file__).parent.glob("*.py"), *(root / "tokenizer").glob("*.py")])
     return digest_of([[path.name, file_digest(path)] for path in files] + [package_versions()])
 
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, max_documents
 from data_preparation.findings import Findings, count_samples
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 from utils.errors import UserError
 from utils.progress import progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
 
 
-def verify_folder(folder: Path, tokenizer: BertTokenizer | None, executor: Executor) -> Findings:
+def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor) -> Findings:
     """Reads every shard in `folder`. Raises UserError that names the first invalid shard and row."""
     paths = find_shards(folder)
     first = Shard(paths[0])
@@ -44,7 +44,7 @@ def empty_findings(shard: Shard) -> Findings:
     return Findings(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int), positions=np.zeros(length, int))
 
 
-def check_consistency(shard: Shard, first: Shard, tokenizer: BertTokenizer | None) -> None:
+def check_consistency(shard: Shard, first: Shard, tokenizer: Tokenizer | None) -> None:
     ours, theirs = (
         {"sequence length": s.sequence_length, "predictions per sequence": s.predictions_per_sequence}
         | {name: value for name, value in s.attributes.items() if name.startswith("vocab")}

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
-import tokenizer as tokenizer_module
 from benchmarks.data_creation_reference import PlainTokenizer
 from tokenizer import BertTokenizer
+from tokenizer import wordpiece as tokenizer_module
 from utils.errors import UserError
 
 CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
