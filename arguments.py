@@ -88,7 +88,7 @@ adam, schedule, trainer = OptimizerConfig, ScheduleConfig, TrainerConfig
 # fmt: off
 GLOBAL_FLAGS = (
     Flag("--output-dir", Path, REQUIRED, "folder for checkpoints and results"),
-    Flag("--vocab-file", optional_path, None, "WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt"),
+    Flag("--vocab-file", optional_path, None, "vocabulary or tokenizer.json; by default vocab/<bert-model>-vocab.txt"),
     Flag("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture"),
     Flag("--config-file", optional_path, None,
          "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom"),

@@ -112,8 +112,8 @@ def verify_checkpoint(folder: str | Path) -> None:
 
 def _required_files(folder: Path, listed: Iterable[str]) -> set[str]:
     prefixes = {name.removesuffix(OPTIMIZER_SUFFIX) for name in listed if name.endswith(OPTIMIZER_SUFFIX)} or {"model"}
-    vocabulary = VOCAB_FILE if (folder / VOCAB_FILE).is_file() else TOKENIZER_JSON
-    required = {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG, vocabulary}
+    vocabularies = {name for name in (VOCAB_FILE, TOKENIZER_JSON) if name in listed or (folder / name).is_file()}
+    required = {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG, *(vocabularies or {VOCAB_FILE})}
     required |= {prefix + suffix for prefix in prefixes for suffix in (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)}
     # A file that was added later under another prefix would be read without a checksum.
     return required | {

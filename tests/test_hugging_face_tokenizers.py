@@ -202,6 +202,7 @@ def test_a_text_cannot_forge_special_tokens(kind):
         for text in (name, f"a {name} b", f"a{name}b", f"{name}{name}", f" {name.lower()}"):
             assert not special & set(tokenizer.encode(text)), text
             assert not special & set(tokenizer.encode_lines(text.encode())[0].tolist()), text
+    assert tokenizer.encode("a \ud800 b") == tokenizer.encode("a \ufffd b")
     assert tokenizer.convert_ids_to_tokens(tokenizer.mask_token_id) == tokenizer.special_tokens["mask_token"]
 
 

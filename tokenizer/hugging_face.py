@@ -1,8 +1,8 @@
 """Tokenizers of Hugging Face's `tokenizers` library."""
 
 import hashlib
-import json
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
 from itertools import chain
@@ -12,6 +12,8 @@ import numpy as np
 
 from tokenizer.files import find_special_tokens
 from utils.errors import UserError, one_line
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON and command lines may have them; the library refuses them
 
 
 class HuggingFaceTokenizer:
@@ -56,8 +58,7 @@ class HuggingFaceTokenizer:
         texts = self._texts(range(self.vocab_size))
         first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
         last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
-        model = json.loads(self._tokenizer.to_str())["model"]
-        if not first_V[~self._is_special].any() or model.get("end_of_word_suffix"):
+        if not first_V[~self._is_special].any() or getattr(self._tokenizer.model, "end_of_word_suffix", None):
             raise UserError(
                 f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words begin: omit it"
             )
@@ -98,7 +99,7 @@ class HuggingFaceTokenizer:
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._tokenizer.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         return self._without_special(np.array(encoding.ids, np.int32)), np.maximum.accumulate(spans)
 
