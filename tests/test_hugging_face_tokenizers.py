@@ -147,6 +147,11 @@ def theirs(kind: str) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(file_of(kind)), split_special_tokens=True, **names)
 
 
+@cache
+def edges(kind: str):
+    return ours(kind).word_edges()
+
+
 def ordinary(text: str) -> str:
     return re.sub(r"\[(PAD|UNK|CLS|SEP|MASK|unused\d)\]|<[/\w]+>", "", text)
 
@@ -215,7 +220,7 @@ def test_added_tokens_that_are_not_special_are_recognized():
 @given(kinds, st.text(st.sampled_from("aeT5 .,!(-3n\n"), max_size=40))
 def test_a_token_continues_a_word_of_letters_of_digits_or_of_others(kind, text):
     text = " ".join(text.split())
-    first, last = ours(kind).word_edges()
+    first, last = edges(kind)
     ids, spans = ours(kind).encode_text(text)
     for place in range(1, len(ids)):
         begin, end = spans[place]
