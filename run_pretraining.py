@@ -95,9 +95,11 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
             verify_checksums(checked, runtime.distributed)
     next_sentence = dataset.has_next_sentence and isinstance(bert_config, BertConfig)
     made_lower_case = bool(dataset.attributes.get("do_lower_case", tokenizer.do_lower_case))
+    if made_lower_case != tokenizer.do_lower_case:
+        choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))
     return plan_run(
         config,
-        dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case)),
+        choice,
         "pretraining" if next_sentence else "masked_lm",
         PretrainingTask(next_sentence, args.max_seq_length),
         dataset,

@@ -33,6 +33,7 @@ class HuggingFaceTokenizer:
         content = self.vocab_file.read_bytes()
         try:
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+            self._tokenizer.encode("\U0010ffff")  # fails if the model has no token for unknown characters
         except Exception as error:  # the library's errors have no class of their own
             raise UserError(
                 f"{vocab_file} is no tokenizer ({one_line(error)}): give a tokenizer.json of Hugging Face, "
