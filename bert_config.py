@@ -118,7 +118,7 @@ class ModelConfig:
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
-    def with_vocabulary(self, _vocabulary: dict[str, int]) -> Self:
+    def with_vocabulary(self, _tokenizer: Any) -> Self:
         """The config with the ids of special tokens."""
         return self
 
@@ -262,15 +262,14 @@ class ModernBertConfig(ModelConfig):
         names = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout")
         return dataclasses.replace(self, **dict.fromkeys(names, prob))
 
-    def with_vocabulary(self, vocabulary: dict[str, int]) -> Self:
-        cls_id, sep_id = vocabulary["[CLS]"], vocabulary["[SEP]"]
+    def with_vocabulary(self, tokenizer: Any) -> Self:
         return dataclasses.replace(
             self,
-            pad_token_id=vocabulary["[PAD]"],
-            cls_token_id=cls_id,
-            sep_token_id=sep_id,
-            bos_token_id=cls_id,
-            eos_token_id=sep_id,
+            pad_token_id=tokenizer.pad_token_id,
+            cls_token_id=tokenizer.cls_token_id,
+            sep_token_id=tokenizer.sep_token_id,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
         )
 
 

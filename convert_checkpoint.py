@@ -10,7 +10,6 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 # isort: split
 import dataclasses
 import glob
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_config import HIDDEN_ACTS, BertConfig
-from checkpoint.folder import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, VOCAB_FILE
-from checkpoint.model_choice import check_vocab_size, is_uncased
+from checkpoint.folder import CONFIG_FILE, MODEL_FILE
+from checkpoint.model_choice import check_vocab_size
 from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import convert_weights
+from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json_object, write_json
@@ -99,17 +99,15 @@ def architecture(tensors: Mapping[str, Tensor]) -> str:
 
 def write_tokenizer(folder: Path, vocab_file: Path, config: BertConfig) -> None:
     """Copies the vocabulary and the `tokenizer_config.json` beside it; without one, the casing is the vocabulary's."""
-    check_vocab_size(vocab_file, config)
-    shutil.copyfile(vocab_file, folder / VOCAB_FILE)
-    settings = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": is_uncased(vocab_file),
-        "model_max_length": config.max_position_embeddings,
-    }
-    if (beside := vocab_file.parent / TOKENIZER_FILE).is_file():
+    tokenizer = load_tokenizer(vocab_file)
+    check_vocab_size(tokenizer, config)
+    for name, content in model_files(tokenizer, config.to_dict()).items():
+        (folder / name).write_bytes(content)
+    settings = read_json_object(folder / TOKENIZER_CONFIG, "tokenizer config")
+    if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():
         settings |= read_json_object(beside, "tokenizer config")
-    write_json(folder / TOKENIZER_FILE, settings)
-    casing = "lower-cased" if settings["do_lower_case"] else "cased"
+        write_json(folder / TOKENIZER_CONFIG, settings)
+    casing = "lower-cased" if settings.get("do_lower_case", tokenizer.do_lower_case) else "cased"
     print_line(f"vocabulary {vocab_file} ({casing})")
 
 

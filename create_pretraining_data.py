@@ -26,7 +26,7 @@ from data_preparation.options import (
 )
 from data_preparation.sample_shards import create_shards, output_name, shard_tasks
 from data_preparation.tasks import Record, Task, read_record
-from tokenizer import BertTokenizer
+from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from utils.errors import UserError
 from utils.files import file_digest, lock_folder
@@ -40,7 +40,7 @@ FLAGS = (
         options={"dest": "input_path"},
     ),
     Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
-    Flag("--vocab-file", Path, REQUIRED, "vocabulary file, one token per line"),
+    Flag("--vocab-file", Path, REQUIRED, "vocabulary with one token per line, or a tokenizer.json"),
     Flag(*CASING),
     Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
     Flag(
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.check_flags(args)
     check_sample_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
     options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
-    tokenizer = BertTokenizer(args.vocab_file, args.do_lower_case)
+    tokenizer = load_tokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)
     names = Counter(map(output_name, texts))
     if len(names) < len(texts):

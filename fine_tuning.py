@@ -24,7 +24,7 @@ from run_config import PredictionConfig
 from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, open_report, plan_run, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 from trainer import Trainer
 from utils.command_line import Arguments
 from utils.errors import UserError
@@ -32,7 +32,9 @@ from utils.files import atomic_folder, read_json, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
-MODEL_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer_config)\.json|vocab\.txt")
+MODEL_FILES = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer(_config)?)\.json|vocab\.txt"
+)
 
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
@@ -47,14 +49,14 @@ class TrainingSet:
 
     task: FineTuningTask
     choice: ModelChoice
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     dataset: SequenceDataset
 
     @classmethod
     def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
         config = make_run_config(args)
         choice = choose_model(config.model, config.start, runtime.distributed.on_main)
-        tokenizer = make_tokenizer(args, choice)
+        tokenizer = tokenizer_of(args, choice)
         task, dataset = task.training_set(tokenizer)
         return cls(task, with_labels(choice, task), tokenizer, dataset)
 
@@ -80,13 +82,13 @@ class TrainingSet:
         return dataclasses.replace(plan, config=dataclasses.replace(plan.config, trainer=trainer))
 
 
-def make_tokenizer(args: Arguments, choice: ModelChoice) -> BertTokenizer:
+def tokenizer_of(args: Arguments, choice: ModelChoice) -> Tokenizer:
     if args.max_seq_length > choice.config.max_position_embeddings:
         raise UserError(
             f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
             f"{choice.config.max_position_embeddings}: lower it or use another config"
         )
-    return BertTokenizer(choice.vocab_file, choice.do_lower_case)
+    return choice.tokenizer
 
 
 def with_labels(choice: ModelChoice, task: FineTuningTask) -> ModelChoice:
@@ -229,7 +231,7 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
     settings = make_run_config(args)
     choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
-    tokenizer = make_tokenizer(args, choice)
+    tokenizer = tokenizer_of(args, choice)
     model_folder = find_fine_tuned(settings, runtime)
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
     sets = task.prediction_sets(tokenizer)

@@ -68,8 +68,8 @@ FLAGS = {
         Flag("--text-pair", str, None, "the second text, for a model of pairs", ("--text",)),
     ),
     "masked words (a model of run_pretraining.py)": (
-        Flag("--fill-mask", str, None, "a text with one or more [MASK]", excludes=("--question",),
-             options={"metavar": "TEXT"}),
+        Flag("--fill-mask", str, None, "a text with one or more [MASK], or the tokenizer's own name of it",
+             excludes=("--question",), options={"metavar": "TEXT"}),
     ),
     "a whole file: .csv, .tsv or .jsonl, also .gz, or .parquet": (
         Flag("--input", optional_path, None, "file to predict",
@@ -140,7 +140,6 @@ def open_model(args: Arguments) -> Predictor:
     from parallel.runtime import Runtime
     from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
     from run_setup import load_fine_tuned
-    from tokenizer import BertTokenizer
     from utils.device import select_device, set_num_threads
 
     set_num_threads()
@@ -165,7 +164,7 @@ def open_model(args: Arguments) -> Predictor:
         parallel.model,
         config,
         folder,
-        BertTokenizer(choice.vocab_file, choice.do_lower_case),
+        choice.tokenizer,
         runtime.device,
         args.batch_size,
         args.n_best_size,

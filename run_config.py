@@ -94,7 +94,7 @@ class ModelSelection:
     config_file: Path | None = option("--config-file", optional_path, None,
         "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom")
     vocab_file: Path | None = option("--vocab-file", optional_path, None,
-        "WordPiece vocabulary; by default vocab/<bert-model>-vocab.txt")
+        "vocabulary or tokenizer.json; by default vocab/<bert-model>-vocab.txt")
     pre_layer_norm: bool = option("--pre-layer-norm", bool, False,
         "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert")
     global_rope_theta: float | None = option("--global-rope-theta", bounded_float(1, 1e12), None,
@@ -257,8 +257,7 @@ class CheckpointMetadata:
     prefix: str = option("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN)
     phase: str = ""
     num_samples: int = 0
-    vocab_file: Path = Path()
-    do_lower_case: bool = True
+    tokenizer: Any = None  # a tokenizer.Tokenizer
 # fmt: on
 
 

@@ -82,13 +82,14 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     from checkpoint.model_choice import choose_model
     from run_setup import plan_run
     from tasks.pretraining import PretrainingTask, open_dataset, refuse_mask_flags, verify_checksums
+    from tokenizer import load_tokenizer
 
     config = make_run_config(args, runtime.distributed.world_size)
     choice = choose_model(config.model, config.start, runtime.distributed.on_main)
-    bert_config, vocab_file = choice.config, choice.vocab_file
-    dataset = open_dataset(args.input_dir, vocab_file, bert_config, config.loader)
+    bert_config, tokenizer = choice.config, choice.tokenizer
+    dataset = open_dataset(args.input_dir, tokenizer, bert_config, config.loader)
     refuse_mask_flags(dataset, config.loader)
-    eval_dataset = open_dataset(args.eval_dir, vocab_file, bert_config, config.loader) if args.eval_dir else None
+    eval_dataset = open_dataset(args.eval_dir, tokenizer, bert_config, config.loader) if args.eval_dir else None
     sequences = max(found.max_sequences_per_sample for found in (dataset, eval_dataset) if found is not None)
     config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, max_sequences_per_sample=sequences))
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
@@ -98,10 +99,12 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
         for checked in filter(None, (dataset, eval_dataset)):
             verify_checksums(checked, runtime.distributed)
     next_sentence = dataset.has_next_sentence and isinstance(bert_config, BertConfig)
-    made_lower_case = bool(dataset.attributes.get("do_lower_case", choice.do_lower_case))
+    made_lower_case = bool(dataset.attributes.get("do_lower_case", tokenizer.do_lower_case))
+    if made_lower_case != tokenizer.do_lower_case:
+        choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))
     return plan_run(
         config,
-        dataclasses.replace(choice, do_lower_case=made_lower_case),
+        choice,
         "pretraining" if next_sentence else "masked_lm",
         PretrainingTask(next_sentence, args.max_seq_length),
         dataset,

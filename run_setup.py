@@ -191,7 +191,7 @@ def plan_run(
             seed=config.metadata.seed,
             weights=start.from_phase1_final_params or start.from_pretrained_params,
             data=dataset.digest(),
-            vocabulary=choice.vocab_file,
+            vocabulary=choice.tokenizer.vocab_sha256,
             architecture=choice.config.to_dict(),
             global_batch_size=config.loader.global_batch_size,
             max_steps=max_steps,
@@ -217,8 +217,7 @@ def plan_run(
             config.metadata,
             phase=phase,
             num_samples=len(dataset),
-            vocab_file=choice.vocab_file,
-            do_lower_case=choice.do_lower_case,
+            tokenizer=choice.tokenizer,
         ),
     )
     return TrainingPlan(choice, head, task, dataset, config, initial_loss, eval_dataset)

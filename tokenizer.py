@@ -1,28 +1,45 @@
-"""BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019).
+"""BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019); and
+`load_tokenizer`, which also loads any `tokenizer.json` of Hugging Face, with the same interface.
 
 `basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_text` return the same ids and
 offsets many times faster: BERT's tokens never cross white space, so each distinct word between white space is tokenized
 once and cached.
 
 Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that input cannot
-forge a separator. The caller adds special tokens by id.
+forge a separator. The caller adds special tokens by id; the post-processor, truncation and padding of a
+`tokenizer.json` are not applied.
 """
 
-import hashlib
+import json
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tokenizer_formats.files import (
+    CLS,
+    MASK,
+    MAX_CHARACTERS_PER_WORD,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    UNK,
+    VOCAB_FILE,
+    bert_casing,
+    is_tokenizer_json,
+    read_vocabulary,
+)
+from tokenizer_formats.hugging_face import HuggingFaceTokenizer
 from utils.errors import UserError
 from utils.files import read_json_object
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
 MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches are cleared above it
 MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
 WORD_SLOTS = 1 << 20  # of 32 bytes each; few of MAX_CACHED_WORDS collide
@@ -181,13 +198,15 @@ class ShortWords:
 class BertTokenizer:
     """BERT's WordPiece tokenizer.
 
-    `vocab_file` has one token per line; the line number is the id. `do_lower_case` lower-cases and strips accents, for
-    uncased vocabularies. Offsets are [start, end) in characters of the original text. They include accents that were
-    stripped from a token's last letter.
+    `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of such a tokenizer.
+    `do_lower_case` lower-cases and strips accents, for uncased vocabularies. Offsets are [start, end) in characters of
+    the original text. They include accents that were stripped from a token's last letter.
     """
 
+    special_tokens = SPECIAL_TOKENS
+
     def __init__(self, vocab_file: str | Path, do_lower_case: bool = True):
-        self.vocab_file = str(vocab_file)
+        self.vocab_file = Path(vocab_file)
         self.do_lower_case = do_lower_case
         self.vocab, self.vocab_sha256 = read_vocabulary(vocab_file)
         self.tokens = list(self.vocab)
@@ -208,9 +227,10 @@ class BertTokenizer:
     def vocab_size(self) -> int:
         return len(self.vocab)
 
-    def word_continuations(self) -> np.ndarray:
-        """Which tokens begin with "##", [vocab_size]."""
-        return np.array([token.startswith("##") for token in self.vocab])
+    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two numbers per token, each [vocab_size] int8: a token continues a word if its first number is the second
+        one of the token before it. Here that is so for all tokens that begin with "##"."""
+        return np.array([token.startswith("##") for token in self.vocab], np.int8), np.ones(self.vocab_size, np.int8)
 
     # Reference implementation.
 
@@ -271,6 +291,14 @@ class BertTokenizer:
             return self.tokens[ids]
         return [self.tokens[token_id] for token_id in ids]
 
+    def text_of(self, token_id: int) -> str:
+        """How to show a token to people: here, as it is in the vocabulary."""
+        return self.tokens[token_id]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """The text of tokens from `text_of`."""
+        return "".join(token[2:] if token.startswith("##") else f" {token}" for token in tokens).strip()
+
     # Fast path.
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -315,82 +343,41 @@ def ragged_indexes(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
-def read_tokenizer_file(path: Path) -> tuple[list[str], bool]:
-    """Reads Hugging Face's `tokenizer.json`: the tokens in order of id, and whether it lower-cases. Raises UserError
-    unless it is a standard BERT tokenizer."""
-    content = read_json_object(path, "a tokenizer")
-    try:
-        model, normalizer = content["model"], content["normalizer"]
-        lowercase, strips_accents = normalizer["lowercase"], normalizer.get("strip_accents")
-        is_bert = (
-            (model["type"], normalizer["type"]) == ("WordPiece", "BertNormalizer")
-            and content["pre_tokenizer"]["type"] == "BertPreTokenizer"
-            and normalizer["clean_text"] is normalizer["handle_chinese_chars"] is True
-            and isinstance(lowercase, bool)
-            and strips_accents in (None, lowercase)
-        )
-        ids = {token_id: token for token, token_id in model["vocab"].items()}
-        if is_bert:
-            return [ids[token_id] for token_id in range(len(model["vocab"]))], lowercase
-    except (KeyError, TypeError, AttributeError):
-        pass
-    raise UserError(f"{path} holds no complete WordPiece vocabulary of BERT's tokenizer: give --vocab-file")
+Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
-SPECIAL_TOKENS = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
-TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
+def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) -> Tokenizer:
+    """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`.
+
+    do_lower_case: whether a vocabulary is for lower-cased text; by default if it has no capital letters. A
+    `tokenizer.json` says that itself. Raises UserError if it says something else, and for bad files."""
+    if not is_tokenizer_json(vocab_file):
+        if do_lower_case is None:
+            words = [token for token in read_vocabulary(vocab_file)[0] if not token.startswith("[")]
+            do_lower_case = all(word == word.lower() for word in words)
+        return BertTokenizer(vocab_file, do_lower_case)
+    lowercase = bert_casing(read_json_object(vocab_file, "tokenizer"))
+    tokenizer = HuggingFaceTokenizer(vocab_file) if lowercase is None else BertTokenizer(vocab_file, lowercase)
+    if do_lower_case not in (None, tokenizer.do_lower_case):
+        flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"
+        raise UserError(f"{flag} contradicts {vocab_file}, which says itself whether it lower-cases: leave {flag} out")
+    return tokenizer
 
 
-def check_tokenizer_folder(folder: Path, do_lower_case: bool) -> None:
-    """Raises UserError if the tokenizer of a Hugging Face model folder produces other tokens than BertTokenizer."""
-    files = {}
-    for name in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
-        files[name] = read_json_object(folder / name, "the tokenizer's file") if (folder / name).is_file() else {}
-    config = files["tokenizer_config.json"]
-    expected = {"tokenizer_class": config.get("tokenizer_class"), "tokenize_chinese_chars": True}
-    expected |= {"do_basic_tokenize": True, "strip_accents": do_lower_case, **SPECIAL_TOKENS}
-    if config.get("tokenizer_class") not in (None, *TOKENIZER_CLASSES):
-        expected["tokenizer_class"] = TOKENIZER_CLASSES[0]
-    for key, value in expected.items():
-        found = config.get(key)
-        found = found.get("content") if isinstance(found, dict) else found
-        if found not in (None, value):
-            raise UserError(
-                f"{folder}/tokenizer_config.json: {key} is {found!r}, only {value!r} is supported: use another model"
-            )
-    entries = [*files["tokenizer.json"].get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values()]
-    added = {*files["added_tokens.json"], *(entry.get("content") for entry in entries)} - {*SPECIAL_TOKENS.values()}
-    if added:
-        raise UserError(
-            f"{folder} adds tokens such as {min(added)!r} to its vocabulary, and this tokenizer ignores them: use "
-            "another model"
-        )
+def model_files(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, bytes]:
+    """The files with which transformers' AutoTokenizer makes the same tokens in the folder of a model with `config`, by
+    name. The tokenizer's own file is as it came."""
+    is_json, is_modern = is_tokenizer_json(tokenizer.vocab_file), config.get("model_type") == "modernbert"
+    files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}
+    if is_json or is_modern:
+        settings |= tokenizer.special_tokens
+    if not is_json:
+        settings["do_lower_case"] = tokenizer.do_lower_case
+    if is_modern and not is_json:  # for it, transformers reads no vocab.txt
+        from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
 
-
-def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
-    """token -> id, and the file's SHA-256. Raises UserError for a file that is no BERT vocabulary."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
-    content = path.read_bytes()
-    try:
-        lines = content.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"vocabulary {path}, line {line}: not UTF-8: save the file as UTF-8") from error
-    if not content.strip():
-        raise UserError(f"vocabulary {path} is empty: fetch it again or train one")
-    vocab: dict[str, int] = {}
-    for token_id, token in enumerate(line.removesuffix("\r") for line in lines):
-        if not token:
-            raise UserError(f"vocabulary {path}, line {token_id + 1}: empty line: give one token a line")
-        if token in vocab:
-            raise UserError(
-                f"vocabulary {path}, line {token_id + 1}: {token!r} stands on line {vocab[token] + 1} already: "
-                "give each token once"
-            )
-        vocab[token] = token_id
-    missing = [token for token in (PAD, UNK, CLS, SEP, MASK) if token not in vocab]
-    if missing:
-        raise UserError(f"vocabulary {path} has no {', '.join(missing)}: BERT needs it, add it or choose another file")
-    return vocab, hashlib.sha256(content).hexdigest()
+        fast = BertWordPieceTokenizer(str(tokenizer.vocab_file), lowercase=tokenizer.do_lower_case)
+        files[TOKENIZER_JSON] = fast.to_str().encode()
+    settings["model_max_length"] = config.get("max_position_embeddings", 512)
+    return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from data_preparation.options import SampleOptions
-from tokenizer import CLS, MASK, SEP, UNK
+from tokenizer_formats.files import CLS, MASK, SEP, UNK
 
 Document = list[list[str]]  # sentences of tokens
 

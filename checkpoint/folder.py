@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from run_config import is_step
+from tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
 from utils.errors import UserError
 from utils.files import TEMPORARY_SUFFIX, remove
 from utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-VOCAB_FILE = "vocab.txt"
-TOKENIZER_FILE = "tokenizer_config.json"
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
@@ -111,7 +110,8 @@ def verify_checkpoint(folder: str | Path) -> None:
 
 def _required_files(folder: Path, listed: Iterable[str]) -> set[str]:
     prefixes = {name.removesuffix(OPTIMIZER_SUFFIX) for name in listed if name.endswith(OPTIMIZER_SUFFIX)} or {"model"}
-    required = {MODEL_FILE, CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE}
+    vocabularies = {name for name in (VOCAB_FILE, TOKENIZER_JSON) if name in listed or (folder / name).is_file()}
+    required = {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG, *(vocabularies or {VOCAB_FILE})}
     required |= {prefix + suffix for prefix in prefixes for suffix in (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)}
     # A file that was added later under another prefix would be read without a checksum.
     return required | {

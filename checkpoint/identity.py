@@ -31,17 +31,17 @@ def make_record(
     seed: int,
     weights: Path | None,
     data: str,
-    vocabulary: Path,
+    vocabulary: str,
     architecture: dict[str, Any],
     global_batch_size: int,
     max_steps: int,
 ) -> RunRecord:
     """Makes the record of a run. hyperparameters: flags that change results, by name. weights: the model folder from
-    the flags, or None for random initialization. data: digest of the training data."""
+    the flags, or None for random initialization. data, vocabulary: digests."""
     identity = {
         WEIGHTS: RANDOM if weights is None else weights_digest(weights),
         "data": data,
-        "vocabulary": file_digest(vocabulary),
+        "vocabulary": vocabulary,
         "architecture": json.loads(json.dumps(architecture)),
         "seed": seed,
     }

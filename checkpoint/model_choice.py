@@ -3,10 +3,7 @@
 Flags take precedence, then the model folder that the run starts from, then the files of --bert-model in this project.
 """
 
-import atexit
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_config import VOCAB_MULTIPLE, BertConfig, ModelConfig, ModernBertConfig, config_from_dict
-from checkpoint.folder import CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, VOCAB_FILE, find_checkpoint, find_model_folder
+from checkpoint.folder import CONFIG_FILE, RECORD_FILE, find_checkpoint, find_model_folder
 from run_config import CUSTOM, ModelSelection, StartConfig
-from tokenizer import check_tokenizer_folder, read_tokenizer_file, read_vocabulary
+from tokenizer import Tokenizer, load_tokenizer
+from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE, find_tokenizer
 from utils.errors import UserError
 from utils.files import read_json_object
 
@@ -30,8 +28,7 @@ class ModelChoice:
 
     name: str
     config: ModelConfig
-    vocab_file: Path
-    do_lower_case: bool
+    tokenizer: Tokenizer
 
 
 def choose_model(
@@ -63,47 +60,31 @@ def choose_model(
     if (dropout := selection.dropout) is not None:
         config = config.with_dropout(dropout)
 
-    vocab_file, casing = selection.vocab_file, None
-    if vocab_file is None and folder is not None and (folder / VOCAB_FILE).is_file():
-        vocab_file = folder / VOCAB_FILE
-        if (folder / TOKENIZER_FILE).is_file():
-            casing = read_json_object(folder / TOKENIZER_FILE, "the tokenizer's config").get("do_lower_case")
-    elif vocab_file is None and folder is not None and (folder / "tokenizer.json").is_file():  # transformers >= 5
-        vocab_file, casing = extract_vocabulary(folder / "tokenizer.json")
+    vocab_file = selection.vocab_file
+    if vocab_file is None and folder is not None and (vocab_file := find_tokenizer(folder)) is not None:
+        if do_lower_case is None and vocab_file.name == VOCAB_FILE and (folder / TOKENIZER_CONFIG).is_file():
+            casing = read_json_object(folder / TOKENIZER_CONFIG, "the tokenizer's config").get("do_lower_case")
+            do_lower_case = casing if isinstance(casing, bool) else None
     elif vocab_file is None:
         if name == CUSTOM:
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
         # Models of the same casing share one vocabulary.
         vocab_file = ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-    check_vocab_size(vocab_file, config)
-    if do_lower_case is None:
-        do_lower_case = casing if isinstance(casing, bool) else is_uncased(vocab_file)
-    if folder is not None and selection.vocab_file is None:
-        check_tokenizer_folder(folder, casing if isinstance(casing, bool) else do_lower_case)
+    tokenizer = load_tokenizer(vocab_file, do_lower_case)
+    check_vocab_size(tokenizer, config)
     if folder is not None and name == CUSTOM:
         name = name_of_folder(folder)
-    return ModelChoice(name, config.with_vocabulary(read_vocabulary(vocab_file)[0]), vocab_file, do_lower_case)
+    return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
 
 
-def check_vocab_size(vocab_file: Path, config: ModelConfig) -> None:
+def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Raises UserError unless the config has the size of the vocabulary, which may be padded."""
-    num_tokens = len(read_vocabulary(vocab_file)[0])
+    num_tokens = tokenizer.vocab_size
     if not num_tokens <= config.vocab_size <= -(-num_tokens // VOCAB_MULTIPLE) * VOCAB_MULTIPLE:
         raise UserError(
-            f"{vocab_file} has {num_tokens} tokens and the config's vocab_size is {config.vocab_size}: use the "
-            f"vocabulary and the config that belong together"
+            f"{tokenizer.vocab_file} has {num_tokens} tokens and the config's vocab_size is {config.vocab_size}: use "
+            f"the vocabulary and the config that belong together"
         )
-
-
-def extract_vocabulary(path: Path) -> tuple[Path, bool]:
-    """Writes the vocabulary of a `tokenizer.json` to a temporary `vocab.txt`. Returns its path and whether the
-    tokenizer lower-cases."""
-    tokens, do_lower_case = read_tokenizer_file(path)
-    folder = Path(tempfile.mkdtemp(prefix="vocabulary_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    vocab_file = folder / VOCAB_FILE
-    vocab_file.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
-    return vocab_file, do_lower_case
 
 
 def initial_folder(start: StartConfig) -> str | None:
@@ -136,9 +117,3 @@ def name_of_folder(folder: Path) -> str:
     if run.name == "snapshots":  # Hugging Face's cache: models--<organization>--<name>/snapshots/<commit>
         return run.parent.name.rpartition("--")[2]
     return folder.resolve().name
-
-
-def is_uncased(vocab_file: Path) -> bool:
-    """Whether a vocabulary has no capital letters."""
-    words = vocab_file.read_text(encoding="utf-8").split()
-    return not any(word != word.lower() for word in words if not word.startswith("["))

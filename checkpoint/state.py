@@ -191,7 +191,7 @@ class TrainState:
 
     def load_weights(self, folder: Path) -> None:
         """Loads only the weights of a model folder."""
-        check_same_kind(folder, self.model.config, self.metadata.vocab_file)
+        check_same_kind(folder, self.model.config, self.metadata.tokenizer)
         load_weights(self.parallel, folder, self._log)
 
     def restore(self, folder: Path) -> None:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bert_config import ModelConfig
-from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, VOCAB_FILE, WEIGHT_FILES
+from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, WEIGHT_FILES
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, open_safetensors
+from tokenizer import Tokenizer, load_tokenizer
+from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line
@@ -115,7 +117,7 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict
     return renamed
 
 
-def check_same_kind(folder: Path, config: ModelConfig, vocab_file: Path) -> None:
+def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raises UserError for weights that have the right shapes but another meaning: another number of heads, or another
     vocabulary of the same size."""
     if (folder / CONFIG_FILE).is_file():
@@ -127,10 +129,12 @@ def check_same_kind(folder: Path, config: ModelConfig, vocab_file: Path) -> None
                     f"{folder / CONFIG_FILE}: {key} is {then}, but this run's config has {now}: use the config that "
                     f"the weights were trained with"
                 )
-    given = folder / VOCAB_FILE
-    if given.is_file() and given.read_bytes().split() != vocab_file.read_bytes().split():
+    given = find_tokenizer(folder)
+    theirs = tokenizer if given is None else load_tokenizer(given)
+    if type(theirs) is not type(tokenizer) or theirs.vocab != tokenizer.vocab:
         raise UserError(
-            f"{given} and {vocab_file} contain different tokens: use the vocabulary that the weights were made with"
+            f"{given} and {tokenizer.vocab_file} contain different tokens: use the vocabulary that the weights were "
+            "made with"
         )
 
 

@@ -13,15 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bert_config import ModernBertConfig
 from checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
-    TOKENIZER_FILE,
-    VOCAB_FILE,
     block_digests,
     is_valid,
     manifest_of,
@@ -30,6 +27,7 @@ from checkpoint.folder import (
 )
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, write_rows
 from run_config import CheckpointMetadata
+from tokenizer import model_files
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import publish_folder, temporary_path
@@ -57,25 +55,10 @@ class Checkpoint:
             self.metadata.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {}),
         }
 
-    def text_files(self) -> dict[str, str]:
-        tokenizer = {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": self.metadata.do_lower_case,
-            "model_max_length": self.config.get("max_position_embeddings", 512),
-        }
-        files = {}
-        if self.config.get("model_type") == ModernBertConfig.model_type:  # for it, transformers reads no vocab.txt
-            from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
-
-            tokenizer |= {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-            fast = BertWordPieceTokenizer(str(self.metadata.vocab_file), lowercase=self.metadata.do_lower_case)
-            files["tokenizer.json"] = fast.to_str()
-        values = {
-            CONFIG_FILE: self.config,
-            self.metadata.prefix + PROGRESS_SUFFIX: self.progress,
-            TOKENIZER_FILE: tokenizer,
-        }
-        return files | {name: json.dumps(value, indent=2) + "\n" for name, value in values.items()}
+    def other_files(self) -> dict[str, bytes]:
+        values = {CONFIG_FILE: self.config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
+        files = {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
+        return files | model_files(self.metadata.tokenizer, self.config)
 
 
 class CheckpointWriter:
@@ -236,9 +219,8 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
     folder.mkdir(parents=True)
     for name, layout in layouts.items():
         create_file(folder / name, layout)
-    for name, text in checkpoint.text_files().items():
-        (folder / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(checkpoint.metadata.vocab_file, folder / VOCAB_FILE)
+    for name, content in checkpoint.other_files().items():
+        (folder / name).write_bytes(content)
 
 
 def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:

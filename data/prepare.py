@@ -3,7 +3,7 @@
   download    Wikipedia in any language, books from a list, SQuAD, GLUE          -> download/
   format      any source as text, one sentence per line                          -> formatted/
   shard       text shards of equal size, split into training and test            -> sharded/
-  vocabulary  a WordPiece vocabulary trained on the text                         -> vocab/
+  vocabulary  a tokenizer trained on the text: WordPiece, BPE or Unigram         -> vocab/
   hdf5        samples of each sequence length, verified                          -> hdf5/
   verify      checks a folder of HDF5 shards and reports what is in it
   repack      converts compressed or chunked HDF5 shards to memory-mapped ones
@@ -42,7 +42,7 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.stage import Stage, run, show_plan
+from data_preparation.stage import Stage, read_manifest, run, show_plan
 from tasks.glue_files import TASKS
 from utils.command_line import (
     ArgumentParser,
@@ -109,21 +109,35 @@ def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stag
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
-    options = from_flags(VocabularyOptions, args, reserved=reserved)
+    options = from_flags(VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False)
     return stages.vocabulary_stage(args.output_dir, sharded, options, read_json(args.bert_config, "model config"))
 
 
 def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> list[Stage]:
-    trained = args.output_dir / "vocab" / "vocab.txt"
-    shipped = ROOT / "vocab" / f"bert-large-{'uncased' if args.do_lower_case else 'cased'}-vocab.txt"
-    vocab_file = args.vocab_file or (trained if train_vocab or trained.exists() else shipped)
+    shipped = ROOT / "vocab" / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
+    trained = [args.output_dir / "vocab" / name for name in ("vocab.txt", "tokenizer.json")]
+    if train_vocab and not args.vocab_file:
+        vocab_file, lower_case = trained[args.tokenizer != "wordpiece"], args.do_lower_case is not False
+    else:
+        vocab_file = args.vocab_file or next(filter(Path.exists, trained), shipped)
+        lower_case = casing_of(vocab_file, args.do_lower_case)
     found = []
     for length, predictions in args.lengths:
         options = sample_options(args, length, predictions)
-        stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, args.do_lower_case)
+        stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, lower_case)
         # Test samples are only evaluated, so one pass is enough.
         found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
     return found
+
+
+def casing_of(vocab_file: Path, given: bool | None) -> bool:
+    """Whether to lower-case the text: as given, or as the vocabulary was trained here, or as its tokens suggest."""
+    from tokenizer import load_tokenizer
+
+    trained = (read_manifest(vocab_file.parent) or {"options": {}})["options"].get("do_lower_case")
+    return next(
+        value for value in (given, trained, load_tokenizer(vocab_file, given).do_lower_case) if value is not None
+    )
 
 
 def all_stages(args: Arguments) -> list[Stage]:
@@ -215,7 +229,7 @@ SHARD = [
 SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case
-    *(flag for flag in flags_of(VocabularyOptions) if flag.names != [CASING[0]]),
+    *flags_of(VocabularyOptions),
     Flag("--reserved-words", Path, None, "text file with one word per line that must become a token"),
     Flag("--bert-config", Path, CONFIG, "model config to copy with the size of the vocabulary"),
 ]
@@ -225,7 +239,9 @@ LENGTHS = (
 )
 HDF5 = [
     Flag(*CASING),
-    Flag("--vocab-file", Path, None, "WordPiece vocabulary; if not given, the one trained here, or a shipped one"),
+    Flag(
+        "--vocab-file", Path, None, "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"
+    ),
     Flag(
         *("--lengths", length_and_predictions, [(128, 20), (512, 80)], LENGTHS),
         options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"},
@@ -233,7 +249,7 @@ HDF5 = [
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
 ]
-TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a vocabulary on the text")
+TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
@@ -255,7 +271,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add = command("shard", "Makes training and test shards of text.", [*COMMON, *SHARD])
     add("paths", nargs="*", type=Path, metavar="FOLDER", help="formatted text; if not given, all in formatted/")
 
-    command("vocabulary", "Trains a WordPiece vocabulary.", [*COMMON, SHARDED, Flag(*CASING), *OWN_VOCABULARY])
+    command(
+        "vocabulary",
+        "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json.",
+        [*COMMON, SHARDED, Flag(*CASING), *OWN_VOCABULARY],
+    )
     command("hdf5", "Makes samples and verifies them.", [*COMMON, SHARDED, *HDF5])
 
     flags = [
@@ -279,6 +299,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:
         check_effects(args, parser)
+    if "tokenizer" in args:
+        is_wordpiece = args.tokenizer == "wordpiece"
+        parser.refuse_without_effect(args, [(("alphabet", "reserved_words"), is_wordpiece, "--tokenizer wordpiece")])
     if "lengths" in args:
         check_lengths(args, parser)
     return args

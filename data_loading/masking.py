@@ -17,12 +17,12 @@ WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens are predicted. predictions: maximum number per sample. continues_word [V]: with whole-word masking,
-    which tokens begin with "##"; else None."""
+    """Which tokens are predicted. predictions: maximum number per sample. word_edges: with whole-word masking, the
+    arrays [V] that tell which tokens continue a word (see BertTokenizer.word_edges); else None."""
 
     probability: float
     predictions: int
-    continues_word: np.ndarray | None = None
+    word_edges: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def text_tokens(input_ids: np.ndarray, is_real: np.ndarray, special_ids: tuple[int, int]) -> np.ndarray:
@@ -42,8 +42,8 @@ def choose_positions(
 
     min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those that are not special,
     every set being equally likely. With whole-word masking, words in random order as long as they fit. A word starts at
-    the beginning of a segment and at every token that does not begin with "##". lengths [n]: with special tokens.
-    words: random numbers [n, num_sort_words(S)].
+    the beginning of a segment and at every token that does not continue the one before it. lengths [n]: with special
+    tokens. words: random numbers [n, num_sort_words(S)].
     """
     length = input_ids.shape[1]
     column = np.arange(length, dtype=np.int32)
@@ -55,11 +55,10 @@ def choose_positions(
     excluded = ~low_bits | column.astype(np.uint32)
     keys = words.view(np.uint32)[:, :length] | low_bits
     keys &= excluded
-    if rule.continues_word is not None:
-        begins_word = ~rule.continues_word[input_ids]
-        begins_word[:, 1:] |= ~is_text[:, :-1]
-        begins_word[:, 0] = True
-        begins_word &= is_text
+    if rule.word_edges is not None:
+        first_V, last_V = rule.word_edges
+        begins_word = is_text.copy()
+        begins_word[:, 1:] &= (first_V[input_ids[:, 1:]] != last_V[input_ids[:, :-1]]) | ~is_text[:, :-1]
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
         row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
         counts = np.bincount(row, minlength=len(input_ids))
@@ -119,10 +118,10 @@ def mask_tokens(
 
 
 class Masking:
-    """Masks for shards without masks, as a function of a random number per sample. tokenizer: a BertTokenizer."""
+    """Masks for shards without masks, as a function of a random number per sample. tokenizer: a tokenizer.Tokenizer."""
 
     def __init__(self, tokenizer, probability: float, predictions: int, whole_word: bool):
-        self.rule = MaskRule(probability, predictions, tokenizer.word_continuations() if whole_word else None)
+        self.rule = MaskRule(probability, predictions, tokenizer.word_edges() if whole_word else None)
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 from utils.errors import UserError
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
@@ -47,12 +47,12 @@ def find_text(path: Path) -> list[Path]:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """The content of `path` in blocks that end after a line; a line longer than a block is cut after a space."""
+    """The content of `path` in blocks that end after a line; a line longer than a block is cut before a space."""
     rest: list[bytes] = []
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             while block := file.read(READ_BLOCK):
-                cut = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1
+                cut = block.rfind(b"\n") + 1 or max(block.rfind(b" "), 0)
                 if cut:
                     yield b"".join([*rest, block[:cut]])
                     rest.clear()
@@ -63,11 +63,13 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         yield b"".join(rest)
 
 
-def read_corpus(path: Path, tokenizer: BertTokenizer) -> Corpus:
+def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
     """The tokens of the text in `path`. Raises UserError if it is not UTF-8 or contains no word."""
     ids, line_lengths, blank_lines = [], [], []
-    lines_read, continues_line = 0, False
+    lines_read, continues_line, continues_document = 0, False, False
     for block in read_blocks(path):
+        if continues_document:
+            block = b" " + block  # see HuggingFaceTokenizer.encode_lines
         try:
             block_ids, offsets = tokenizer.encode_lines(block)
         except UnicodeDecodeError as error:
@@ -76,6 +78,7 @@ def read_corpus(path: Path, tokenizer: BertTokenizer) -> Corpus:
         lines_read += len(offsets) - 2
         lengths = np.diff(offsets)
         blank = find_blank_lines(block, lengths)
+        continues_document = block.endswith(b"\n") and not blank[-2]
         if continues_line:
             line_lengths[-1][-1] += lengths[0]
             blank_lines[-1][-1] &= blank[0]

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum, read_layout
 from data_preparation.options import SampleOptions
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 
 SCHEMA_VERSION = 2  # increases when the format changes, or the samples that the same options give
 CHUNK_ROWS = 1024  # of compressed data sets
@@ -19,7 +19,7 @@ CHUNK_ROWS = 1024  # of compressed data sets
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each data set
 
 
-def shard_attributes(input_sha256: str, tokenizer: BertTokenizer, options: SampleOptions) -> dict:
+def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOptions) -> dict:
     """Everything that decides a shard's content, besides its file name."""
     return options.as_dict() | {
         "schema_version": SCHEMA_VERSION,

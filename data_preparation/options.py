@@ -26,7 +26,12 @@ SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
-CASING = ("--do-lower-case", bool, True, "lower-case the text and strip accents (for uncased vocabularies)")
+CASING = (
+    *("--do-lower-case", bool, None),
+    "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a tokenizer.json says "
+    "it itself; a new tokenizer does by default",
+)
+TOKENIZERS = ("wordpiece", "bpe", "unigram")
 SEED = ("--random-seed", non_negative_int, 12345, "seed of all random choices")
 EXECUTOR_FLAGS = (
     Flag(
@@ -91,10 +96,13 @@ class TextShardOptions:
 
 @dataclass(frozen=True)
 class VocabularyOptions:
-    """What a WordPiece vocabulary consists of."""
+    """What the vocabulary of a tokenizer consists of."""
 
+    tokenizer: str = option(
+        "--tokenizer", TOKENIZERS, "wordpiece", "kind of tokenizer: BERT's WordPiece, byte-level BPE, or Unigram"
+    )
     size: int = option("--vocab-size", positive_int, 30_522, "number of tokens, special ones included")
-    do_lower_case: bool = option(*CASING)
+    do_lower_case: bool = True
     alphabet: int = option(
         "--alphabet",
         positive_int,

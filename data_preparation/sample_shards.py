@@ -28,7 +28,7 @@ from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attri
 from data_preparation.options import SampleOptions
 from data_preparation.sampling import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
 from data_preparation.tasks import Record, Task, run_tasks
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer, load_tokenizer
 from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import progress_bar
@@ -49,17 +49,17 @@ def output_name(text_path: Path) -> str:
 
 
 @lru_cache(1)
-def load_tokenizer(vocabulary: Vocabulary) -> BertTokenizer:
+def load_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
     """One tokenizer per process: its cache of words serves all shards."""
-    tokenizer = BertTokenizer(vocabulary.file, vocabulary.do_lower_case)
+    tokenizer = load_tokenizer(vocabulary.file, vocabulary.do_lower_case)
     if tokenizer.vocab_sha256 != vocabulary.sha256:
         raise UserError(f"{vocabulary.file} has changed since the start: run the same command again")
     return tokenizer
 
 
-def shard_tasks(texts: Sequence[dict[str, Any]], tokenizer: BertTokenizer, options: SampleOptions) -> list[Task]:
+def shard_tasks(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[Task]:
     """The tasks that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
-    vocabulary = Vocabulary(Path(tokenizer.vocab_file).absolute(), tokenizer.do_lower_case, tokenizer.vocab_sha256)
+    vocabulary = Vocabulary(tokenizer.vocab_file.absolute(), tokenizer.do_lower_case, tokenizer.vocab_sha256)
     tasks = []
     for text in texts:
         path = Path(text["path"]).absolute()
@@ -103,14 +103,14 @@ def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str,
 def create_shard_in_worker(
     output: Path, text_path: Path, name: str, vocabulary: Vocabulary, options: SampleOptions, attributes: dict[str, Any]
 ) -> dict[str, Any]:
-    return create_shard(output, text_path, name, load_tokenizer(vocabulary), options, attributes)
+    return create_shard(output, text_path, name, load_vocabulary(vocabulary), options, attributes)
 
 
 def create_shard(
     output: Path,
     text_path: Path,
     name: str,
-    tokenizer: BertTokenizer,
+    tokenizer: Tokenizer,
     options: SampleOptions,
     attributes: dict[str, Any],
 ) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def create_shard(
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
     samples, untruncated, truncated, blocks = draw(corpus, options, tokenizer, rng)
     layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
-    continues_word = tokenizer.word_continuations() if options.whole_word_mask else None
-    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, continues_word)
+    word_edges = tokenizer.word_edges() if options.whole_word_mask else None
+    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
     findings = []
     with create_hdf5(output, layout, attributes, options.compression) as writer:
         for input_ids, input_mask, segment_ids, labels in blocks:
@@ -157,7 +157,7 @@ def create_shard(
 Drawn = tuple[int, int, int, Iterator[tuple[np.ndarray, ...]]]
 
 
-def draw_blocks(corpus: Corpus, options: SampleOptions, tokenizer: BertTokenizer, rng: np.random.Generator) -> Drawn:
+def draw_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator) -> Drawn:
     """Samples of one or two segments."""
     samples = np.concatenate([draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)])
     untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
@@ -171,9 +171,7 @@ def draw_blocks(corpus: Corpus, options: SampleOptions, tokenizer: BertTokenizer
     return len(samples), untruncated, truncated, blocks
 
 
-def draw_packed_blocks(
-    corpus: Corpus, options: SampleOptions, tokenizer: BertTokenizer, rng: np.random.Generator
-) -> Drawn:
+def draw_packed_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator) -> Drawn:
     """Samples of several documents."""
     passes = [pack_documents(corpus, options, rng) for _ in range(options.dupe_factor)]
     for previous, pieces in itertools.pairwise(passes):
@@ -191,7 +189,7 @@ def draw_masks(
     input_ids: np.ndarray,
     input_mask: np.ndarray,
     rule: MaskRule,
-    tokenizer: BertTokenizer,
+    tokenizer: Tokenizer,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""

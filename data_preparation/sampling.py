@@ -14,7 +14,7 @@ import numpy as np
 from data_loading.hdf5_shards import max_documents
 from data_preparation.corpus import Corpus
 from data_preparation.options import SampleOptions
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 
 NO_LABEL = -1  # next_sentence_labels without next-sentence prediction
 
@@ -105,7 +105,7 @@ def truncate(samples: np.ndarray, options: SampleOptions, rng: np.random.Generat
 
 
 def assemble(
-    windows: np.ndarray, samples: np.ndarray, options: SampleOptions, tokenizer: BertTokenizer
+    windows: np.ndarray, samples: np.ndarray, options: SampleOptions, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Unmasked input_ids, input_mask and segment_ids [n, S] of `samples`.
 
@@ -147,7 +147,7 @@ def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Genera
 
 
 def assemble_packed(
-    ids: np.ndarray, pieces: np.ndarray, options: SampleOptions, tokenizer: BertTokenizer
+    ids: np.ndarray, pieces: np.ndarray, options: SampleOptions, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Unmasked input_ids, input_mask and segment_ids [n, S] of the rows of `pieces`, from the tokens `ids` [T]."""
     rows, first, counts = np.unique(pieces["row"], return_index=True, return_counts=True)

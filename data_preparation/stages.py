@@ -232,17 +232,23 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
     """config: model config to copy, with the size of the vocabulary."""
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
-        from data_preparation.vocabulary import train_vocabulary
+        from data_preparation.vocabulary import train_tokenizer
+        from tokenizer import load_tokenizer
 
         files = shards_of_split(sharded, "training")
         size = min(options.sample_mb * 1_000_000, sum(entry["bytes"] for entry in files))
-        with progress_bar(2 * size, "vocabulary") as bar:
-            tokens = train_vocabulary([Path(entry["path"]) for entry in files], options, bar.update)
-        write_atomically(folder / "vocab.txt", "\n".join(tokens) + "\n")
-        write_json(folder / "config.json", config | {"vocab_size": len(tokens)})
-        return {"tokens": len(tokens)}
+        with progress_bar(2 * size if options.tokenizer == "wordpiece" else size, "vocabulary") as bar:
+            name, content = train_tokenizer([Path(entry["path"]) for entry in files], options, bar.update)
+        write_atomically(folder / name, content)
+        tokenizer = load_tokenizer(folder / name)
+        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "cls", "sep", "mask")}
+        known = {key: value for key, value in ids.items() if key in config}
+        write_json(folder / "config.json", config | known | {"vocab_size": tokenizer.vocab_size})
+        return {"tokens": tokenizer.vocab_size}
 
     values = asdict(options) | {"bert_config": config}
+    if options.tokenizer == "wordpiece":
+        del values["tokenizer"]  # as before there was such an option
     return Stage("vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make)
 
 
@@ -263,12 +269,13 @@ def hdf5_stage(
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
         from data_preparation import verify_report
         from data_preparation.sample_shards import create_shards, shard_tasks
-        from tokenizer import BertTokenizer
+        from tokenizer import load_tokenizer, model_files
 
-        tokenizer = BertTokenizer(vocab_file, do_lower_case)
+        tokenizer = load_tokenizer(vocab_file, do_lower_case)
         tasks = shard_tasks(with_hashes(shards_of_split(sharded, split)), tokenizer, options)
         _, findings = create_shards(folder, tasks, executor, name)
-        shutil.copyfile(vocab_file, folder / "vocab.txt")
+        for file_name, content in model_files(tokenizer, {"max_position_embeddings": length}).items():
+            write_atomically(folder / file_name, content)
         verify_report.write(folder, findings, tokenizer)
         return {
             "samples": findings.samples,

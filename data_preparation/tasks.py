@@ -115,7 +115,8 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
     root = Path(__file__).resolve().parents[1]
-    files = sorted([*Path(__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.json"), root / "tokenizer.py"])
+    patterns = ("data_preparation/*.py", "data_preparation/*.json", "tokenizer.py", "tokenizer_formats/*.py")
+    files = sorted(path for pattern in patterns for path in root.glob(pattern))
     return json_digest([[path.name, file_digest(path)] for path in files] + [package_versions()])
 
 

@@ -12,14 +12,14 @@ import numpy as np
 from data_loading.hdf5_shards import Shard, find_shards
 from data_loading.row_rules import check_agreement, check_rows, read_rows, refuse
 from data_preparation.findings import Findings, count_samples
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 from utils.errors import UserError
 from utils.progress import progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
 
 
-def verify_folder(folder: Path, tokenizer: BertTokenizer | None, executor: Executor) -> Findings:
+def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor) -> Findings:
     """Reads every shard in `folder`. Raises UserError that names the first invalid shard and row."""
     paths = find_shards(folder)
     shards = [Shard(path) for path in paths]

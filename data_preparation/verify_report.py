@@ -8,9 +8,9 @@ import numpy as np
 from data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from data_preparation.findings import Findings
 from data_preparation.verify import verify_folder
-from tokenizer import BertTokenizer
+from tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
 from utils.errors import UserError
-from utils.files import atomic_path, file_digest, write_atomically
+from utils.files import atomic_path, write_atomically
 
 FIGURE = "distributions.png"
 SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[1] / "vocab"
@@ -20,7 +20,7 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executo
     """Verifies every folder of HDF5 shards below `root`, prints a report with some samples, and draws the figure."""
     for folder in shard_folders(root):
         found = vocab_file or find_vocabulary(folder)
-        tokenizer = BertTokenizer(found) if found else None
+        tokenizer = load_tokenizer(found) if found else None
         findings = verify_folder(folder, tokenizer, executor)
         print(f"{folder}: every row is valid")
         print("\n".join(report_lines(findings, tokenizer)))
@@ -31,7 +31,7 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executo
         print(flush=True)
 
 
-def write(folder: Path, findings: Findings, tokenizer: BertTokenizer) -> None:
+def write(folder: Path, findings: Findings, tokenizer: Tokenizer) -> None:
     """Writes the report and the figure of new shards beside them."""
     lines = [*report_lines(findings, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
     write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
@@ -49,13 +49,13 @@ def find_vocabulary(folder: Path) -> Path | None:
     """The vocabulary that the shards in `folder` were made with: the file beside them, or a shipped one with the
     SHA-256 in the attributes of the shards."""
     expected = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
-    for path in (folder / "vocab.txt", *sorted(SHIPPED_VOCABULARIES.glob("*.txt"))):
-        if path.is_file() and (expected is None or file_digest(path) == expected):
+    for path in (folder / VOCAB_FILE, folder / TOKENIZER_JSON, *sorted(SHIPPED_VOCABULARIES.glob("*.txt"))):
+        if path.is_file() and (expected is None or load_tokenizer(path).vocab_sha256 == expected):
             return path if expected or path.parent == folder else None
     return None
 
 
-def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[str]:
+def report_lines(findings: Findings, tokenizer: Tokenizer | None) -> list[str]:
     """The numbers. "expected" refers to BERT's recipe; other recipes have other numbers."""
     f = findings
     shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
@@ -79,7 +79,7 @@ def report_lines(findings: Findings, tokenizer: BertTokenizer | None) -> list[st
     ]
 
 
-def sample_lines(folder: Path, tokenizer: BertTokenizer | None, count: int) -> list[str]:
+def sample_lines(folder: Path, tokenizer: Tokenizer | None, count: int) -> list[str]:
     """`count` samples with their masks, from different shards and rows."""
     lines = ["samples, with masked tokens as {original -> replacement} and kept ones as {original}"]
     paths = find_shards(folder)
@@ -96,16 +96,16 @@ def sample_lines(folder: Path, tokenizer: BertTokenizer | None, count: int) -> l
     return lines
 
 
-def decode(values: dict[str, np.ndarray], length: int, tokenizer: BertTokenizer | None) -> str:
+def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | None) -> str:
     def name(token_id: int) -> str:
-        return tokenizer.convert_ids_to_tokens(int(token_id)) if tokenizer else str(token_id)
+        return tokenizer.text_of(int(token_id)) if tokenizer else str(token_id)
 
     words = [name(token_id) for token_id in values["input_ids"][:length]]
     for position, original in zip(values["masked_lm_positions"], values["masked_lm_ids"], strict=True):
         if position > 0:
             was, now = name(original), words[position]
             words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"
-    return "".join(word[2:] if word.startswith("##") else f" {word}" for word in words).strip()
+    return tokenizer.join(words) if tokenizer else " ".join(words)
 
 
 def draw(findings: Findings, path: Path) -> bool:

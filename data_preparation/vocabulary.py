@@ -1,6 +1,6 @@
-"""Trains a WordPiece vocabulary on formatted text with the `tokenizers` package.
+"""Trains tokenizers on formatted text with the `tokenizers` package.
 
-The text is normalized and split into words by the rules of `tokenizer.py`, so that the vocabulary fits the tokenizer
+For WordPiece, the text is normalized and split into words by the rules of BertTokenizer, so that the vocabulary fits it
 exactly. The trainer numbers characters in the order of a hash table, which differs from run to run and decides between
 pieces of equal count; so the alphabet is counted here and passed in a fixed order.
 """
@@ -12,13 +12,70 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from data_preparation.options import VocabularyOptions
-from tokenizer import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK, CharacterMap, normalize_character
-from utils.errors import UserError
+from tokenizer import TOKENIZER_JSON, VOCAB_FILE, CharacterMap, normalize_character
+from tokenizer_formats.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK
+from utils.errors import UserError, one_line
 
 MIN_FREQUENCY = 2  # of a pair of pieces that is merged
+NO_WORDS = "{}: no words in the text to train a vocabulary on: check the text"
+
+
+def train_tokenizer(
+    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any] = lambda size: None
+) -> tuple[str, str]:
+    """Name and content of the file of a tokenizer of kind `options.tokenizer`."""
+    if options.tokenizer == "wordpiece":
+        return VOCAB_FILE, "".join(f"{token}\n" for token in train_vocabulary(paths, options, progress))
+    steps = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()] if options.do_lower_case else []
+    special = [PAD, *(f"[unused{number}]" for number in range(options.unused)), UNK, CLS, SEP]
+    settings = {
+        "vocab_size": options.size,
+        "special_tokens": [*special, AddedToken(MASK, lstrip=True, special=True)],
+        "show_progress": False,
+    }
+    if options.tokenizer == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.NFC()])
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(min_frequency=MIN_FREQUENCY, initial_alphabet=alphabet, **settings)
+    else:
+        tokenizer, alphabet = Tokenizer(models.Unigram()), []
+        tokenizer.normalizer = normalizers.Sequence(
+            [*steps, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(unk_token=UNK, **settings)
+    if (fixed := len(special) + 1 + len(alphabet)) >= options.size:
+        raise UserError(
+            f"{fixed} special tokens and bytes leave no room in a vocabulary of {options.size}: raise --vocab-size"
+        )
+    lines = read_beginnings(paths, options, progress)
+    try:
+        tokenizer.train_from_iterator((" ".join(text.split()) for text in lines), trainer)
+    except Exception as error:  # the library's errors have no class of their own
+        raise UserError(f"{paths[0]}: no tokenizer can be trained on this text ({one_line(error)})") from error
+    if tokenizer.get_vocab_size() <= fixed:
+        raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
+    ids = [(token, tokenizer.token_to_id(token)) for token in (CLS, SEP)]
+    single, pair = f"{CLS} $A {SEP}", f"{CLS} $A {SEP} $B:1 {SEP}:1"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    return TOKENIZER_JSON, tokenizer.to_str(pretty=True)
 
 
 def train_vocabulary(
@@ -35,9 +92,7 @@ def train_vocabulary(
     by_count = sorted(characters, key=lambda character: (-characters[character], character))
     alphabet = sorted([character for character in by_count if not character.isspace()][: options.alphabet])
     if not alphabet:
-        raise UserError(
-            f"{', '.join(map(str, paths[:3]))}: no words in the text to train a vocabulary on: check the text"
-        )
+        raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
     # Punctuation and Chinese characters are separate words.
     inside_words = [f"##{c}" for c in alphabet if " " not in normalize_character(c, do_lower_case=False)]
     fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
@@ -68,8 +123,13 @@ def train_vocabulary(
 
 
 def normalized_text(paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]) -> Iterator[str]:
-    """The beginning of each file, a thousand lines at a time, with words and punctuation separated by spaces."""
+    """`read_beginnings`, with words and punctuation separated by spaces."""
     table = CharacterMap(options.do_lower_case)
+    return (text.translate(table) for text in read_beginnings(paths, options, progress))
+
+
+def read_beginnings(paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]) -> Iterator[str]:
+    """The beginning of each file, a thousand lines at a time."""
     left = options.sample_mb * 1_000_000
     for index, path in enumerate(paths):
         share = left // (len(paths) - index)  # later files get what short files leave over
@@ -80,7 +140,7 @@ def normalized_text(paths: Sequence[Path], options: VocabularyOptions, progress:
                 share -= size
                 left -= size
                 progress(size)
-                yield text.translate(table)
+                yield text
 
 
 def reserved_token(word: str, do_lower_case: bool) -> str:

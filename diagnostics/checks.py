@@ -30,7 +30,6 @@ from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from run_config import OptimizerConfig, RunConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
-from tokenizer import BertTokenizer
 from utils import requirements
 from utils.errors import UserError, one_line
 from utils.measure import available_memory
@@ -149,7 +148,7 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     dataset, indices = plan.dataset, sample_indices(plan, CHECKED_SAMPLES)
     samples = dataset.read(indices)
     token_ids = samples.stream(np.arange(len(indices)))["input_ids"]
-    unknown = float((token_ids == BertTokenizer(plan.choice.vocab_file).unk_token_id).mean())
+    unknown = float((token_ids == plan.choice.tokenizer.unk_token_id).mean())
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} of them all ids are "

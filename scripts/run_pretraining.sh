@@ -93,7 +93,9 @@ elif [[ $bert_config_file != None ]]; then
 elif [[ -f $init_checkpoint_dir/config.json ]]; then
   BERT_MODEL=$(model_of_folder "$init_checkpoint_dir")
   model_flags=(--bert-model "$BERT_MODEL" --config-file "$init_checkpoint_dir/config.json")
-  [[ ! -f $init_checkpoint_dir/vocab.txt ]] || VOCAB_FILE=${VOCAB_FILE:-$init_checkpoint_dir/vocab.txt}
+  for name in vocab.txt tokenizer.json; do
+    [[ ! -f $init_checkpoint_dir/$name ]] || VOCAB_FILE=${VOCAB_FILE:-$init_checkpoint_dir/$name}
+  done
 else
   BERT_MODEL=bert-large-uncased
   model_flags=(--bert-model "$BERT_MODEL")

@@ -41,6 +41,12 @@ class Sentence:
     text: str | None = None
     offsets: Sequence[tuple[int, int]] = ()
 
+    def spaced_words(self) -> list[str]:
+        """The words, with a space before those that do not follow the word before them directly."""
+        starts = [start for start, _ in self.offsets] or range(len(self.words))
+        has_space = [start > 0 and (self.text is None or self.text[start - 1].isspace()) for start in starts]
+        return [f" {word}" if spaced else word for word, spaced in zip(self.words, has_space, strict=True)]
+
 
 @dataclass(frozen=True)
 class TokenClassificationTask:
@@ -208,7 +214,7 @@ class TaggedDataset(SequenceDataset):
 
     def __init__(self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()):
         self.sentences = sentences
-        words = [word for sentence in sentences for word in sentence.words]
+        words = [word for sentence in sentences for word in sentence.spaced_words()]
         ids_W, _ = encode(tokenizer, words, "words")
         unknown = np.array([tokenizer.unk_token_id])  # for words of control characters only
         pieces_W = iter(ids[: max_seq_length - 2] if len(ids) else unknown for ids in ids_W)

@@ -1,6 +1,7 @@
 """What inference.py does with a model, by its head: answers, classes, tags, masked words or sentence embeddings."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,8 @@ from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_files import Row
 from tasks.text_sequences import SequenceDataset, encode
-from tokenizer import MASK, BertTokenizer
+from tokenizer import Tokenizer
+from tokenizer_formats.files import MASK
 from utils.errors import UserError, one_line
 from utils.files import read_json, read_json_object
 
@@ -44,7 +46,7 @@ class Predictor:
     model: nn.Module
     config: ModelConfig
     folder: Path
-    tokenizer: BertTokenizer
+    tokenizer: Tokenizer
     device: torch.device
     batch_size: int
     num_results: int
@@ -178,8 +180,11 @@ class MaskPredictor(Predictor):
 
     @torch.inference_mode()
     def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
-        tokenizer, texts = self.tokenizer, [row["text"].split(MASK) for row in rows]
-        part_ids = iter(encode(tokenizer, [part for parts in texts for part in parts], "texts")[0])
+        tokenizer = self.tokenizer
+        mask = re.compile("|".join(map(re.escape, {MASK, tokenizer.special_tokens["mask_token"]})))
+        texts = [mask.split(row["text"]) for row in rows]
+        # A token may include the space before it, so the space before a mask belongs to the mask.
+        part_ids = iter(encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0])
         ids_n = []
         for place, parts in zip(places, texts, strict=True):
             if len(parts) == 1:
@@ -208,12 +213,16 @@ class MaskPredictor(Predictor):
         if not logits_MV.isfinite().all():
             raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
         values_MK, ids_MK = logits_MV.float().softmax(1).topk(min(self.num_results, logits_MV.shape[1]))
-        words_MK = map(self.tokenizer.convert_ids_to_tokens, ids_MK.tolist())
+        words_MK = ([self.tokenizer.text_of(token_id) for token_id in ids_K] for ids_K in ids_MK.tolist())
         return [list(zip(*pair, strict=True)) for pair in zip(values_MK.tolist(), words_MK, strict=True)]
 
     def prediction(self, parts: list[str], results: list[list[tuple[float, str]]]) -> Prediction:
         """`parts`: the text between the masks; `results`: the best words of each mask."""
-        filled = parts[0] + "".join(best[0][1] + part for best, part in zip(results, parts[1:], strict=True))
+        filled = parts[0]
+        for best, part in zip(results, parts[1:], strict=True):
+            word = best[0][1]
+            filled = (filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word
+            filled += part
         titles = ["n best"] if len(results) == 1 else [f"n best of {MASK} {i}" for i in range(1, len(results) + 1)]
         words: list[Any] = [{word: value for value, word in best} for best in results]
         lists = {title: self.n_best(best) for title, best in zip(titles, results, strict=True)}

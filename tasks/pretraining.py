@@ -16,10 +16,10 @@ from data_loading.packing import Label, TokenStream
 from data_loading.row_rules import check_agreement, check_rows, read_rows
 from data_loading.sample_order import sample_seeds
 from run_config import LoaderConfig
-from tokenizer import BertTokenizer
+from tokenizer import Tokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import file_digest, json_digest
+from utils.files import json_digest
 from utils.progress import print_line, progress_bar
 
 EVALUATION_SEED = 0
@@ -243,7 +243,9 @@ def in_range(values: np.ndarray, low: int, limit: int) -> bool:
     return values.min(initial=low) >= low and values.max(initial=low) < limit
 
 
-def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: ModelConfig, loader: LoaderConfig) -> None:
+def check_data(
+    dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
+) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
     for what, flag, wanted, found in [
         ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
@@ -258,9 +260,9 @@ def check_data(dataset: PretrainingDataset, vocab_file: Path, bert_config: Model
             f"max_position_embeddings {bert_config.max_position_embeddings}: use shorter sequences or another config"
         )
     made_with = dataset.attributes.get("vocab_sha256")
-    if made_with is not None and made_with != file_digest(vocab_file):
+    if made_with is not None and made_with != tokenizer.vocab_sha256:
         raise UserError(
-            f"the shards in {dataset.folder} were made with another vocabulary than {vocab_file}: "
+            f"the shards in {dataset.folder} were made with another vocabulary than {tokenizer.vocab_file}: "
             f"give --vocab-file the one that they were made with, or make them again"
         )
 
@@ -278,14 +280,14 @@ def refuse_mask_flags(dataset: PretrainingDataset, loader: LoaderConfig) -> None
             )
 
 
-def open_dataset(folder: Path, vocab_file: Path, bert_config: ModelConfig, loader: LoaderConfig) -> PretrainingDataset:
+def open_dataset(
+    folder: Path, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
+) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     if not dataset.predictions_per_sequence:
         probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
-        dataset.draw_masks(
-            Masking(BertTokenizer(vocab_file), probability, loader.max_predictions_per_seq, loader.whole_word_mask)
-        )
-    check_data(dataset, vocab_file, bert_config, loader)
+        dataset.draw_masks(Masking(tokenizer, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
+    check_data(dataset, tokenizer, bert_config, loader)
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "

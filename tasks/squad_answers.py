@@ -93,7 +93,7 @@ def distinct_texts(dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int
         feature, start, end, *logits = spans_5P[:, place].tolist()
         span = int(feature), int(start), int(end)
         text = dataset.text(*span)
-        if text not in candidates:
+        if text and text not in candidates:
             candidates[text] = Candidate(text, *logits, dataset.characters(*span))
         if len(candidates) == n_best_size:
             break

@@ -130,7 +130,10 @@ class SquadDataset(SequenceDataset):
         return self.squad.contexts[self.squad.questions[self.question_index[feature]].context][first:stop]
 
     def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
-        """The characters [start, stop) of that text in its context."""
-        character_C2 = self.context_characters[self.squad.questions[self.question_index[feature]].context]
+        """The characters [start, stop) of that text in its context, without white space at its ends."""
+        context = self.squad.questions[self.question_index[feature]].context
         to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
-        return int(character_C2[start + to_token, 0]), int(character_C2[end + to_token, 1])
+        first = int(self.context_characters[context][start + to_token, 0])
+        text = self.squad.contexts[context][first : self.context_characters[context][end + to_token, 1]]
+        first += len(text) - len(text.lstrip())
+        return first, first + len(text.strip())

@@ -18,6 +18,7 @@ from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftov
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter, write_checkpoint
 from run_config import CheckpointMetadata
+from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 
@@ -40,14 +41,14 @@ def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
 
 def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> Checkpoint:
     if not vocab_file.exists():
-        vocab_file.write_text("[PAD]\n[UNK]\n")
+        vocab_file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     return Checkpoint(
         step, rows_of(model), rows_of(optimizer), {"hidden_size": 4}, {"step": step}, metadata(vocab_file)
     )
 
 
 def metadata(vocab_file: Path) -> CheckpointMetadata:
-    return CheckpointMetadata({}, 0, phase="phase1", num_samples=1, vocab_file=vocab_file)
+    return CheckpointMetadata({}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file))
 
 
 @pytest.fixture

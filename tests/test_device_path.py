@@ -88,7 +88,7 @@ def make_trainer(
         ScheduleConfig(total_steps=10, learning_rate=1e-4),
         ParallelConfig(),
         StartConfig(),
-        CheckpointMetadata({}, seed=0, phase="phase1", num_samples=8, vocab_file=Path("unused")),
+        CheckpointMetadata({}, seed=0, phase="phase1", num_samples=8),
         loss_scale=2.0**16,
         dynamic_loss_scale=True,
     )

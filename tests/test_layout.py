@@ -17,7 +17,7 @@ LAYERS = {
     "training": {"trainer", "evaluation", "tasks", "data_preparation"},
     "strategies": {"parallelize", "parallel"},
     "model": {"modeling", "encoders", "attention", "cpu", "loss", "optimizer", "lr_scheduler", "precision", "metrics"},
-    "data and files": {"data_loading", "checkpoint", "tokenizer"},
+    "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},
     "configs": {"run_config", "bert_config"},
     "utils": {"utils"},
 }

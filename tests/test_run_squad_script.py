@@ -62,14 +62,18 @@ def test_a_model_folder_brings_its_config_and_vocabulary_unless_others_are_given
     assert checkout.run("bash scripts/run_squad.sh init '' '' '' '' '' 1").returncode == 0
     with contextlib.chdir(checkout.folder):
         choice = choose_model_of(squad_run(checkout))
-    assert (choice.name, choice.do_lower_case, choice.vocab_file) == (model, True, Path("init/vocab.txt"))
+    assert (choice.name, choice.tokenizer.do_lower_case, choice.tokenizer.vocab_file) == (
+        model,
+        True,
+        Path("init/vocab.txt"),
+    )
 
     checkout.calls_file.unlink()
     given = "vocab/bert-base-cased-vocab.txt"
     config = "bert_configs/bert-base-cased.json"
     checkout.run(f"bash scripts/run_squad.sh init '' '' '' '' '' 1 '' '' {given} '' '' {config}")
     choice = choose_model_of(squad_run(checkout))
-    assert (choice.name, choice.vocab_file) == ("bert-base-cased", Path(given))
+    assert (choice.name, choice.tokenizer.vocab_file) == ("bert-base-cased", Path(given))
 
 
 def test_squad_is_found_in_the_working_folder(checkout, tmp_path):

@@ -1,0 +1,431 @@
+"""Any `tokenizer.json`: ids as those of transformers, and the programs from text to predictions with it."""
+
+import atexit
+import json
+import re
+import shutil
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+import transformers
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, run_program
+from hypothesis import given
+from hypothesis import strategies as st
+from small_runs import run_here, steps_folder, train
+from test_tokenizer import TRICKY, sample_texts
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import create_pretraining_data
+import inference
+import run_glue
+import run_squad
+from data_preparation import corpus
+from data_preparation.options import VocabularyOptions
+from data_preparation.vocabulary import train_tokenizer
+from tasks.squad_features import SquadDataset
+from tasks.squad_file import SquadOptions, read_squad
+from tokenizer import BertTokenizer, load_tokenizer
+from utils.errors import UserError
+
+SQUAD = ROOT / "data" / "sample" / "squad"
+NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXT = sample_texts()[:400]
+
+
+@cache
+def folder() -> Path:
+    made = Path(tempfile.mkdtemp(prefix="tokenizers-"))
+    atexit.register(shutil.rmtree, made)
+    return made
+
+
+def trained(tokenizer: tokenizers.Tokenizer, trainer) -> dict:
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return json.loads(tokenizer.to_str())
+
+
+def by_prepare(kind: str, **options) -> dict:
+    path = Path(folder() / "text.txt")
+    path.write_text("\n".join(TEXT))
+    settings = VocabularyOptions(kind, size=600, unused=3, **options)
+    name, content = train_tokenizer([path], settings)
+    assert name == "tokenizer.json"
+    return json.loads(content)
+
+
+def wordpiece() -> dict:
+    """Not BERT's: apostrophes stay in words, and accents too."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return trained(tokenizer, trainers.WordPieceTrainer(vocab_size=600, special_tokens=NAMES, show_progress=False))
+
+
+def modernbert() -> dict:
+    """The shape of ModernBERT's: runs of spaces, [unused...] and names of one's own are tokens, after the others."""
+    content = by_prepare("bpe", do_lower_case=False)
+    content["model"]["vocab"] = {t: i for t, i in content["model"]["vocab"].items() if not t.startswith("[")}
+    content["model"]["vocab"] = {token: i for i, token in enumerate(content["model"]["vocab"])}
+    start = len(content["model"]["vocab"])
+    plain = ["|||IP_ADDRESS|||", *(" " * n for n in range(24, 1, -1)), "|||EMAIL_ADDRESS|||"]
+    special = ["<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    unused = [f"[unused{n}]" for n in range(83)]
+    content["added_tokens"] = [
+        {
+            "id": start + place,
+            "content": token,
+            "single_word": False,
+            "lstrip": token == "[MASK]",
+            "rstrip": False,
+            "normalized": token not in special,
+            "special": token in special,
+        }
+        for place, token in enumerate([*plain, *special, *unused])
+    ]
+    ids = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+        ],
+        "pair": [],
+        "special_tokens": {t: {"id": t, "ids": [ids[t]], "tokens": [t]} for t in ("[CLS]", "[SEP]")},
+    }
+    return content
+
+
+def sentencepiece() -> dict:
+    """The shape of XLM-R's: other names of special tokens, which the model itself would find in a text."""
+    names = ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=names, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(TEXT, trainer)
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ids
+    )
+    return json.loads(tokenizer.to_str())
+
+
+MAKERS = {
+    "bpe": lambda: by_prepare("bpe", do_lower_case=False),
+    "uncased-bpe": lambda: by_prepare("bpe"),
+    "unigram": lambda: by_prepare("unigram", do_lower_case=False),
+    "wordpiece": wordpiece,
+    "modernbert": modernbert,
+    "sentencepiece": sentencepiece,
+}
+
+
+@cache
+def file_of(kind: str) -> Path:
+    path = folder() / kind / "tokenizer.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(MAKERS[kind](), ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+@cache
+def ours(kind: str):
+    return load_tokenizer(file_of(kind))
+
+
+@cache
+def theirs(kind: str) -> transformers.PreTrainedTokenizerFast:
+    names = ours(kind).special_tokens
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(file_of(kind)), split_special_tokens=True, **names)
+
+
+@cache
+def edges(kind: str):
+    return ours(kind).word_edges()
+
+
+def ordinary(text: str) -> str:
+    return re.sub(r"\[(PAD|UNK|CLS|SEP|MASK|unused\d)\]|<[/\w]+>", "", text)
+
+
+any_text = (st.text() | st.text(st.sampled_from(TRICKY), max_size=60) | st.sampled_from(TEXT)).map(ordinary)
+kinds = st.sampled_from(sorted(MAKERS))
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+@given(kinds, any_text)
+def test_ids_and_offsets_are_those_of_transformers(kind, text):
+    ids, spans = ours(kind).encode_text(text)
+    expected = theirs(kind)(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert ids.tolist() == expected["input_ids"]
+    assert (spans[1:] >= spans[:-1]).all() and (spans[:, 1] <= len(text)).all()
+    for ours_, theirs_ in zip(spans.tolist(), expected["offset_mapping"], strict=True):
+        assert text[slice(*ours_)].strip() == text[slice(*theirs_)].strip()  # spaces are left out later
+    assert ours(kind).convert_ids_to_tokens(ids) == theirs(kind).convert_ids_to_tokens(ids.tolist())
+
+
+@given(kinds, st.lists(any_text, max_size=6))
+def test_lines_of_a_document_have_the_ids_of_the_text_joined_by_spaces(kind, texts):
+    lines = [" ".join(text.split()) for text in texts]  # an empty one begins a document
+    ids, offsets = ours(kind).encode_lines("\n".join(lines).encode())
+    documents = [part.strip("\n").replace("\n", " ") for part in re.split(r"\n\n+", "\n".join(lines))]
+    assert len(offsets) == len("\n".join(lines).split("\n")) + 1
+    expected = [i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]]
+    assert ids.tolist() == expected
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 1 << 17])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_path, monkeypatch):
+    lines = ["The house was dark.", "It rained, and 1945 was far.", " ", "A new one", "x" * 90 + " y" * 40]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(corpus, "READ_BLOCK", size)
+    found = corpus.read_corpus(tmp_path / "text.txt", ours(kind))
+    documents = [" ".join(lines[:2]), " ".join(lines[3:])]
+    expected = [i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]]
+    assert found.ids.tolist() == expected
+    assert found.document_starts.tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_text_cannot_forge_special_tokens(kind):
+    tokenizer = ours(kind)
+    special = {tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id}
+    for name in [*NAMES, *tokenizer.special_tokens.values()]:
+        for text in (name, f"a {name} b", f"a{name}b", f"{name}{name}", f" {name.lower()}"):
+            assert not special & set(tokenizer.encode(text)), text
+            assert not special & set(tokenizer.encode_lines(text.encode())[0].tolist()), text
+    assert tokenizer.encode("a \ud800 b") == tokenizer.encode("a \ufffd b")
+    assert tokenizer.convert_ids_to_tokens(tokenizer.mask_token_id) == tokenizer.special_tokens["mask_token"]
+
+
+def test_added_tokens_that_are_not_special_are_recognized():
+    tokens = ours("modernbert").tokenize("if x:\n    at |||IP_ADDRESS||| [unused5]")
+    assert "    " in tokens and "|||IP_ADDRESS|||" in tokens and "[unused5]" in tokens
+    assert ours("modernbert").vocab_size == len(ours("modernbert").vocab)
+
+
+@given(kinds, st.text(st.sampled_from("aeT5 .,!(-3n\n"), max_size=40))
+def test_a_token_continues_a_word_of_letters_of_digits_or_of_others(kind, text):
+    text = " ".join(text.split())
+    first, last = edges(kind)
+    ids, spans = ours(kind).encode_text(text)
+    for place in range(1, len(ids)):
+        begin, end = spans[place]
+        begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+        if begin < end and ours(kind).unk_token_id not in ids[place - 1 : place + 1]:
+            continues = re.fullmatch(r"[a-zA-Z]{2}|\d{2}|[^\w\s]{2}", text[begin - 1 : begin + 1]) is not None
+            assert (first[ids[place]] == last[ids[place - 1]]) == continues, ours(kind).tokenize(text)
+
+
+def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_path):
+    fast = tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE), lowercase=True)
+    fast.save(str(tmp_path / "tokenizer.json"))
+    found, listed = load_tokenizer(tmp_path / "tokenizer.json"), load_tokenizer(VOCAB_FILE)
+    assert isinstance(found, BertTokenizer) and isinstance(listed, BertTokenizer)
+    assert (found.vocab, found.vocab_sha256, found.do_lower_case) == (listed.vocab, listed.vocab_sha256, True)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    for part, key, value in (
+        ("normalizer", "clean_text", False),
+        ("normalizer", "strip_accents", False),
+        ("pre_tokenizer", "type", "Whitespace"),
+        ("model", "max_input_chars_per_word", 20),
+    ):
+        (tmp_path / "other.json").write_text(json.dumps({**content, part: {**content[part], key: value}}))
+        other = load_tokenizer(tmp_path / "other.json")
+        reference = tokenizers.Tokenizer.from_file(str(tmp_path / "other.json"))
+        text = "An un\u0301affable sesquipedalianism\x00, isn't it"
+        assert not isinstance(other, BertTokenizer)
+        assert other.encode(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("books") / "books.txt"
+    sentences = [line.strip() for line in TEXT if line.strip()]
+    path.write_text("\n".join(f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pretrained(books, inputs, tmp_path_factory):
+    """Makes a checkpoint of two updates, from text; one for each kind of tokenizer."""
+
+    @cache
+    def make(kind: str) -> Path:
+        output = tmp_path_factory.mktemp("pretrained")
+        shared = ("--vocab-file", file_of(kind), "--max-seq-length", 32)
+        made = ("--input-file", books, "--output-dir", output / "shards", "--num-workers", 1, *shared, *RUNS[kind])
+        create_pretraining_data.main([str(word) for word in made])
+        config = {**TINY, "vocab_size": ours(kind).vocab_size}
+        if kind == "modernbert":
+            config = json.loads((ROOT / "bert_configs" / "modernbert-tiny.json").read_text())
+            config["vocab_size"] = -(-ours(kind).vocab_size // 64) * 64
+        (output / "config.json").write_text(json.dumps(config))
+        shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
+        train(inputs.command(output, *shards, "--max-predictions-per-seq", 5, "--max-steps", 2))
+        return steps_folder(output) / "2"
+
+    return make
+
+
+RUNS = {
+    "bpe": ("--max-predictions-per-seq", 5, "--whole-word-mask"),
+    "modernbert": ("--dynamic-masking", "--no-nsp", "--pack-documents"),
+    "sentencepiece": ("--max-predictions-per-seq", 5),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(kind, pretrained, tmp_path, capsys):
+    checkpoint = pretrained(kind)
+    assert (checkpoint / "tokenizer.json").read_bytes() == file_of(kind).read_bytes()
+    assert not (checkpoint / "vocab.txt").exists()
+    text = "The house, 1945: it\u2019s caf\u00e9 \u6f22."
+    peer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    cls, sep = ours(kind).cls_token_id, ours(kind).sep_token_id
+    assert peer(text)["input_ids"] == [cls, *ours(kind).encode(text), sep]
+    assert (peer.mask_token_id, peer.pad_token_id) == (ours(kind).mask_token_id, ours(kind).pad_token_id)
+
+    masked = peer(f"The {peer.mask_token} was very dark.", return_tensors="pt").input_ids
+    logits = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint).eval()(masked).logits
+    best = int(logits[masked == peer.mask_token_id][0, : ours(kind).vocab_size].argmax())
+    capsys.readouterr()
+    for name in sorted({"[MASK]", peer.mask_token}):
+        flags = ("--init-checkpoint", str(checkpoint), "--device", "cpu")
+        assert inference.main([*flags, "--fill-mask", f"The {name} was very dark."]) == 0
+        found = re.search(r"n best\n +\S+ +(.*)", capsys.readouterr().out)[1]
+        assert found == peer.decode([best]).strip()
+
+
+def test_weights_and_shards_of_another_tokenizer_are_refused(pretrained, inputs, tmp_path):
+    checkpoint = pretrained("bpe")
+    shards, config = checkpoint.parents[2] / "shards", checkpoint / "config.json"
+    flags = ("--input-dir", shards, "--config-file", config, "--max-steps", 1)
+    weights = ("--from-pretrained-params", checkpoint)
+    train(inputs.command(tmp_path, *flags, *weights, "--vocab-file", checkpoint / "tokenizer.json"))
+    file = file_of("wordpiece")
+    assert_refused(run_here(inputs.command(tmp_path / "a", *flags, "--vocab-file", file)), "another vocabulary")
+    flags = ("--config-file", config, "--max-steps", 1, *weights, "--vocab-file", file)
+    assert_refused(run_here(inputs.command(tmp_path / "b", *flags)), "tokenizer.json contain different tokens")
+
+
+def test_answers_of_squad_are_found_and_predictions_are_parts_of_their_contexts(pretrained, tmp_path):
+    squad = read_squad(SQUAD / "train-v1.1.json")
+    for kind in MAKERS:
+        dataset = SquadDataset(squad, ours(kind), SquadOptions(max_seq_length=384), training=True)
+        checked = 0
+        for feature, (start, end) in enumerate(zip(dataset.start_positions, dataset.end_positions, strict=True)):
+            if end:
+                answer = squad.questions[dataset.question_index[feature]].answers[0].text.strip()
+                text = dataset.text(feature, start, end)
+                assert answer in text and len(text) <= len(answer) + 20, (kind, text, answer)
+                checked += text == answer
+        assert checked > 0.9 * len(squad.questions)
+    checkpoint = pretrained("bpe")
+    flags = ["--init-checkpoint", checkpoint, "--output-dir", tmp_path / "squad", "--do-train", "--do-predict"]
+    flags += ["--train-file", SQUAD / "train-v1.1.json", "--predict-file", SQUAD / "dev-v1.1.json", "--device", "cpu"]
+    flags += ["--max-seq-length", 64, "--max-query-length", 24, "--predict-batch-size", 32, "--max-steps", 2]
+    assert run_squad.main([str(flag) for flag in flags]) == 0
+    predicted = json.loads(next((tmp_path / "squad").rglob("predictions.json")).read_text())
+    development = read_squad(SQUAD / "dev-v1.1.json")
+    for question in development.questions:
+        text = predicted[question.id]
+        assert text and text == text.strip() and text in development.contexts[question.context]
+
+
+def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, tmp_path):
+    checkpoint = pretrained("bpe")
+    rows = [{"text": f"Yesterday {n} saw Zo\u00e9, again.", "spans": []} for n in ("Anna", "Boris", "Carla") * 8]
+    for row in rows:
+        row["spans"] = [{"start": 10, "end": row["text"].index(" saw"), "label": "PER"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--init-checkpoint", checkpoint, "--output-dir", tmp_path / "ner", "--task-name", "ner", "--do-train"]
+    flags += ["--train-file", tmp_path / "train.jsonl", "--max-seq-length", 64, "--epochs", 12, "--device", "cpu"]
+    assert run_glue.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
+    out, text = tmp_path / "out.jsonl", "Yesterday Boris saw Zo\u00e9, again."
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    asked = ["--init-checkpoint", str(tmp_path / "ner" / "custom" / "ner"), "--device", "cpu", "--text-column", "text"]
+    assert inference.main([*asked, "--input", str(tmp_path / "in.jsonl"), "--output", str(out)]) == 0
+    assert json.loads(out.read_text())["spans"] == [{"start": 10, "end": 15, "label": "PER"}]
+
+
+def test_prepare_trains_a_tokenizer_and_makes_verified_shards_with_it(books, tmp_path):
+    flags = ("--lengths", "64:10", "--num-workers", 1, "--no-nsp", "--output-dir", tmp_path)
+    own = ("--train-vocab", "--tokenizer", "bpe", "--vocab-size", 500, "--unused", 3, "--no-do-lower-case")
+    config = ("--test-fraction", 0, "--bert-config", ROOT / "bert_configs" / "modernbert-tiny.json")
+    done = run_program("data/prepare.py", "all", "corpus", books.parent, *flags, *own, *config)
+    assert done.returncode == 0, done.stderr
+    training, file = tmp_path / "hdf5" / "seq_64_pred_10" / "training", tmp_path / "vocab" / "tokenizer.json"
+    assert json.loads((tmp_path / "vocab" / "config.json").read_text())["vocab_size"] == 500
+    assert (training / "tokenizer.json").read_bytes() == file.read_bytes()
+    report = (training / "report.txt").read_text()
+    assert "of 500 in" in report and "[CLS]" in report and "\u0120" not in report
+    again = run_program("data/prepare.py", "hdf5", *flags)
+    assert again.returncode == 0 and "up to date" in again.stdout, (again.stdout, again.stderr)
+    refused = run_program("data/prepare.py", "hdf5", *flags, "--do-lower-case")
+    assert_refused(refused, "--do-lower-case contradicts")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch):
+    path, unigram = tmp_path / "tokenizer.json", json.loads(file_of("unigram").read_text())
+    for content, says in (
+        ("{}", "is no tokenizer"),
+        ('{"the": 5}', "is no tokenizer"),
+        ('{"model": ', "not valid JSON"),
+        ("[1, 2]", "has no"),
+        (json.dumps(unigram | {"model": unigram["model"] | {"unk_id": None}}), "is no tokenizer .*unknown token"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=says):
+            load_tokenizer(path)
+    gpt2 = modernbert()
+    gpt2["added_tokens"] = [t for t in gpt2["added_tokens"] if t["content"] == "<|endoftext|>"]
+    gpt2["post_processor"] = None
+    path.write_text(json.dumps(gpt2))
+    with pytest.raises(UserError, match=r"has no .*cls_token, sep_token, mask_token, .*prepare.py vocabulary"):
+        load_tokenizer(path)
+    names = {f"{role}_token": "<|endoftext|>" for role in ("pad", "unk", "cls", "sep", "mask")}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | {"mask_token": {"content": "a"}}))
+    assert load_tokenizer(path).mask_token_id == gpt2["model"]["vocab"]["a"]
+    with pytest.raises(UserError, match="--do-lower-case contradicts"):
+        load_tokenizer(file_of("bpe"), True)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"pip install 'tokenizers>=0\.20'"):
+        load_tokenizer(file_of("bpe"))
+
+
+def test_mismatches_and_flags_without_effect_are_refused(books, inputs, tmp_path):
+    small = json.loads(inputs.config.read_text()) | {"vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    flags = ("--config-file", tmp_path / "config.json", "--vocab-file", file_of("bpe"), "--max-steps", 1)
+    assert_refused(run_here(inputs.command(tmp_path, *flags)), "600 tokens", "vocab_size is 100")
+    plain = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    trained(plain, trainers.BpeTrainer(vocab_size=300, special_tokens=NAMES, show_progress=False))
+    plain.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="--whole-word-mask"):
+        load_tokenizer(tmp_path / "tokenizer.json").word_edges()
+    flags = ("--tokenizer", "bpe", "--alphabet", 50, "--output-dir", tmp_path)
+    assert_refused(run_program("data/prepare.py", "vocabulary", *flags), "--alphabet", "--tokenizer wordpiece")
+    with pytest.raises(UserError, match="raise --vocab-size"):
+        train_tokenizer([books], VocabularyOptions("bpe", size=200))
+    (tmp_path / "empty.txt").write_text(" \n")
+    for kind in ("bpe", "unigram"):
+        with pytest.raises(UserError, match=r"no words|no tokenizer can be trained"):
+            train_tokenizer([tmp_path / "empty.txt"], VocabularyOptions(kind, size=900))

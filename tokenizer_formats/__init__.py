@@ -1,0 +1,1 @@
+"""Files of tokenizers, and tokenizers of Hugging Face's library."""

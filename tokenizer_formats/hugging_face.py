@@ -1,0 +1,127 @@
+"""Tokenizers of Hugging Face's `tokenizers` library."""
+
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from tokenizer_formats.files import find_special_tokens
+from utils.errors import UserError, one_line
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON and command lines may have them; the library refuses them
+
+
+class HuggingFaceTokenizer:
+    """Any tokenizer of the `tokenizers` library, from its `tokenizer.json`, with the interface of BertTokenizer.
+
+    Where the model itself would make a special token of ordinary text, as Unigram can, the token is [UNK]. Offsets may
+    include the space before a word. Added tokens that are not special are recognized.
+    """
+
+    def __init__(self, vocab_file: str | Path):
+        self.vocab_file = Path(vocab_file)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the programs divide the work between processes
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise UserError(f"{vocab_file} needs the package tokenizers: pip install 'tokenizers>=0.20'") from error
+        content = self.vocab_file.read_bytes()
+        try:
+            self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+            self._tokenizer.encode("\U0010ffff")  # fails if the model has no token for unknown characters
+        except Exception as error:  # the library's errors have no class of their own
+            raise UserError(
+                f"{vocab_file} is no tokenizer ({one_line(error)}): give a tokenizer.json of Hugging Face, "
+                "or a vocabulary with one token per line"
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.vocab_sha256 = hashlib.sha256(content).hexdigest()
+        self.vocab: dict[str, int] = self._tokenizer.get_vocab()
+        self.vocab_size = max(self.vocab.values(), default=0) + 1
+        self.special_tokens = find_special_tokens(self.vocab_file, self.vocab)
+        special_ids = [self.vocab[token] for token in self.special_tokens.values()]
+        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = special_ids
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._is_special = np.zeros(self.vocab_size, bool)
+        self._is_special[[*special_ids, *(token_id for token_id, token in added.items() if token.special)]] = True
+        normalizer = self._tokenizer.normalizer
+        self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
+
+    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """As BertTokenizer's. A word is a run of letters, of digits, or of other characters, without white space."""
+        texts = self._texts(range(self.vocab_size))
+        first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
+        last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
+        if not first_V[~self._is_special].any() or getattr(self._tokenizer.model, "end_of_word_suffix", None):
+            raise UserError(
+                f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words begin: omit it"
+            )
+        return first_V, last_V
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without special tokens."""
+        return self.encode_text(text)[0].tolist()
+
+    def tokenize(self, text: str) -> list[str]:
+        return self.convert_ids_to_tokens(self.encode(text))
+
+    def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str]:
+        """Tokens of `ids`. A single id returns a string."""
+        if isinstance(ids, int | np.integer):
+            return self._tokenizer.id_to_token(int(ids))
+        return [self._tokenizer.id_to_token(int(token_id)) for token_id in ids]
+
+    def text_of(self, token_id: int) -> str:
+        """The text that a token stands for, with the space before it if it begins a word."""
+        return self._texts([token_id])[0]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """The text of tokens from `text_of`."""
+        return "".join(tokens).strip()
+
+    def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """As BertTokenizer's, with the ids that the lines of a document would have if they were joined by spaces: each
+        line is stripped, and has a space before it unless it follows an empty line. The first line has one if `text`
+        begins with white space."""
+        decoded = text.decode("utf-8")
+        lines = [line.strip() for line in decoded.split("\n")]
+        before = [decoded[:1].isspace(), *lines[:-1]]
+        spaced = [f" {line}" if line and previous else line for previous, line in zip(before, lines, strict=True)]
+        ids_L = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)]
+        offsets = np.cumsum([0, *map(len, ids_L)], dtype=np.int64)
+        return self._without_special(np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])), offsets
+
+    def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
+        encoding = self._tokenizer.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        return self._without_special(np.array(encoding.ids, np.int32)), np.maximum.accumulate(spans)
+
+    def _without_special(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(self._is_special[ids], np.int32(self.unk_token_id), ids)
+
+    def _texts(self, token_ids: Iterable[int]) -> list[str]:
+        """The texts of tokens. Decoders remove the space at the beginning, so the second of two equal tokens counts.
+        That of WordPiece also removes spaces before punctuation, so it is not used."""
+        prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
+        if prefix:
+            tokens = [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]  # ids may have gaps
+            return [token[len(prefix) :] if token.startswith(prefix) else f" {token}" for token in tokens]
+        once, twice = (
+            self._tokenizer.decode_batch([[token_id] * times for token_id in token_ids], skip_special_tokens=False)
+            for times in (1, 2)
+        )
+        return [two[len(one) :] for one, two in zip(once, twice, strict=True)]
+
+
+def kind_of(character: str) -> int:
+    """0 for white space, 1 for letters and their marks, 2 for digits, 4 for a part of a character, 3 for others."""
+    category = unicodedata.category(character)[0]
+    return 4 if character == "\ufffd" else 0 if character.isspace() else {"L": 1, "M": 1, "N": 2}.get(category, 3)
