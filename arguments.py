@@ -242,7 +242,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         ),
         parallel_config(args, world_size),
         from_flags(StartConfig, args),
-        from_flags(CheckpointMetadata, args, arguments=values, vocab_file=Path()),
+        from_flags(CheckpointMetadata, args, arguments=values),
         INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
         dynamic,
         from_flags(
