@@ -42,6 +42,7 @@ def parse_arguments(argv=None) -> Arguments:
     add = parser.add_argument
     add("--input-dir", type=Path, help="folder of shards")
     add("--samples", type=positive_int, default=200_000, help="samples to write without --input-dir")
+    add("--shards", type=positive_int, default=4, help="how many shards to write")
     add("--seq-length", type=positive_int, default=128, help="their length")
     add("--dynamic-masking", action=BooleanFlag, default=False, help="draw the masks; the random shards have none")
     add("--whole-word-mask", action=BooleanFlag, default=False, help="with --dynamic-masking, draw whole words")
@@ -52,7 +53,7 @@ def parse_arguments(argv=None) -> Arguments:
     return parser.parse_args(argv)
 
 
-def write_random_shards(folder: Path, samples: int, length: int, has_masks: bool, shards: int = 4) -> Path:
+def write_random_shards(folder: Path, samples: int, length: int, has_masks: bool, shards: int) -> Path:
     """Shards in the format of create_pretraining_data.py: nine of ten samples have full length, the others any."""
     predictions = -(-length * 16 // 100) if has_masks else 0
     for number in range(shards):
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.input_dir or write_random_shards(
-            Path(scratch), args.samples, args.seq_length, has_masks=not args.dynamic_masking
+            Path(scratch), args.samples, args.seq_length, not args.dynamic_masking, args.shards
         )
         result = measure(args, folder)
     path = write_result(args.output, f"data_loading-{result['sequence_length']}", torch.device("cpu"), result)

@@ -1,6 +1,5 @@
 """Files mapped into one range of addresses, so that rows of many files are gathered by one numpy index."""
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -24,7 +23,8 @@ MAP_FIXED, MAP_FAILED = 0x10, ctypes.c_void_p(-1).value
 class MappedFiles:
     """The first `sizes` bytes of the files at `paths`, read-only.
 
-    bytes: all files in one array; file i begins at `starts[i]`. After reading from it, call `check` and `check_sizes`.
+    bytes: all files in one array; file i begins at `starts[i]`. After reading from it, call `check` and `check_ends`.
+    ends: where in it the last byte of each file is that is not zero.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int]):
@@ -35,13 +35,12 @@ class MappedFiles:
         self.bytes = np.frombuffer(self.range, np.uint8)
         self.address = self.bytes.ctypes.data
         self.failed: list[int] = []
-        self.inodes: list[int] = []
+        self.ends = self.starts[:-1].copy()
         for number, path in enumerate(paths):
             try:
                 with path.open("rb", buffering=0) as file:
-                    status = os.fstat(file.fileno())
-                    self.inodes.append(status.st_ino)
-                    if status.st_size < sizes[number]:
+                    self.ends[number] += last_nonzero(file.fileno(), sizes[number])
+                    if os.fstat(file.fileno()).st_size < sizes[number]:
                         raise UserError(f"shard {path} was cut off while it was read: make or fetch it again")
                     self.replace(number, file.fileno(), mmap.MAP_SHARED)
             except OSError as error:
@@ -65,14 +64,23 @@ class MappedFiles:
             reason = "was cut off while it was read" if is_short else "cannot be read (the disk reports an error)"
             raise UserError(f"shard {path} {reason}: make or fetch it again")
 
-    def check_sizes(self, numbers: np.ndarray) -> None:
-        """Raises UserError if one of the files `numbers` was cut off since it was mapped: what was behind its end in
-        the same page then reads as zeros, without a signal. A file that was removed or replaced stays mapped whole."""
-        for number in numbers.tolist():
-            with contextlib.suppress(FileNotFoundError):
-                status = self.paths[number].stat()
-                if status.st_size < self.sizes[number] and status.st_ino == self.inodes[number]:
-                    raise UserError(f"shard {self.paths[number]} was cut off while it was read: make or fetch it again")
+    def check_ends(self, numbers: np.ndarray) -> None:
+        """Raises UserError if one of the files `numbers` [n] was cut off since it was mapped: what was behind its end
+        in the same page then reads as zeros, without a signal. If the last byte that was not zero is still there, so is
+        all that is before it. A file that was removed or replaced stays mapped whole."""
+        last_bytes = self.bytes[self.ends[numbers]]
+        self.check()
+        if not last_bytes.all():
+            path = self.paths[numbers[last_bytes.argmin()]]
+            raise UserError(f"shard {path} was cut off while it was read: make or fetch it again")
+
+
+def last_nonzero(descriptor: int, size: int) -> int:
+    """The place of the last byte that is not zero in the first `size` bytes of a file; 0 without one."""
+    for start in range((size - 1) // mmap.PAGESIZE * mmap.PAGESIZE, -1, -mmap.PAGESIZE):
+        if block := os.pread(descriptor, min(mmap.PAGESIZE, size - start), start).rstrip(b"\0"):
+            return start + len(block) - 1
+    return 0
 
 
 LIVE: weakref.WeakSet[MappedFiles] = weakref.WeakSet()

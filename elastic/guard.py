@@ -28,7 +28,8 @@ def adopt_orphans() -> None:
 
 def kill_descendants(after_seconds: float = 0.0) -> None:
     """Returns when all processes below this one have ended; kills those that are left after `after_seconds`."""
-    psutil.wait_procs(psutil.Process().children(recursive=True), after_seconds)
+    if after_seconds:
+        psutil.wait_procs(psutil.Process().children(recursive=True), after_seconds)
     while processes := psutil.Process().children(recursive=True):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):

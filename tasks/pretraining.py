@@ -144,11 +144,11 @@ class PretrainingDataset:
             out[here] = values
         return out
 
-    def check_sizes(self, places: np.ndarray) -> None:
+    def check_ends(self, places: np.ndarray) -> None:
         """Raises UserError if a mapped shard at `places` [3, n] was cut off. Call it after reading."""
         for number, source in enumerate(self.sources):
             if isinstance(source, MappedShards):
-                source.files.check_sizes(np.unique(places[1, places[0] == number]))
+                source.files.check_ends(places[1, places[0] == number])
 
     def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "PretrainingSamples":
         return PretrainingSamples(self, indices, sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds)
@@ -209,7 +209,7 @@ class PretrainingSamples:
             "mlm_labels": read("masked_lm_ids")[is_masked_NP].astype(np.int64),
             "nsp_labels": read("next_sentence_labels").astype(np.int64),
         }
-        self.dataset.check_sizes(places)
+        self.dataset.check_ends(places)
         is_valid = self._is_valid(stream, lengths_N, positions_NP)
         if self.dataset.max_sequences_per_sample > 1:
             document_T = self.documents_nS[rows][mask_NS]
