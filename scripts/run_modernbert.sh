@@ -60,12 +60,14 @@ source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
 
 processes=$((num_gpus > 0 ? num_gpus : 1))
+weight_decay=0.0125 # times the learning rate: at 8e-4, ModernBERT's 1e-5 per update
+[[ $optimizer != Muon ]] || weight_decay=0.1 # without it, Muon's weights grow, and fine-tuning hardly moves them
 mapfile -t precision_words < <(precision_flags "$precision" 65536)
 shared_flags=(
   --output-dir "$RESULTS_DIR" --config-file "$config_file" --vocab-file "$VOCAB_FILE"
   --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --seed "$seed"
   --num-steps-per-checkpoint "$save_checkpoint_steps" --optimizer "$optimizer" --beta2 0.98 --epsilon 1e-6
-  --weight-decay 1e-5 --lr-decay warmup_stable_decay --masked-lm-prob 0.3 "${precision_words[@]}" "${extra_words[@]}"
+  --weight-decay "$weight_decay" --lr-decay warmup_stable_decay --masked-lm-prob 0.3 "${precision_words[@]}" "${extra_words[@]}"
 )
 report_at_exit "$RESULTS_DIR"
 
