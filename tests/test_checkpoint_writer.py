@@ -261,7 +261,7 @@ def test_all_ranks_write_the_same_files_as_one(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fails_on", [0, 1])
 def test_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, fails_on):
-    (tmp_path / "words.txt").write_text("[PAD]\n")
+    (tmp_path / "words.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     errors = run_distributed(write_sharded, tmp_path, str(tmp_path), fails_on)
     names = [name for name, _ in errors]
     assert names[fails_on] == UserError.__name__ and names[1 - fails_on] == PeerError.__name__
