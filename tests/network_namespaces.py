@@ -321,10 +321,12 @@ def losses(results: Path) -> dict[int, float]:
 
 
 def largest_difference(run: ElasticRun, expected: dict[int, float]) -> float:
-    """Between the losses of the run and those of one that was not interrupted, at all steps."""
+    """Between the losses of the run and those of one that was not interrupted, at all steps; but if the link between
+    the nodes is cut between an update and its log line, that line is missing."""
     found = losses(run.results)
-    assert set(found) == set(expected) == set(range(1, run.max_steps + 1))
-    return max(abs(found[step] - expected[step]) for step in expected)
+    assert set(expected) == set(range(1, run.max_steps + 1))
+    assert found.keys() <= expected.keys() and len(found) >= len(expected) - 1
+    return max(abs(found[step] - expected[step]) for step in found)
 
 
 def main() -> None:
