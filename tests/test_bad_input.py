@@ -2,6 +2,7 @@
 or lost."""
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -401,6 +402,7 @@ def test_full_disk_keeps_the_checkpoints_before_it_and_the_same_command_continue
     verify_checkpoint(steps_folder(small_disk) / "3")
 
     hog.unlink()
+    gc.collect()  # the failed run was in this process and holds the folder's lock until it is freed
     train(command)
     ours, theirs = (steps_folder(output) / "12" / "model.safetensors" for output in (small_disk, uninterrupted))
     assert ours.read_bytes() == theirs.read_bytes()
