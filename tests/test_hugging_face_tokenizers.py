@@ -67,7 +67,7 @@ def wordpiece() -> dict:
 
 
 def modernbert() -> dict:
-    """The shape of ModernBERT's: runs of spaces, [unused...] and names of one's own are tokens, after the others."""
+    """Shaped like ModernBERT's: runs of spaces, [unused...] and placeholders are added tokens after the vocabulary."""
     content = by_prepare("bpe", do_lower_case=False)
     content["model"]["vocab"] = {t: i for t, i in content["model"]["vocab"].items() if not t.startswith("[")}
     content["model"]["vocab"] = {token: i for i, token in enumerate(content["model"]["vocab"])}
