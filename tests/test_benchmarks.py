@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partialmethod
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ TOY = ("--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device",
 CPU = torch.device("cpu")
 
 
-def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp_path):
+def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp_path, monkeypatch):
+    """Traced without Inductor, which takes a minute for these graphs; the next test compiles the layers with it."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
     output = tmp_path / "result.json"
     assert device_checks.main([*TOY, "--output", str(output)]) == 0
     checks = {check["check"]: check for check in json.loads(output.read_text())["checks"]}
@@ -28,6 +31,10 @@ def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp
     assert checks.keys() == expected
     assert {"compiled layers, bf16", "DDP, one process", "dropout, fp32, value", "AdamW"} <= checks.keys()
     assert all(check["passed"] for check in checks.values())
+
+
+def test_layers_compiled_with_inductor_pass_the_check_of_a_device():
+    assert device_checks.all_checks(device_checks.parse_arguments(TOY), CPU)["compiled layers, bf16"]()["passed"]
 
 
 def test_a_check_that_raises_fails_and_does_not_end_the_others(tmp_path, monkeypatch):
