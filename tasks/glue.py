@@ -237,27 +237,21 @@ class TextDataset(SequenceDataset):
     tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n], for training; None for prediction."""
 
     def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
-        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
         first_ids, _ = encode(tokenizer, examples.texts, "texts")
         if examples.pairs is None:
-            rows = [(cls, a[: max_seq_length - 2], sep) for a in first_ids]
+            texts = [(a[: max_seq_length - 2],) for a in first_ids]
         else:
             second_ids, _ = encode(tokenizer, examples.pairs, "second texts")
-            rows = []
+            texts = []
             for a, b in zip(first_ids, second_ids, strict=True):
                 kept_a, kept_b = truncated_lengths(len(a), len(b), max_seq_length - 3)
-                rows.append((cls, a[:kept_a], sep, b[:kept_b], sep))
+                texts.append((a[:kept_a], b[:kept_b]))
         labels = {}
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}
         elif values is not None:  # labels distinguish real sequences from filler
             labels = {"labels": np.zeros(len(values), np.int64), "scores": values.astype(np.float32)}
-        super().__init__(
-            np.concatenate([piece for row in rows for piece in row]).astype(np.int32),
-            np.array([sum(map(len, row)) for row in rows]),
-            np.array([sum(map(len, row[:3])) for row in rows]),
-            labels,
-        )
+        super().__init__(tokenizer, texts, labels)
 
 
 def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, int]:

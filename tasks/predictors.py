@@ -185,18 +185,17 @@ class MaskPredictor(Predictor):
         texts = [mask.split(row["text"]) for row in rows]
         # A token may include the space before it, so the space before a mask belongs to the mask.
         part_ids = iter(encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0])
-        ids_n = []
+        filled = []
         for place, parts in zip(places, texts, strict=True):
             if len(parts) == 1:
                 raise UserError(f"{place}: the text has no {MASK}: write it where a word is missing")
-            ids = [tokenizer.cls_token_id]
-            for _ in parts:
-                ids += [*next(part_ids), tokenizer.mask_token_id]
-            ids_n.append([*ids[:-1], tokenizer.sep_token_id])  # no mask after the last part
-            self.check_length(place, "text", len(ids), self.options.max_seq_length)
-        lengths = np.array([len(ids) for ids in ids_n])
-        dataset = SequenceDataset(np.concatenate(ids_n), lengths, lengths, {})
-        by_length = np.argsort(-lengths, kind="stable")
+            ids = [*next(part_ids)]
+            for _ in parts[1:]:
+                ids += [tokenizer.mask_token_id, *next(part_ids)]
+            filled.append([np.array(ids)])
+            self.check_length(place, "text", len(ids) + 2, self.options.max_seq_length)
+        dataset = SequenceDataset(tokenizer, filled, {})
+        by_length = np.argsort(-dataset.lengths, kind="stable")
         found: dict[int, list[list[tuple[float, str]]]] = {}
         self.model.eval()
         for batch in np.split(by_length, range(self.batch_size, len(rows), self.batch_size)):
