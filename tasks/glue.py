@@ -22,7 +22,7 @@ from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from tasks import PredictionSet
+from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.text_files import Row, write_table
 from tasks.text_sequences import SequenceDataset, encode
@@ -34,8 +34,8 @@ REGRESSION_LABELS = ("score",)
 
 
 @dataclass(frozen=True)
-class ClassificationTask:
-    """Classification or regression of texts and text pairs; implements tasks.FineTuningTask.
+class ClassificationTask(FineTuningTask):
+    """Classification or regression of texts and text pairs.
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set.
     predict_files: files to predict. stored_labels: labels of a fine-tuned model in the order of its outputs.
@@ -92,14 +92,9 @@ class ClassificationTask:
             loss = F.cross_entropy(logits_NC, labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        return sums["loss"] / num_sequences
-
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        metrics = {"loss": sums["loss"] / num_sequences}
-        if not self.spec.regression:
-            metrics["accuracy"] = sums["correct"] / num_sequences
-        return metrics
+        metrics = super().metrics(sums, num_sequences, num_targets)
+        return metrics if self.spec.regression else metrics | {"accuracy": sums["correct"] / num_sequences}
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
         examples = read_examples(self.train_file, self.spec, labelled=True)

@@ -21,7 +21,7 @@ from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from tasks import PredictionSet
+from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import MAX_SEQ_LENGTH, read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
@@ -49,9 +49,8 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class TokenClassificationTask:
-    """Predicts a tag per word; implements tasks.FineTuningTask. The label is on the first token of each word, as in
-    transformers' examples."""
+class TokenClassificationTask(FineTuningTask):
+    """Predicts a tag per word. The label is on the first token of each word, as in transformers' examples."""
 
     max_seq_length: int = MAX_SEQ_LENGTH
     train_file: Path | None = None
@@ -62,7 +61,6 @@ class TokenClassificationTask:
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
-    multi_label = False
     metric = "f1"
     result_files = ("predictions.tsv", "predictions.jsonl")
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class Predictor(ABC):
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
     inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses answers."""
 
@@ -64,10 +65,10 @@ class Predictor:
         """Maximum tokens of a sequence if the user gives none."""
         return config.max_position_embeddings
 
+    @abstractmethod
     def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
         """The predictions for `rows`, which have the strings `text` and maybe `pair`, or `question` and `context`.
         places: names of the rows in errors."""
-        raise NotImplementedError
 
     def check_length(self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it") -> None:
         if tokens > maximum:

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import TokenStream
 from loss import span_sum
-from tasks import PredictionSet
+from tasks import FineTuningTask, PredictionSet
 from tasks.squad_answers import Predictions, decode
 from tasks.squad_features import LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
@@ -27,8 +26,8 @@ PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.jso
 
 
 @dataclass(frozen=True)
-class SquadTask(SquadOptions):
-    """SQuAD's span task; implements tasks.FineTuningTask. scores: whether `predict_file` has answers to score."""
+class SquadTask(SquadOptions, FineTuningTask):
+    """SQuAD's span task. scores: whether `predict_file` has answers to score."""
 
     train_file: Path | None = None
     predict_file: Path | None = None
@@ -36,29 +35,17 @@ class SquadTask(SquadOptions):
 
     name = "squad"
     head = "question_answering"
-    labels = ()
     logits_axis = "token"
-    multi_label = False
     metric = "f1"
     result_files = PREDICTION_FILES
-    initial_loss = None
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
         labels = [micro_batch[name] for name in LABELS]
-        return {"span_loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
-
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        return sums["span_loss"] / num_sequences
-
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        return {"loss": sums["span_loss"] / num_sequences}
+        return {"loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
 
     def training_set(self, tokenizer) -> tuple["SquadTask", SquadDataset]:
         return self, SquadDataset(read_squad(self.train_file), tokenizer, self, training=True)
-
-    def for_model(self, config: ModelConfig, folder: Path) -> "SquadTask":
-        return self
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.predict_file is None:
