@@ -17,7 +17,7 @@ from data_loading.packing import TokenStream
 from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
-from tasks.squad_answers import decode
+from tasks.squad import decode
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_files import Row
