@@ -65,7 +65,7 @@ class ClassificationTask(FineTuningTask):
 
     @property
     def metric(self) -> str:
-        return set_prefix(next(iter(self.spec.sets))) + self.spec.metrics[0]
+        return set_prefix(self.spec.sets[0]) + self.spec.metrics[0]
 
     @property
     def initial_loss(self) -> float | None:
@@ -88,8 +88,7 @@ class ClassificationTask(FineTuningTask):
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
         if self.class_weights:
             weight_C = torch.tensor(self.class_weights, device=logits_NC.device)
-            logits_NC = logits_NC.float()
-            loss = F.cross_entropy(logits_NC, labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
+            loss = F.cross_entropy(logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
@@ -136,28 +135,25 @@ class ClassificationTask(FineTuningTask):
         if self.eval_files:
             load_metrics()  # fail on a missing package before training
         sets = []
-        for set_name, path in self.eval_files.items():
-            examples = read_examples(path, self.spec, labelled=True)
-            finish = partial(self.score, label_values(examples, self.spec), set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, True))
-        for set_name, path in self.predict_files.items():
-            examples = read_examples(path, self.spec, labelled=False, is_test=True)
-            finish = partial(self.write, examples, set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, False))
+        for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
+            for set_name, path in files.items():
+                examples = read_examples(path, self.spec, labelled, is_test=not labelled)
+                values = label_values(examples, self.spec) if labelled else None
+                finish = partial(self.finish, examples, values, set_name)
+                sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, labelled))
         return sets
 
-    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
-        return score(self.in_order(logits_nC), values, self.spec, set_name)
-
-    def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
-        path = write_predictions(folder, examples, self.in_order(logits_nC), self.spec, set_name)
+    def finish(
+        self, examples: Examples, values: np.ndarray | None, set_name: str, logits_nC: np.ndarray, folder: Path | None
+    ) -> dict[str, Any]:
+        """Returns the scores for the label `values`, or without them writes the predictions."""
+        if self.stored_labels:  # a model from another library may have the labels in another order
+            logits_nC = logits_nC[:, [self.stored_labels.index(label) for label in self.spec.labels]]
+        if values is not None:
+            return score(logits_nC, values, self.spec, set_name)
+        path = write_predictions(folder, examples, logits_nC, self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
-
-    def in_order(self, logits_nC: np.ndarray) -> np.ndarray:
-        """Reorders the logits to the task's label order. A model from another library may have another order."""
-        stored = self.stored_labels
-        return logits_nC[:, [stored.index(label) for label in self.spec.labels]] if stored else logits_nC
 
 
 def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:

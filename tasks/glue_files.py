@@ -9,7 +9,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from utils.progress import print_line
 MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
 EXTENSIONS = (".tsv", ".csv", ".jsonl")
-SETS = {"": "{split}"}  # one file per split
-MATCHED_SETS = {"matched": "{split}_matched", "mismatched": "{split}_mismatched"}
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,10 @@ class TextTask:
 
     name: name of the submission file. text, pair, label: column names. labels: classes in the order of their ids;
     empty for regression, and for a custom file until its labels are known. header: columns of training and development
-    files without a header. index: column with the sample's name in submissions; by default its number. sets: files of
-    the evaluation sets, by name. is_custom: a file of the user, whose lines must have as many columns as the header.
-    skips_incomplete_lines: skip broken lines in training and development files. multi_label: samples have any number of
-    labels, separated by LABEL_SEPARATOR.
+    files without a header. index: column with the sample's name in submissions; by default its number. sets: names of
+    the evaluation sets, with which the names of their files end; an empty name if there is only one. is_custom: a file
+    of the user, whose lines must have as many columns as the header. skips_incomplete_lines: skip broken lines in
+    training and development files. multi_label: samples have any number of labels, separated by LABEL_SEPARATOR.
     """
 
     name: str
@@ -47,7 +45,7 @@ class TextTask:
     index: str | None = None
     extension: str = ".tsv"
     splits: tuple[str, str, str] = ("train", "dev", "test")
-    sets: dict[str, str] = field(default_factory=lambda: SETS)
+    sets: tuple[str, ...] = ("",)
     is_custom: bool = False
     skips_incomplete_lines: bool = False
     multi_label: bool = False
@@ -56,14 +54,14 @@ class TextTask:
         return folder / (self.splits[0] + self.extension)
 
     def evaluation_files(self, folder: Path) -> dict[str, Path]:
-        """Development files by the name of the set; the name is empty if there is only one set."""
+        """Development files by the name of the set."""
         return self._files(folder, self.splits[1])
 
     def test_files(self, folder: Path) -> dict[str, Path]:
         return self._files(folder, self.splits[2])
 
     def _files(self, folder: Path, split: str) -> dict[str, Path]:
-        return {name: folder / (file.format(split=split) + self.extension) for name, file in self.sets.items()}
+        return {name: folder / ("_".join(filter(None, (split, name))) + self.extension) for name in self.sets}
 
 
 def superglue(name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]) -> TextTask:
@@ -90,7 +88,7 @@ TASKS = {
     ),
     "mnli": TextTask(
         *("MNLI", "sentence1", "sentence2", "gold_label", ("entailment", "neutral", "contradiction"), ("accuracy",)),
-        sets=MATCHED_SETS,
+        sets=("matched", "mismatched"),
     ),
     "qnli": TextTask("QNLI", "question", "sentence", "label", ENTAILMENT, ("accuracy",)),
     "rte": TextTask("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ("accuracy",)),
