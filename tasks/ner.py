@@ -22,7 +22,8 @@ from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet
-from tasks.glue_files import MAX_SEQ_LENGTH, read_json_lines, read_text
+from tasks.glue_files import MAX_SEQ_LENGTH
+from tasks.text_files import read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
