@@ -5,7 +5,8 @@ Legend: n sequences of the data set, N sequences of a stream, T tokens of a stre
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,7 +59,8 @@ class SequenceDataset:
         return digest.hexdigest()[:16]
 
     def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "SequenceSamples":
-        return SequenceSamples(self, indices)
+        counts = self.lengths[indices], self.num_targets[indices], np.ones(len(indices), np.int64)
+        return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The sequences `indices` [N] as a token stream (see data_loading/packing.py), with all labels."""
@@ -81,17 +83,13 @@ class SequenceDataset:
         return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
 
 
-class SequenceSamples:
+class SequenceSamples(NamedTuple):
     """Sequences as token streams (see data_loading.loader.Samples)."""
 
-    def __init__(self, dataset: SequenceDataset, indices: np.ndarray):
-        self.dataset, self.indices = dataset, indices
-        self.lengths = dataset.lengths[indices]
-        self.num_targets = dataset.num_targets[indices]
-        self.num_sequences = np.ones(len(indices), np.int64)
-
-    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return self.dataset.stream(self.indices[rows])
+    lengths: np.ndarray
+    num_targets: np.ndarray
+    num_sequences: np.ndarray
+    stream: Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
