@@ -45,6 +45,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     from diagnostics import checks  # here, so that --help and errors of the command line do not wait for torch
     from diagnostics.estimates import MemorySettings
+    from fine_tuning import TrainingSet
     from run_setup import start_runtime
 
     findings, config = checks.Findings(), make_run_config(args, processes)
@@ -54,7 +55,11 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_packages(findings, config)
     with findings.check(), start_runtime(make_run_config(alone, 1), "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
-        plan = PROGRAMS[name].plan_training(alone, runtime)
+        if name == "pretraining":
+            plan = run_pretraining.plan_training(alone, runtime)
+        else:
+            training_set = TrainingSet.open(alone, PROGRAMS[name].make_task(alone), runtime)
+            plan = training_set.plan(alone, runtime)
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
                 check(findings, plan)

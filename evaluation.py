@@ -121,11 +121,6 @@ def check_finite(logits: torch.Tensor) -> None:
         raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
 
 
-def log_speed(speed: dict[str, float], config: PredictionConfig, runtime: Runtime) -> None:
-    text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
-    runtime.reporter.log((), speed, f"prediction of {config.batch_size} sequences at a time: {text}")
-
-
 def inference_speed(
     sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
 ) -> dict[str, float]:

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from arguments import make_run_config
+from bert_config import ModelConfig
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.state import load_weights
-from evaluation import log_speed, predict
+from diagnostics.estimates import print_estimate
+from evaluation import predict
 from metrics import make_reporter
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
-from run_config import PredictionConfig
 from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, open_report, plan_run, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
-from tokenizer import Tokenizer
 from trainer import Trainer
 from utils.command_line import Arguments
 from utils.errors import UserError
@@ -39,7 +39,10 @@ MODEL_FILES = re.compile(
 
 def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
     """Trains, scores and predicts as the flags request; returns the exit code."""
-    with start_runtime(make_run_config(args), title) as runtime:
+    config = make_run_config(args)
+    if args.estimate_memory is not None:
+        return print_estimate(task.head, config)
+    with start_runtime(config, title) as runtime:
         return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
 
 
@@ -49,67 +52,60 @@ class TrainingSet:
 
     task: FineTuningTask
     choice: ModelChoice
-    tokenizer: Tokenizer
     dataset: SequenceDataset
 
     @classmethod
     def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
-        config = make_run_config(args)
-        choice = choose_model(config.model, config.start, runtime.distributed.on_main)
-        tokenizer = tokenizer_of(args, choice)
-        task, dataset = task.training_set(tokenizer)
-        return cls(task, with_labels(choice, task), tokenizer, dataset)
+        choice = choose_from_flags(args, runtime)
+        task, dataset = task.training_set(choice.tokenizer)
+        return cls(task, dataclasses.replace(choice, config=with_labels(choice.config, task)), dataset)
 
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: subfolder of the seed, if there are several."""
-        config = make_run_config(args)
-        num_targets = int(self.dataset.num_targets.max(initial=0))
-        config = dataclasses.replace(
-            config, loader=dataclasses.replace(config.loader, max_predictions_per_seq=num_targets)
-        )
-        plan = plan_run(
-            config,
+        config, task = make_run_config(args), self.task
+        loader = dataclasses.replace(config.loader, max_predictions_per_seq=int(self.dataset.num_targets.max()))
+        return plan_run(
+            dataclasses.replace(config, loader=loader),
             self.choice,
-            self.task.head,
-            self.task,
+            task.head,
+            task,
             self.dataset,
-            str(Path(self.task.name, name)),
+            str(Path(task.name, name)),
             runtime,
-            result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
-            initial_loss=self.task.initial_loss,
+            result_files=(*task.result_files, SCORES_FILE, EVALUATIONS_FILE),
+            initial_loss=task.initial_loss,
         )
-        trainer = dataclasses.replace(plan.config.trainer, eval_steps=args.eval_steps)
-        return dataclasses.replace(plan, config=dataclasses.replace(plan.config, trainer=trainer))
 
 
-def tokenizer_of(args: Arguments, choice: ModelChoice) -> Tokenizer:
+def choose_from_flags(args: Arguments, runtime: Runtime) -> ModelChoice:
+    config = make_run_config(args)
+    choice = choose_model(config.model, config.start, runtime.distributed.on_main)
     if args.max_seq_length > choice.config.max_position_embeddings:
         raise UserError(
             f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
             f"{choice.config.max_position_embeddings}: lower it or use another config"
         )
-    return choice.tokenizer
+    return choice
 
 
-def with_labels(choice: ModelChoice, task: FineTuningTask) -> ModelChoice:
-    config = dataclasses.replace(choice.config, labels=task.labels, multi_label=task.multi_label)
-    return dataclasses.replace(choice, config=config)
+def with_labels(config: ModelConfig, task: FineTuningTask) -> ModelConfig:
+    return dataclasses.replace(config, labels=task.labels, multi_label=task.multi_label)
 
 
 def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
     training_set = TrainingSet.open(args, task, runtime)
     task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
-    sets = task.prediction_sets(training_set.tokenizer)
+    sets = task.prediction_sets(training_set.choice.tokenizer)
     open_report(make_run_config(args), folder, runtime)
     if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for seed in range(args.seed, args.seed + args.num_seeds):
         name = f"seed-{seed}" if args.num_seeds > 1 else ""
-        seed_args = arguments_of_seed(args, seed, name) if name else args
+        seed_args = args.replace(seed=seed, from_checkpoint=args.from_checkpoint and args.from_checkpoint / name)
         with runtime_of_seed(args, runtime, name, folder) as seed_runtime:
             plan = training_set.plan(seed_args, seed_runtime, name)
-            parallel, exit_code = train(seed_args, plan, task, sets, seed_runtime)
+            parallel, exit_code = train(seed_args, plan, sets, seed_runtime)
             if parallel is None:
                 return exit_code
             if sets:
@@ -121,7 +117,7 @@ def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -
 
 
 def train(
-    args: Arguments, plan: TrainingPlan, task: FineTuningTask, sets: list[PredictionSet], runtime: Runtime
+    args: Arguments, plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime
 ) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     steps = plan.config.trainer.max_steps
@@ -134,7 +130,7 @@ def train(
     }
     evaluation = None
     if args.eval_steps:
-        evaluation = trainer.evaluate = Evaluation(args, trainer, task, sets)
+        evaluation = trainer.evaluate = Evaluation(args, trainer, sets)
         trainer.is_finished = evaluation.is_exhausted
     elif args.overwrite and runtime.distributed.is_main:
         shutil.rmtree(trainer.config.checkpoint_folder / BEST_FOLDER, ignore_errors=True)  # of an earlier run
@@ -151,10 +147,10 @@ class Evaluation:
     """Scores the labelled files during training, saves the best weights in BEST_FOLDER, and stops training after
     --early-stopping evaluations without improvement."""
 
-    def __init__(self, args: Arguments, trainer: Trainer, task: FineTuningTask, sets: list[PredictionSet]):
-        self.trainer, self.task, self.patience = trainer, task, args.early_stopping
+    def __init__(self, args: Arguments, trainer: Trainer, sets: list[PredictionSet]):
+        self.trainer, self.task, self.patience = trainer, trainer.task, args.early_stopping
         self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
-        self.config = PredictionConfig(args.predict_batch_size, args.seed)
+        self.config = make_run_config(args).prediction
         self.folder = trainer.config.checkpoint_folder
         path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
         # When resuming: the evaluations up to the checkpoint.
@@ -204,11 +200,6 @@ class Evaluation:
             )
 
 
-def arguments_of_seed(args: Arguments, seed: int, name: str) -> Arguments:
-    from_checkpoint = args.from_checkpoint and args.from_checkpoint / name
-    return args.replace(seed=seed, from_checkpoint=from_checkpoint)
-
-
 @contextlib.contextmanager
 def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) -> Iterator[Runtime]:
     """The runtime with a separate log per seed, named after the seed, beside the log of the whole command."""
@@ -229,17 +220,14 @@ def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) 
 
 
 def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    settings = make_run_config(args)
-    choice = choose_model(settings.model, settings.start, runtime.distributed.on_main)
-    tokenizer = tokenizer_of(args, choice)
-    model_folder = find_fine_tuned(settings, runtime)
+    config, choice = make_run_config(args), choose_from_flags(args, runtime)
+    model_folder, folder = find_fine_tuned(config, runtime), args.output_dir / choice.name / task.name
     task = task.for_model(read_config(model_folder / "config.json"), model_folder)
-    sets = task.prediction_sets(tokenizer)
-    open_report(settings, args.output_dir / choice.name / task.name, runtime)
-    runtime.reporter.log("PARAMETER", settings.metadata.arguments | {"SEED": settings.metadata.seed})
-    config = with_labels(choice, task).config
-    parallel = load_fine_tuned(task.head, config, model_folder, runtime)
-    predict_all(args, task, parallel, sets, args.output_dir / choice.name / task.name, runtime)
+    sets = task.prediction_sets(choice.tokenizer)
+    open_report(config, folder, runtime)
+    runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed})
+    parallel = load_fine_tuned(task.head, with_labels(choice.config, task), model_folder, runtime)
+    predict_all(args, task, parallel, sets, folder, runtime)
     return 0
 
 
@@ -271,7 +259,8 @@ def predict_all(
         started = time.perf_counter()
         logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config, runtime)
         speed["e2e_inference_time"] = time.perf_counter() - started
-        log_speed(speed, config, runtime)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
+        runtime.reporter.log((), speed, f"prediction of {config.batch_size} sequences at a time: {text}")
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:

@@ -26,10 +26,12 @@ from arguments import check_weights
 from tasks.squad_file import SquadOptions
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
+from utils.files import file_digest, read_json_object
+from utils.progress import print_line
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from bert_config import ModelConfig
-    from tasks.predictors import Prediction, Predictor
+    from tasks.predictors import Predictor
 
 WEIGHTS = (".safetensors", ".bin")
 HINTS = {  # flags of NVIDIA's inference.py
@@ -104,7 +106,6 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     from checkpoint.weights import open_model_weights
     from modeling import MODELS
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
-    from utils.files import read_json_object
 
     names = tuple(open_model_weights(folder))
     models = {each: MODELS[type(config)][each.head] for each in PREDICTORS}
@@ -184,7 +185,6 @@ def open_model(args: Arguments) -> Predictor:
 
 def predict_all_rows(model: Predictor, args: Arguments) -> None:
     from tasks.text_files import predict_file
-    from utils.files import file_digest
 
     names = {"text_column": "text", "pair_column": "pair", "question_column": "question", "context_column": "context"}
     columns = {field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None}
@@ -197,9 +197,9 @@ def predict_all_rows(model: Predictor, args: Arguments) -> None:
     predict_file(args.input, args.output, columns, predict, settings)
 
 
-def show(prediction: Prediction) -> None:
-    from utils.progress import print_line
-
+def answer(model: Predictor, **row: str | None) -> None:
+    """Predicts `row` and prints the results. Fields that are None are left out."""
+    (prediction,) = model.predict(["the input"], [{name: text for name, text in row.items() if text is not None}])
     for name, value in prediction.summary.items():
         print_line(f"{name:<13}{value}")
     for title, lines in prediction.lists.items():
@@ -207,15 +207,10 @@ def show(prediction: Prediction) -> None:
             print_line(line)
 
 
-def answer(model: Predictor, **row: str) -> None:
-    (prediction,) = model.predict(["the input"], [row])
-    show(prediction)
-
-
 def answer_line(model: Predictor, line: str) -> None:
     """Predicts a typed line; a second text follows a tab."""
     text, tab, pair = line.partition("\t")
-    answer(model, text=text, **({"pair": pair} if tab else {}))
+    answer(model, text=text, pair=pair if tab else None)
 
 
 def read_context(args: Arguments) -> str | None:
@@ -262,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.input is not None:
         predict_all_rows(model, args)
     elif text is not None:
-        answer(model, text=text, **({"pair": args.text_pair} if args.text_pair is not None else {}))
+        answer(model, text=text, pair=args.text_pair)
     elif model.prompt != "question":
         ask(model.prompt, partial(answer_line, model))
     elif args.question is not None:

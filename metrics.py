@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,12 +120,12 @@ class Benchmark:
 Step = tuple[int, ...] | str
 
 
-class Sink:
+class Sink(ABC):
+    @abstractmethod
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         """Records `metrics`. text: a human-readable line, or None for records that are not shown."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         pass
 
 
@@ -157,8 +158,8 @@ class DLLoggerSink(Sink):
                 f"cannot write {self.path} ({error.strerror}): free some space, or choose another {self.flag}"
             ) from error
 
-    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str: ...
 
     def close(self) -> None:
         if self.file is not None:

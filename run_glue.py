@@ -10,19 +10,13 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from arguments import check_weights, make_run_config, parse_fine_tuning
+from arguments import check_weights, parse_fine_tuning
+from tasks import FineTuningTask
 from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
 from utils.errors import run_main
 
-if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
-    from parallel.runtime import Runtime
-    from run_setup import TrainingPlan
-    from tasks import FineTuningTask
+# Functions import what needs torch, so that --help and errors of the command line do not wait for it.
 
 CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
 
@@ -119,23 +113,12 @@ def make_task(args: Arguments) -> FineTuningTask:
     )
 
 
-def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    from fine_tuning import TrainingSet
-
-    return TrainingSet.open(args, make_task(args), runtime).plan(args, runtime)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    task = make_task(args)
-    if args.estimate_memory is not None:
-        from diagnostics.estimates import print_estimate
-
-        return print_estimate(task.head, make_run_config(args))
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(args, task, "GLUE")
+    return fine_tuning_main(args, make_task(args), "GLUE")
 
 
 if __name__ == "__main__":

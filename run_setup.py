@@ -208,7 +208,7 @@ def plan_run(
             max_steps=max_steps,
             checkpoint_folder=folder,
             record=record,
-            eval_steps=(trainer.eval_steps or max_steps) if eval_dataset is not None else 0,
+            eval_steps=trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
         ),
         loader=replace(config.loader, num_sizes=num_sizes, sequences=sequences),
         schedule=replace(config.schedule, total_steps=max_steps),

@@ -9,19 +9,13 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 GPUs.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from arguments import check_weights, make_run_config, parse_fine_tuning
+from arguments import check_weights, parse_fine_tuning
+from tasks import FineTuningTask
 from tasks.squad_file import PREDICT, SquadOptions
 from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, optional_path
 from utils.errors import run_main
 
-if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
-    from parallel.runtime import Runtime
-    from run_setup import TrainingPlan
-    from tasks.squad import SquadTask
+# Functions import what needs torch, so that --help and errors of the command line do not wait for it.
 
 FLAGS = (
     Flag("--predict-file --eval-file", optional_path, None, "file to predict, and with --do-eval to score", PREDICT),
@@ -40,29 +34,18 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return args
 
 
-def make_task(args: Arguments) -> SquadTask:
+def make_task(args: Arguments) -> FineTuningTask:
     from tasks.squad import SquadTask
 
     return from_flags(SquadTask, args, scores=args.do_eval)
 
 
-def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    from fine_tuning import TrainingSet
-
-    return TrainingSet.open(args, make_task(args), runtime).plan(args, runtime)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    task = make_task(args)
-    if args.estimate_memory is not None:
-        from diagnostics.estimates import print_estimate
-
-        return print_estimate(task.head, make_run_config(args))
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(args, task, "SQuAD")
+    return fine_tuning_main(args, make_task(args), "SQuAD")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch w
 class Task(Protocol):
     """A training objective. Sums are named scalars over micro-batches; counts are over the whole global batch."""
 
+    @abstractmethod
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Forward pass: sums over the micro-batch, on the device."""
 
@@ -41,29 +43,38 @@ class PredictionSet:
 
 
 class FineTuningTask(Task, Protocol):
-    """A fine-tuning task with its files; used by fine_tuning.py.
+    """A fine-tuning task with its files; used by fine_tuning.py. The loss is a mean over sequences by default.
 
-    name: folder for results. head: a key of modeling.MODELS. labels: class names of the
-    model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
-    `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
-    that it may write. initial_loss: expected loss of random weights, or None.
+    name: folder for results. head: a key of modeling.MODELS. labels: class names of the model's outputs; empty if they
+    have no names. multi_label: labels are independent. logits_axis: `token` or `sequence`. metric: the score that
+    selects the best checkpoint; higher is better. result_files: names of all files that it may write. initial_loss:
+    expected loss of random weights, or None.
     """
 
     name: str
     head: str
-    labels: tuple[str, ...]
-    multi_label: bool
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
     logits_axis: str
     metric: str
     result_files: tuple[str, ...]
-    initial_loss: float | None
+    initial_loss: float | None = None
     max_seq_length: int
 
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+        return sums["loss"] / num_sequences
+
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+        return {"loss": self.loss(sums, num_sequences, num_targets)}
+
+    @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
         """Reads the training file. Returns the task with the file's labels, and the samples."""
 
     def for_model(self, config: ModelConfig, folder: Path) -> Self:
         """The task for a fine-tuned model. Raises UserError if the model in `folder` has other labels."""
+        return self
 
+    @abstractmethod
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         """The files to score and to predict."""

@@ -22,7 +22,7 @@ from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from tasks import PredictionSet
+from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.text_files import Row, write_table
 from tasks.text_sequences import SequenceDataset, encode
@@ -34,8 +34,8 @@ REGRESSION_LABELS = ("score",)
 
 
 @dataclass(frozen=True)
-class ClassificationTask:
-    """Classification or regression of texts and text pairs; implements tasks.FineTuningTask.
+class ClassificationTask(FineTuningTask):
+    """Classification or regression of texts and text pairs.
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set.
     predict_files: files to predict. stored_labels: labels of a fine-tuned model in the order of its outputs.
@@ -65,7 +65,7 @@ class ClassificationTask:
 
     @property
     def metric(self) -> str:
-        return set_prefix(next(iter(self.spec.sets))) + self.spec.metrics[0]
+        return set_prefix(self.spec.sets[0]) + self.spec.metrics[0]
 
     @property
     def initial_loss(self) -> float | None:
@@ -88,18 +88,12 @@ class ClassificationTask:
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
         if self.class_weights:
             weight_C = torch.tensor(self.class_weights, device=logits_NC.device)
-            logits_NC = logits_NC.float()
-            loss = F.cross_entropy(logits_NC, labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
+            loss = F.cross_entropy(logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        return sums["loss"] / num_sequences
-
     def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        metrics = {"loss": sums["loss"] / num_sequences}
-        if not self.spec.regression:
-            metrics["accuracy"] = sums["correct"] / num_sequences
-        return metrics
+        metrics = super().metrics(sums, num_sequences, num_targets)
+        return metrics if self.spec.regression else metrics | {"accuracy": sums["correct"] / num_sequences}
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
         examples = read_examples(self.train_file, self.spec, labelled=True)
@@ -141,28 +135,25 @@ class ClassificationTask:
         if self.eval_files:
             load_metrics()  # fail on a missing package before training
         sets = []
-        for set_name, path in self.eval_files.items():
-            examples = read_examples(path, self.spec, labelled=True)
-            finish = partial(self.score, label_values(examples, self.spec), set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, True))
-        for set_name, path in self.predict_files.items():
-            examples = read_examples(path, self.spec, labelled=False, is_test=True)
-            finish = partial(self.write, examples, set_name)
-            sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, False))
+        for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
+            for set_name, path in files.items():
+                examples = read_examples(path, self.spec, labelled, is_test=not labelled)
+                values = label_values(examples, self.spec) if labelled else None
+                finish = partial(self.finish, examples, values, set_name)
+                sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, labelled))
         return sets
 
-    def score(self, values: np.ndarray, set_name: str, logits_nC: np.ndarray, folder: Path | None) -> dict[str, Any]:
-        return score(self.in_order(logits_nC), values, self.spec, set_name)
-
-    def write(self, examples: Examples, set_name: str, logits_nC: np.ndarray, folder: Path) -> dict[str, float]:
-        path = write_predictions(folder, examples, self.in_order(logits_nC), self.spec, set_name)
+    def finish(
+        self, examples: Examples, values: np.ndarray | None, set_name: str, logits_nC: np.ndarray, folder: Path | None
+    ) -> dict[str, Any]:
+        """Returns the scores for the label `values`, or without them writes the predictions."""
+        if self.stored_labels:  # a model from another library may have the labels in another order
+            logits_nC = logits_nC[:, [self.stored_labels.index(label) for label in self.spec.labels]]
+        if values is not None:
+            return score(logits_nC, values, self.spec, set_name)
+        path = write_predictions(folder, examples, logits_nC, self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
-
-    def in_order(self, logits_nC: np.ndarray) -> np.ndarray:
-        """Reorders the logits to the task's label order. A model from another library may have another order."""
-        stored = self.stored_labels
-        return logits_nC[:, [stored.index(label) for label in self.spec.labels]] if stored else logits_nC
 
 
 def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
@@ -237,27 +228,21 @@ class TextDataset(SequenceDataset):
     tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n], for training; None for prediction."""
 
     def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
-        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
         first_ids, _ = encode(tokenizer, examples.texts, "texts")
         if examples.pairs is None:
-            rows = [(cls, a[: max_seq_length - 2], sep) for a in first_ids]
+            texts = [(a[: max_seq_length - 2],) for a in first_ids]
         else:
             second_ids, _ = encode(tokenizer, examples.pairs, "second texts")
-            rows = []
+            texts = []
             for a, b in zip(first_ids, second_ids, strict=True):
                 kept_a, kept_b = truncated_lengths(len(a), len(b), max_seq_length - 3)
-                rows.append((cls, a[:kept_a], sep, b[:kept_b], sep))
+                texts.append((a[:kept_a], b[:kept_b]))
         labels = {}
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}
         elif values is not None:  # labels distinguish real sequences from filler
             labels = {"labels": np.zeros(len(values), np.int64), "scores": values.astype(np.float32)}
-        super().__init__(
-            np.concatenate([piece for row in rows for piece in row]).astype(np.int32),
-            np.array([sum(map(len, row)) for row in rows]),
-            np.array([sum(map(len, row[:3])) for row in rows]),
-            labels,
-        )
+        super().__init__(tokenizer, texts, labels)
 
 
 def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, int]:

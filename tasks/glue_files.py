@@ -1,26 +1,16 @@
-"""GLUE (Wang et al., 2018) and SuperGLUE (2019) tasks, and the reader of TSV, CSV and JSON-lines files.
+"""GLUE (Wang et al., 2018) and SuperGLUE (2019) tasks, and the samples in their files and in custom ones."""
 
-TSV files have no quoting. CSV files have standard quoting.
-"""
-
-import csv
-import gzip
-import io
 import json
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.text_files import read_rows
 from utils.errors import UserError
 from utils.progress import print_line
 
 MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
-EXTENSIONS = (".tsv", ".csv", ".jsonl")
-SETS = {"": "{split}"}  # one file per split
-MATCHED_SETS = {"matched": "{split}_matched", "mismatched": "{split}_mismatched"}
 
 
 @dataclass(frozen=True)
@@ -29,10 +19,10 @@ class TextTask:
 
     name: name of the submission file. text, pair, label: column names. labels: classes in the order of their ids;
     empty for regression, and for a custom file until its labels are known. header: columns of training and development
-    files without a header. index: column with the sample's name in submissions; by default its number. sets: files of
-    the evaluation sets, by name. is_custom: a file of the user, whose lines must have as many columns as the header.
-    skips_incomplete_lines: skip broken lines in training and development files. multi_label: samples have any number of
-    labels, separated by LABEL_SEPARATOR.
+    files without a header. index: column with the sample's name in submissions; by default its number. sets: names of
+    the evaluation sets, with which the names of their files end; an empty name if there is only one. is_custom: a file
+    of the user, whose lines must have as many columns as the header. skips_incomplete_lines: skip broken lines in
+    training and development files. multi_label: samples have any number of labels, separated by LABEL_SEPARATOR.
     """
 
     name: str
@@ -47,7 +37,7 @@ class TextTask:
     index: str | None = None
     extension: str = ".tsv"
     splits: tuple[str, str, str] = ("train", "dev", "test")
-    sets: dict[str, str] = field(default_factory=lambda: SETS)
+    sets: tuple[str, ...] = ("",)
     is_custom: bool = False
     skips_incomplete_lines: bool = False
     multi_label: bool = False
@@ -56,14 +46,14 @@ class TextTask:
         return folder / (self.splits[0] + self.extension)
 
     def evaluation_files(self, folder: Path) -> dict[str, Path]:
-        """Development files by the name of the set; the name is empty if there is only one set."""
+        """Development files by the name of the set."""
         return self._files(folder, self.splits[1])
 
     def test_files(self, folder: Path) -> dict[str, Path]:
         return self._files(folder, self.splits[2])
 
     def _files(self, folder: Path, split: str) -> dict[str, Path]:
-        return {name: folder / (file.format(split=split) + self.extension) for name, file in self.sets.items()}
+        return {name: folder / ("_".join(filter(None, (split, name))) + self.extension) for name in self.sets}
 
 
 def superglue(name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]) -> TextTask:
@@ -90,7 +80,7 @@ TASKS = {
     ),
     "mnli": TextTask(
         *("MNLI", "sentence1", "sentence2", "gold_label", ("entailment", "neutral", "contradiction"), ("accuracy",)),
-        sets=MATCHED_SETS,
+        sets=("matched", "mismatched"),
     ),
     "qnli": TextTask("QNLI", "question", "sentence", "label", ENTAILMENT, ("accuracy",)),
     "rte": TextTask("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ("accuracy",)),
@@ -177,83 +167,3 @@ def to_text(value: Any, is_label: bool, where: str) -> str:
         return json.dumps(value)
     expected = "a label without space around it" if is_label else "a string"
     raise UserError(f"{where} is {value!r}, expected {expected}: correct the line")
-
-
-def read_rows(
-    path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the line number of each row and its values by column. Rows with missing columns are an error if `exact`;
-    rows with extra columns always are. header: columns of a file without a header."""
-    extension = format_of(path)
-    if path.is_file() and extension not in EXTENSIONS:
-        raise UserError(f"{path}: unknown file extension {extension}: give a file of {', '.join(EXTENSIONS)}")
-    text = read_text(path)
-    if extension == ".jsonl":
-        yield from read_json_lines(path, text)
-        return
-    rows = read_csv(path, text) if extension == ".csv" else read_tsv(text)
-    if header is None:
-        header = tuple(next(rows, (1, []))[1])
-        missing = [name for name in wanted if name not in header]
-        if missing:
-            found = ", ".join(map(repr, header)) or "nothing"
-            raise UserError(f"{path} has no column {missing[0]!r}; it has {found}: check the columns' names")
-        repeated = [name for name in wanted if header.count(name) > 1]
-        if repeated:
-            raise UserError(f"{path} has the column {repeated[0]!r} twice: rename one")
-    for line, values in rows:
-        if len(values) > len(header) or (exact and len(values) < len(header)):
-            raise UserError(
-                f"{path}, line {line} has {len(values)} columns, and the header has {len(header)}: correct it"
-            )
-        yield line, dict(zip(header, values, strict=False))
-
-
-def format_of(path: Path) -> str:
-    """The extension of `path`, ignoring compression."""
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-
-
-def read_text(path: Path) -> str:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: check the path")
-    content = path.read_bytes()
-    try:
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is no complete gzip file ({error}): fetch it again") from error
-    try:
-        return content.decode("utf-8-sig")  # MRPC's files start with a byte order mark
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
-
-
-def read_tsv(text: str) -> Iterator[tuple[int, list[str]]]:
-    for line, row in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
-        yield line, row.removesuffix("\r").split("\t")
-
-
-def read_csv(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    start = 1
-    try:
-        for row in reader:
-            if row:  # not an empty line
-                yield start, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{path}, line {start} is not CSV ({error}): correct the quotation marks") from error
-
-
-def read_json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, row in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
-        try:
-            values = json.loads(row)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {line} is not JSON ({error}): correct or remove it") from error
-        if not isinstance(values, dict):
-            raise UserError(f"{path}, line {line} is not a JSON object: correct or remove it")
-        yield line, values

@@ -21,8 +21,9 @@ from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
 from data_loading.packing import IGNORED_LABEL, TokenStream
 from loss import summed_cross_entropy
-from tasks import PredictionSet
-from tasks.glue_files import MAX_SEQ_LENGTH, read_json_lines, read_text
+from tasks import FineTuningTask, PredictionSet
+from tasks.glue_files import MAX_SEQ_LENGTH
+from tasks.text_files import read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -49,9 +50,8 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class TokenClassificationTask:
-    """Predicts a tag per word; implements tasks.FineTuningTask. The label is on the first token of each word, as in
-    transformers' examples."""
+class TokenClassificationTask(FineTuningTask):
+    """Predicts a tag per word. The label is on the first token of each word, as in transformers' examples."""
 
     max_seq_length: int = MAX_SEQ_LENGTH
     train_file: Path | None = None
@@ -62,7 +62,6 @@ class TokenClassificationTask:
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
-    multi_label = False
     metric = "f1"
     result_files = ("predictions.tsv", "predictions.jsonl")
 
@@ -218,31 +217,24 @@ class TaggedDataset(SequenceDataset):
         ids_W, _ = encode(tokenizer, words, "words")
         unknown = np.array([tokenizer.unk_token_id])  # for words of control characters only
         pieces_W = iter(ids[: max_seq_length - 2] if len(ids) else unknown for ids in ids_W)
-        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
-        pieces, lengths, first_tokens, place = [], [], [], 0
+        texts: list[list[np.ndarray]] = []  # the words of each sequence
+        first_tokens, place = [], 0  # place: where the next word begins in `input_ids`
         for sentence in sentences:
-            pieces.append(cls)
-            length = 1
+            length = max_seq_length  # a sentence begins a sequence
             for _ in sentence.words:
                 piece = next(pieces_W)
                 if length + len(piece) + 1 > max_seq_length:
-                    pieces += [sep, cls]
-                    lengths.append(length + 1)
-                    place, length = place + length + 1, 1
-                first_tokens.append(place + length)
-                pieces.append(piece)
-                length += len(piece)
-            pieces.append(sep)
-            lengths.append(length + 1)
-            place += length + 1
-        self.first_tokens = np.array(first_tokens)
-        lengths, tags = np.array(lengths), {}
+                    texts.append([])
+                    place, length = place + (2 if first_tokens else 1), 1  # [SEP] and [CLS]
+                texts[-1].append(piece)
+                first_tokens.append(place)
+                place, length = place + len(piece), length + len(piece)
+        self.first_tokens, tags = np.array(first_tokens), {}
         if labels:
             ids = {label: index for index, label in enumerate(labels)}
-            tags_T = np.full(lengths.sum(), IGNORED_LABEL, np.int64)
-            tags_T[self.first_tokens] = [ids[tag] for sentence in sentences for tag in sentence.tags]
-            tags["tags"] = tags_T
-        super().__init__(np.concatenate(pieces).astype(np.int32), lengths, lengths, tags, label_axis="token")
+            tags["tags"] = np.full(place + 1, IGNORED_LABEL, np.int64)
+            tags["tags"][self.first_tokens] = [ids[tag] for sentence in sentences for tag in sentence.tags]
+        super().__init__(tokenizer, [[np.concatenate(words)] for words in texts], tags, label_axis="token")
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from data_loading.packing import TokenStream
 from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
-from tasks.squad_answers import decode
+from tasks.squad import decode
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_files import Row
@@ -39,7 +40,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class Predictor(ABC):
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
     inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses answers."""
 
@@ -64,10 +65,10 @@ class Predictor:
         """Maximum tokens of a sequence if the user gives none."""
         return config.max_position_embeddings
 
+    @abstractmethod
     def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
         """The predictions for `rows`, which have the strings `text` and maybe `pair`, or `question` and `context`.
         places: names of the rows in errors."""
-        raise NotImplementedError
 
     def check_length(self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it") -> None:
         if tokens > maximum:
@@ -185,18 +186,17 @@ class MaskPredictor(Predictor):
         texts = [mask.split(row["text"]) for row in rows]
         # A token may include the space before it, so the space before a mask belongs to the mask.
         part_ids = iter(encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0])
-        ids_n = []
+        filled = []
         for place, parts in zip(places, texts, strict=True):
             if len(parts) == 1:
                 raise UserError(f"{place}: the text has no {MASK}: write it where a word is missing")
-            ids = [tokenizer.cls_token_id]
-            for _ in parts:
-                ids += [*next(part_ids), tokenizer.mask_token_id]
-            ids_n.append([*ids[:-1], tokenizer.sep_token_id])  # no mask after the last part
-            self.check_length(place, "text", len(ids), self.options.max_seq_length)
-        lengths = np.array([len(ids) for ids in ids_n])
-        dataset = SequenceDataset(np.concatenate(ids_n), lengths, lengths, {})
-        by_length = np.argsort(-lengths, kind="stable")
+            ids = [*next(part_ids)]
+            for _ in parts[1:]:
+                ids += [tokenizer.mask_token_id, *next(part_ids)]
+            filled.append([np.array(ids)])
+            self.check_length(place, "text", len(ids) + 2, self.options.max_seq_length)
+        dataset = SequenceDataset(tokenizer, filled, {})
+        by_length = np.argsort(-dataset.lengths, kind="stable")
         found: dict[int, list[list[tuple[float, str]]]] = {}
         self.model.eval()
         for batch in np.split(by_length, range(self.batch_size, len(rows), self.batch_size)):

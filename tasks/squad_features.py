@@ -70,9 +70,7 @@ class SquadDataset(SequenceDataset):
         self.squad = squad
         question_ids, _ = encode(tokenizer, [question.text for question in squad.questions], "questions")
         context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
-        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
-
-        pieces: list[np.ndarray] = []
+        texts: list[tuple[np.ndarray, np.ndarray]] = []
         rows: list[tuple[int, ...]] = []
         self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
         for index, question in enumerate(squad.questions):
@@ -84,7 +82,7 @@ class SquadDataset(SequenceDataset):
                 to_position = len(query) + 2 - start
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 answer_positions = [token + to_position for token in answer] if inside else [0, 0]
-                pieces += [cls, query, sep, context[start:stop], sep]
+                texts.append((query, context[start:stop]))
                 rows.append((index, len(query), start, first + to_position, last + to_position, *answer_positions))
             self.feature_bounds[index + 1] = len(rows)
 
@@ -92,12 +90,7 @@ class SquadDataset(SequenceDataset):
         self.question_index, self.query_lengths, self.window_starts = table[:, :3].T
         self.max_context = table[:, 3:5]
         self.start_positions, self.end_positions = table[:, 5:].T
-        super().__init__(
-            np.concatenate(pieces).astype(np.int32),
-            np.array([len(piece) for piece in pieces]).reshape(-1, 5).sum(axis=1),
-            self.query_lengths + 2,
-            {name: getattr(self, name) for name in LABELS} if training else {},
-        )
+        super().__init__(tokenizer, texts, {name: getattr(self, name) for name in LABELS} if training else {})
 
     @property
     def num_examples(self) -> int:

@@ -1,7 +1,8 @@
-"""Predicts the rows of a file and adds the predictions as columns.
+"""Files of texts: reads and writes their rows, and adds predictions as columns.
 
-Files are CSV, TSV or JSON lines, optionally .gz, or Parquet (with pyarrow). Intermediate predictions are stored in
-`<output>.parts`: after an interruption, rerun the same command to resume.
+Files are CSV (standard quoting), TSV (no quoting) or JSON lines, optionally .gz, or Parquet (with pyarrow; not for
+training). Intermediate predictions are stored in `<output>.parts`: after an interruption, rerun the same command to
+resume.
 """
 
 import csv
@@ -9,20 +10,99 @@ import gzip
 import io
 import json
 import shutil
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tasks.glue_files import format_of, read_rows
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import print_line, progress_bar
 
 ROWS_PER_PART = 4096
+EXTENSIONS = (".tsv", ".csv", ".jsonl")
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 Row = dict[str, Any]
+
+
+def read_rows(
+    path: Path, header: tuple[str, ...] | None, wanted: list[str], exact: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the line number of each row and its values by column. Rows with missing columns are an error if `exact`;
+    rows with extra columns always are. header: columns of a file without a header."""
+    extension = format_of(path)
+    if path.is_file() and extension not in EXTENSIONS:
+        raise UserError(f"{path}: unknown file extension {extension}: give a file of {', '.join(EXTENSIONS)}")
+    text = read_text(path)
+    if extension == ".jsonl":
+        yield from read_json_lines(path, text)
+        return
+    rows = read_csv(path, text) if extension == ".csv" else read_tsv(text)
+    if header is None:
+        header = tuple(next(rows, (1, []))[1])
+        missing = [name for name in wanted if name not in header]
+        if missing:
+            found = ", ".join(map(repr, header)) or "nothing"
+            raise UserError(f"{path} has no column {missing[0]!r}; it has {found}: check the columns' names")
+        repeated = [name for name in wanted if header.count(name) > 1]
+        if repeated:
+            raise UserError(f"{path} has the column {repeated[0]!r} twice: rename one")
+    for line, values in rows:
+        if len(values) > len(header) or (exact and len(values) < len(header)):
+            raise UserError(
+                f"{path}, line {line} has {len(values)} columns, and the header has {len(header)}: correct it"
+            )
+        yield line, dict(zip(header, values, strict=False))
+
+
+def format_of(path: Path) -> str:
+    """The extension of `path`, ignoring compression."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def read_text(path: Path) -> str:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: check the path")
+    content = path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is no complete gzip file ({error}): fetch it again") from error
+    try:
+        return content.decode("utf-8-sig")  # MRPC's files start with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line} is not UTF-8: save the file as UTF-8") from error
+
+
+def read_tsv(text: str) -> Iterator[tuple[int, list[str]]]:
+    for line, row in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
+        yield line, row.removesuffix("\r").split("\t")
+
+
+def read_csv(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    start = 1
+    try:
+        for row in reader:
+            if row:  # not an empty line
+                yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}, line {start} is not CSV ({error}): correct the quotation marks") from error
+
+
+def read_json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, row in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
+        try:
+            values = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {line} is not JSON ({error}): correct or remove it") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path}, line {line} is not a JSON object: correct or remove it")
+        yield line, values
 
 
 def read_table(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
@@ -109,6 +189,8 @@ def predict_file(
     if repeated := added[0].keys() & rows[0][1].keys():
         raise UserError(f"{source} has the column {min(repeated)!r} already: rename it")
     if target.suffix == ".npy":
+        import numpy as np  # here, so that the command lines of training do not wait for it
+
         content = io.BytesIO()
         np.save(content, np.array([row["embedding"] for row in added], np.float32))
         write_atomically(target, content.getvalue())

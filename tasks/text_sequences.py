@@ -4,7 +4,9 @@ Legend: n sequences of the data set, N sequences of a stream, T tokens of a stre
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,23 +17,28 @@ from utils.progress import progress_bar
 class SequenceDataset:
     """Sequences as rows of flat arrays (see data_loading.loader.StreamDataset).
 
-    input_ids: concatenated tokens of all sequences; `lengths` [n]: tokens per sequence; `second_starts` [n]: position
-    of the second text's first token, or the sequence's length if there is none; `labels`: by name, empty for
-    prediction; one per sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is `token`.
+    texts: the tokens [C] of the one or two texts of each sequence; `labels`: by name, empty for prediction; one per
+    sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is `token`. `input_ids`: concatenated tokens
+    of all sequences; `lengths` [n]: tokens per sequence; `second_starts` [n]: position of the second text's first
+    token, or the sequence's length if there is none.
     """
 
     def __init__(
         self,
-        input_ids: np.ndarray,
-        lengths: np.ndarray,
-        second_starts: np.ndarray,
+        tokenizer,
+        texts: Sequence[Sequence[np.ndarray]],
         labels: Mapping[str, np.ndarray],
         label_axis: str = "sequence",
     ):
-        self.input_ids, self.lengths, self.second_starts, self.labels = input_ids, lengths, second_starts, labels
-        self.token_bounds = np.concatenate([[0], np.cumsum(lengths)])
+        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
+        pieces = [(cls, *(piece for text in row for piece in (text, sep))) for row in texts]
+        self.input_ids = np.concatenate(list(itertools.chain.from_iterable(pieces))).astype(np.int32)
+        self.lengths = np.array([sum(map(len, row)) for row in pieces])
+        self.second_starts = np.array([len(row[0]) + 2 for row in texts])
+        self.labels = labels
+        self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
         self.stream_labels = tuple(Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items())
-        self.num_targets = np.zeros(len(lengths), np.int64)  # labelled tokens of each sequence
+        self.num_targets = np.zeros(len(self), np.int64)  # labelled tokens of each sequence
         if label_axis == "token":
             for values in labels.values():
                 self.num_targets += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
@@ -52,7 +59,8 @@ class SequenceDataset:
         return digest.hexdigest()[:16]
 
     def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "SequenceSamples":
-        return SequenceSamples(self, indices)
+        counts = self.lengths[indices], self.num_targets[indices], np.ones(len(indices), np.int64)
+        return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The sequences `indices` [N] as a token stream (see data_loading/packing.py), with all labels."""
@@ -75,17 +83,13 @@ class SequenceDataset:
         return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
 
 
-class SequenceSamples:
+class SequenceSamples(NamedTuple):
     """Sequences as token streams (see data_loading.loader.Samples)."""
 
-    def __init__(self, dataset: SequenceDataset, indices: np.ndarray):
-        self.dataset, self.indices = dataset, indices
-        self.lengths = dataset.lengths[indices]
-        self.num_targets = dataset.num_targets[indices]
-        self.num_sequences = np.ones(len(indices), np.int64)
-
-    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return self.dataset.stream(self.indices[rows])
+    lengths: np.ndarray
+    num_targets: np.ndarray
+    num_sequences: np.ndarray
+    stream: Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import run_squad
 from data_loading.sample_order import sample_order
-from tasks.squad_answers import decode
+from tasks.squad import decode
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer

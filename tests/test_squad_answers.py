@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.squad import write_predictions
-from tasks.squad_answers import decode
+from tasks.squad import decode, write_predictions
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions, read_squad
 from tokenizer import BertTokenizer
