@@ -161,10 +161,8 @@ class ZeroModel(DeepSpeedModel):
         for name, fragment in self.fragments.items():  # as in the optimizer's first step
             if fragment.flat not in optimizer.state:
                 optimizer.state[fragment.flat] = {
-                    key: torch.zeros((), device=fragment.flat.device)
-                    if state.is_count
-                    else fragment.flat.new_zeros(fragment.flat.shape)
-                    for key, state in spec_of(optimizer).state(name, fragment.flat.shape).items()
+                    key: fragment.flat.new_zeros(shape)
+                    for key, shape in spec_of(optimizer).state_shapes(name, fragment.flat.shape).items()
                 }
         if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
             for name, initial in self.initial.masters.items():
