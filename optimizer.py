@@ -506,15 +506,6 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     return SPECS[type(optimizer).__name__]
 
 
-def check_shardable(name: str) -> None:
-    """Raises UserError if the optimizer `name` cannot update shards."""
-    if not SPECS[name].updates_shards:
-        raise UserError(
-            f"--optimizer {name} takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
-            "use --optimizer Lamb, or --data-parallel-shard-degree 1"
-        )
-
-
 def make_optimizer(
     config: OptimizerConfig,
     model: nn.Module,
@@ -523,8 +514,6 @@ def make_optimizer(
     shard_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
     """Makes the optimizer `config.name`. parameters: see `parameter_groups`; shard_group: see Lamb."""
-    if shard_group is not None:
-        check_shardable(config.name)
     return SPECS[config.name].make(config, model, parameters, lr, shard_group)
 
 

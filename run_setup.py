@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bert_config import ModelConfig
-from checkpoint.identity import make_record
+from checkpoint.identity import identity_of
 from checkpoint.model_choice import ModelChoice
 from checkpoint.state import TrainState, find_start, load_weights
 from data_loading.loader import StepLoader, StreamDataset
@@ -26,7 +26,7 @@ from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
 from precision import LossScale, select_precision, slow_bfloat16
-from run_config import LoaderConfig, RunConfig
+from run_config import LoaderConfig, RunConfig, RunRecord
 from tasks import Task
 from trainer import Trainer
 from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads
@@ -186,16 +186,9 @@ def plan_run(
     folder = trainer.checkpoint_folder / choice.name / phase
     record = None
     if runtime.distributed.is_main and not trainer.benchmark:
-        record = make_record(
-            config.hyperparameters,
-            seed=config.metadata.seed,
-            weights=start.from_phase1_final_params or start.from_pretrained_params,
-            data=dataset.digest(),
-            vocabulary=choice.tokenizer.vocab_sha256,
-            architecture=choice.config.to_dict(),
-            global_batch_size=config.loader.global_batch_size,
-            max_steps=max_steps,
-        )
+        lengths = {"the global batch size": config.loader.global_batch_size, "--max-steps": max_steps}
+        identity = identity_of(start, choice, dataset.digest(), config.metadata.seed)
+        record = RunRecord(identity, config.hyperparameters | lengths)
     if start.resume:
         start = replace(start, from_checkpoint=folder, last_step_of_checkpoint="auto")
     compiled = config.parallel.compile != "none"
@@ -274,7 +267,6 @@ def build_trainer(
         evaluation = partial(evaluate, parallel, task, eval_dataset, MicroBatchLimits.of(config.loader), runtime)
     return Trainer(
         task,
-        parallel,
         state,
         learning_rate,
         make_schedule(replace(config.schedule, first_step=state.schedule_start)),

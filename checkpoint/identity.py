@@ -17,7 +17,8 @@ from checkpoint.folder import (
     find_model_folder,
     newest_checkpoint,
 )
-from run_config import RunRecord
+from checkpoint.model_choice import ModelChoice
+from run_config import RunRecord, StartConfig
 from utils.errors import UserError
 from utils.files import file_digest, json_digest, read_json_object, remove, write_json
 
@@ -25,27 +26,16 @@ WEIGHTS = "starting weights"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
 
 
-def make_record(
-    hyperparameters: dict[str, Any],
-    *,
-    seed: int,
-    weights: Path | None,
-    data: str,
-    vocabulary: str,
-    architecture: dict[str, Any],
-    global_batch_size: int,
-    max_steps: int,
-) -> RunRecord:
-    """Makes the record of a run. hyperparameters: flags that change results, by name. weights: the model folder from
-    the flags, or None for random initialization. data, vocabulary: digests."""
-    identity = {
+def identity_of(start: StartConfig, choice: ModelChoice, data: str, seed: int) -> dict[str, Any]:
+    """The identity of a run. data: digest of its data."""
+    weights = start.from_phase1_final_params or start.from_pretrained_params
+    return {
         WEIGHTS: RANDOM if weights is None else weights_digest(weights),
         "data": data,
-        "vocabulary": vocabulary,
-        "architecture": json.loads(json.dumps(architecture)),
+        "vocabulary": choice.tokenizer.vocab_sha256,
+        "architecture": json.loads(json.dumps(choice.config.to_dict())),
         "seed": seed,
     }
-    return RunRecord(identity, hyperparameters | {"the global batch size": global_batch_size, "--max-steps": max_steps})
 
 
 def weights_digest(path: Path) -> str | None:

@@ -64,7 +64,9 @@ def compiled_on_cpu() -> bool:
 
 
 class DeepSpeedModel(ParallelModel):
-    """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped."""
+    """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped.
+
+    config: of the engine (see deepspeed_config.engine_config)."""
 
     def __init__(
         self,
@@ -238,15 +240,3 @@ class ZeroModel(DeepSpeedModel):
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         if self.stage < 3:
             super().prepare_for_inference(dtype)
-
-
-def make_deepspeed_model(
-    model: nn.Module,
-    config: dict[str, Any],
-    precision: Precision,
-    device: torch.device,
-    distributed: DistributedContext,
-) -> DeepSpeedModel:
-    """Wraps `model`, on its device, in the engine with `config` (see deepspeed_config.engine_config)."""
-    strategy = ZeroModel if config["zero_optimization"]["stage"] else DeepSpeedModel
-    return strategy(model, config, precision, device, distributed)
