@@ -194,24 +194,17 @@ def plan_run(
     compiled = config.parallel.compile != "none"
     num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled)
     sequences = likely_sequences(dataset, config.loader) if compiled else None
-    config = replace(
-        config,
-        trainer=replace(
-            trainer,
-            max_steps=max_steps,
-            checkpoint_folder=folder,
-            record=record,
-            eval_steps=(trainer.eval_steps or max_steps) if eval_dataset is not None else 0,
-        ),
-        loader=replace(config.loader, num_sizes=num_sizes, sequences=sequences),
-        schedule=replace(config.schedule, total_steps=max_steps),
-        start=replace(start, result_files=result_files),
-        metadata=replace(
-            config.metadata,
-            phase=phase,
-            num_samples=len(dataset),
-            tokenizer=choice.tokenizer,
-        ),
+    config = replace(config, start=start).with_values(
+        trainer={
+            "max_steps": max_steps,
+            "checkpoint_folder": folder,
+            "record": record,
+            "eval_steps": (trainer.eval_steps or max_steps) if eval_dataset is not None else 0,
+        },
+        loader={"num_sizes": num_sizes, "sequences": sequences},
+        schedule={"total_steps": max_steps},
+        start={"result_files": result_files},
+        metadata={"phase": phase, "num_samples": len(dataset), "tokenizer": choice.tokenizer},
     )
     return TrainingPlan(choice, head, task, dataset, config, initial_loss, eval_dataset)
 
