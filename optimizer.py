@@ -493,8 +493,7 @@ SPECS = {
     ),
     "AdamW": OptimizerSpec(make_adamw),
     "Muon": OptimizerSpec(
-        make_muon,
-        lambda name, shape: ("momentum_buffer",) if is_hidden_matrix(name, shape) else (COUNT, *MOMENTS),
+        make_muon, lambda name, shape: ("momentum_buffer",) if is_hidden_matrix(name, shape) else (COUNT, *MOMENTS)
     ),
     "FusedLAMB": OptimizerSpec(
         make_fused_lamb, lambda _name, _shape: MOMENTS, counts_in_groups=True, updates_shards=False

@@ -115,11 +115,7 @@ def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
 
 
 def load_fine_tuned(
-    head: str,
-    config: ModelConfig,
-    folder: Path,
-    runtime: Runtime,
-    log: Callable[[str], None] = print_line,
+    head: str, config: ModelConfig, folder: Path, runtime: Runtime, log: Callable[[str], None] = print_line
 ) -> ParallelModel:
     """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must have all of it."""
     with torch.device("meta"):
@@ -228,11 +224,7 @@ def count_steps(config: RunConfig, num_samples: int) -> int:
 
 
 def build_trainer(
-    model: PreTrainedModel,
-    task: Task,
-    config: RunConfig,
-    runtime: Runtime,
-    eval_dataset: StreamDataset | None = None,
+    model: PreTrainedModel, task: Task, config: RunConfig, runtime: Runtime, eval_dataset: StreamDataset | None = None
 ) -> Trainer:
     """Builds the trainer for `model`, which may be on the meta device, and loads the state of `config.start`."""
     precision, distributed = runtime.precision, runtime.distributed

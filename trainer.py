@@ -18,14 +18,7 @@ from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
 from lr_scheduler import rate_table
-from metrics import (
-    Benchmark,
-    GlobalBatchStats,
-    MeasuringWindow,
-    dllogger_metrics,
-    format_duration,
-    format_metrics,
-)
+from metrics import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics, format_duration, format_metrics
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
@@ -78,11 +71,7 @@ class Trainer:
         benchmark = None
         if config.benchmark:
             benchmark = Benchmark(self._new_window(), self.stopwatch, config.benchmark_warmup_steps)
-        with (
-            StopSignal() as stop,
-            self._progress_bar() as bar,
-            self._save_on_error(),
-        ):
+        with StopSignal() as stop, self._progress_bar() as bar, self._save_on_error():
             while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
                 batch = next(batches)
