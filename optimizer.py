@@ -411,8 +411,9 @@ class OptimizerSpec:
     """Properties of an optimizer. To add an optimizer, write a factory function, an entry in SPECS under its class
     name, and its name in run_config.py.
 
-    make: factory that takes a model, its parameters (see `parameter_groups`), a learning rate and a `shard_group` (see
-        Lamb). The optimizer's `step` reads `grad_scale` and `found_inf` (see the top of this file).
+    make: factory that takes a config, groups of parameters, a learning rate and a `shard_group` (see Lamb). The
+        optimizer's `step` reads `grad_scale` and `found_inf` (see the top of this file).
+    groups: makes the groups, with the arguments of `parameter_groups`.
     state: keys of the state tensors of a parameter with this name and shape; all are float32.
     counts_in_groups: whether the update count is in the parameter groups, as `step`.
     updates_shards: whether it can update shards.
@@ -422,6 +423,7 @@ class OptimizerSpec:
 
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[str, tuple[int, ...]], Sequence[str]] = lambda _name, _shape: (COUNT, *MOMENTS)
+    groups: Callable[..., list[dict]] = parameter_groups
     counts_in_groups: bool = False
     updates_shards: bool = True
     update_elements: Callable[[list[int], bool], int] = lambda _sizes, _multi_tensor: 0
@@ -436,9 +438,9 @@ class OptimizerSpec:
         return sum(math.prod(shape) * len({*self.state(name, shape)} - {COUNT}) for name, shape in shapes)
 
 
-def make_lamb(config: OptimizerConfig, model, parameters, lr, shard_group) -> Lamb:
+def make_lamb(config: OptimizerConfig, groups, lr, shard_group) -> Lamb:
     return Lamb(
-        parameter_groups(model, config.weight_decay, parameters),
+        groups,
         *(lr, config.betas, config.eps, config.weight_decay),
         max_grad_norm=None,
         bias_correction=config.bias_correction,
@@ -448,17 +450,15 @@ def make_lamb(config: OptimizerConfig, model, parameters, lr, shard_group) -> La
     )
 
 
-def make_adamw(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.AdamW:
-    groups = parameter_groups(model, config.weight_decay, parameters)
+def make_adamw(config: OptimizerConfig, groups, lr, _shard_group) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
-def make_muon(config: OptimizerConfig, model, parameters, lr, shard_group) -> Muon:
-    groups = muon_groups(model, config.weight_decay, parameters)
+def make_muon(config: OptimizerConfig, groups, lr, shard_group) -> Muon:
     return Muon(groups, lr, config.betas, config.eps, shard_group=shard_group)
 
 
-def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.Optimizer:
+def make_fused_lamb(config: OptimizerConfig, groups, lr, _shard_group) -> torch.optim.Optimizer:
     try:
         from apex.optimizers import FusedLAMB as ApexLAMB
     except ImportError as error:
@@ -478,12 +478,7 @@ def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group
                 super().step()
 
     return FusedLAMB(
-        parameter_groups(model, config.weight_decay, parameters),
-        float(lr),
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=float("inf"),
+        groups, float(lr), betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, max_grad_norm=math.inf
     )
 
 
@@ -493,7 +488,9 @@ SPECS = {
     ),
     "AdamW": OptimizerSpec(make_adamw),
     "Muon": OptimizerSpec(
-        make_muon, lambda name, shape: ("momentum_buffer",) if is_hidden_matrix(name, shape) else (COUNT, *MOMENTS)
+        make_muon,
+        lambda name, shape: ("momentum_buffer",) if is_hidden_matrix(name, shape) else (COUNT, *MOMENTS),
+        muon_groups,
     ),
     "FusedLAMB": OptimizerSpec(
         make_fused_lamb, lambda _name, _shape: MOMENTS, counts_in_groups=True, updates_shards=False
@@ -513,7 +510,8 @@ def make_optimizer(
     shard_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
     """Makes the optimizer `config.name`. parameters: see `parameter_groups`; shard_group: see Lamb."""
-    return SPECS[config.name].make(config, model, parameters, lr, shard_group)
+    spec = SPECS[config.name]
+    return spec.make(config, spec.groups(model, config.weight_decay, parameters), lr, shard_group)
 
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
