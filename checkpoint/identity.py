@@ -52,13 +52,17 @@ def weights_digest(path: Path) -> str | None:
     return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record in a folder of steps, if that has a checkpoint."""
+    path = folder / RECORD_FILE
+    return read_json_object(path, "the record of a run") if path.is_file() and checkpoint_steps(folder) else None
+
+
 def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) -> None:
     """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Logs settings that
     change in an unfinished run. Does nothing if there is no record yet."""
-    path = folder / RECORD_FILE
-    if not (path.is_file() and checkpoint_steps(folder)):
+    if (stored := read_record(folder)) is None:
         return
-    stored = read_json_object(path, "the record of a run")
     identity, hyperparameters = stored["identity"], stored["hyperparameters"]
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
@@ -95,11 +99,11 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 def write_record(folder: Path, record: RunRecord) -> None:
     """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
-    identity, path = record.identity, folder / RECORD_FILE
-    if path.is_file() and checkpoint_steps(folder):
-        stored = read_json_object(path, "the record of a run")["identity"]
-        identity = {name: now if _is_known(name, now) else stored.get(name) for name, now in identity.items()}
-    write_json(path, {"identity": identity, "hyperparameters": record.hyperparameters})
+    identity = record.identity
+    if (stored := read_record(folder)) is not None:
+        then = stored["identity"]
+        identity = {name: now if _is_known(name, now) else then.get(name) for name, now in identity.items()}
+    write_json(folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters})
 
 
 def overwrite(folder: Path, result_files: Iterable[str]) -> None:
