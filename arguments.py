@@ -14,7 +14,6 @@ from run_config import (
     RESHARD_MODES,
     TRAIN,
     CheckpointMetadata,
-    LoaderConfig,
     ModelSelection,
     OptimizerConfig,
     ParallelConfig,
@@ -230,35 +229,26 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
     world_size = world_size or args.get("estimate_memory") or read_environment().world_size
     dynamic = args.use_dynamic_loss_scaling or args.fp16
     values = args.as_dict()
-    return RunConfig(
-        from_flags(TrainerConfig, args),
-        from_flags(LoaderConfig, args, global_batch_size=global_batch_size(args, world_size)),
-        optimizer_config(args),
-        from_flags(
-            ScheduleConfig,
-            args,
-            total_steps=args.max_steps,
-            gamma=args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
-        ),
-        parallel_config(args, world_size),
-        from_flags(StartConfig, args),
-        from_flags(CheckpointMetadata, args, arguments=values),
-        INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
-        dynamic,
-        from_flags(
-            RuntimeConfig,
-            args,
-            amp=args.amp or args.fp16,
-            amp_dtype=amp_dtype(args),
-            pure_fp16=args.use_pure_fp16,
-            messages=startup_messages(args),
-            reports_in_folder=not args.given("report_file"),
-        ),
-        from_flags(ModelSelection, args, is_named=args.given("bert_model")),
-        from_flags(PredictionConfig, args, batch_size=args.get("predict_batch_size", args.batch_size)),
-        world_size,
-        args.get("epochs"),
-        {f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
+    return from_flags(
+        RunConfig,
+        args,
+        global_batch_size=global_batch_size(args, world_size),
+        optimizer=optimizer_config(args),
+        total_steps=args.max_steps,
+        gamma=args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
+        parallel=parallel_config(args, world_size),
+        arguments=values,
+        loss_scale=INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
+        dynamic_loss_scale=dynamic,
+        amp=args.amp or args.fp16,
+        amp_dtype=amp_dtype(args),
+        pure_fp16=args.use_pure_fp16,
+        messages=startup_messages(args),
+        reports_in_folder=not args.given("report_file"),
+        is_named=args.given("bert_model"),
+        prediction=from_flags(PredictionConfig, args, batch_size=args.get("predict_batch_size", args.batch_size)),
+        world_size=world_size,
+        hyperparameters={f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
     )
 
 

@@ -11,6 +11,8 @@ MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the erf form; the other two are the same tanh form
 POOLINGS = ("cls", "mean")
+ACTIVATIONS = ("hidden_act", "hidden_activation", "classifier_activation")
+CHOICES = dict.fromkeys(ACTIVATIONS, HIDDEN_ACTS) | {"classifier_pooling": POOLINGS}
 
 # Upper bounds, far above any real model, so that sizes can be computed before memory is allocated.
 MAX_SIZES = {
@@ -61,8 +63,8 @@ class ModelConfig:
                 raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 to {limit:g}")
             if "dropout" in field.name and value == 1:
                 raise ValueError("dropout probabilities must be below 1")
-            if field.name in ("hidden_act", "hidden_activation", "classifier_activation") and value not in HIDDEN_ACTS:
-                raise ValueError(f"{field.name} is {value!r}: it must be one of {', '.join(HIDDEN_ACTS)}")
+            if field.name in CHOICES and value not in CHOICES[field.name]:
+                raise ValueError(f"{field.name} is {value!r}: it must be one of {', '.join(CHOICES[field.name])}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
@@ -219,10 +221,6 @@ class ModernBertConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classifier_pooling not in POOLINGS:
-            raise ValueError(
-                f"classifier_pooling is {self.classifier_pooling!r}: it must be one of {', '.join(POOLINGS)}"
-            )
         if self.head_size % 2:
             raise ValueError(f"the head size {self.head_size} is odd: rotary positions need an even one")
         if min(self.global_rope_theta, self.local_rope_theta) < 1:

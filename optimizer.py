@@ -7,7 +7,7 @@ not zero. The `lr` of a group may be a tensor, so that the schedule can be on th
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,55 @@ from utils.errors import UserError
 CHUNK = 2**19  # elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call
 
 
-class Lamb(torch.optim.Optimizer):
+class FusedAdam(torch.optim.Optimizer):
+    """Base class: the moments of Adam, updated by torch's fused AdamW kernel. A group without the key `bias_correction`
+    has the correction."""
+
+    def _init_moments(self, params: list[Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+    def _adamw(
+        self,
+        params: list[Tensor],
+        targets: list[Tensor],
+        group: dict,
+        lr: float | Tensor,
+        weight_decay: float,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Updates the moments of `params`, and `targets` with `lr` and `weight_decay`, in one pass."""
+        states = [self.state[p] for p in params]
+        adamw(
+            targets,
+            [p.grad for p in params],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [self._bias_step(state, group) for state in states],
+            fused=True,
+            lr=lr,
+            weight_decay=weight_decay,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            **self._kernel_options(group),
+        )
+
+    @staticmethod
+    def _bias_step(state: dict[str, Tensor], group: dict) -> Tensor:
+        """The step count for the kernel's bias correction; beta^inf is 0, which turns the correction off."""
+        return state["step"] if group.get("bias_correction", True) else torch.full_like(state["step"], torch.inf)
+
+    @staticmethod
+    def _kernel_options(group: dict) -> dict:
+        beta1, beta2 = group["betas"]
+        return {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "amsgrad": False, "maximize": False}
+
+
+class Lamb(FusedAdam):
     """LAMB (You et al., 2020, "Large Batch Optimization for Deep Learning", algorithm 2), as in NVIDIA's recipe:
 
         g = g / max(1, ||g|| / max_grad_norm)                  the norm over all parameters
@@ -82,15 +130,8 @@ class Lamb(torch.optim.Optimizer):
         self.shard_group = shard_group
 
     @torch.no_grad()
-    def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._update(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        return loss
-
-    def _update(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+    def step(self) -> None:
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if self.max_grad_norm is not None:
             norm = total_norm(gradients(self), self.shard_group)
             if grad_scale is None:
@@ -99,17 +140,11 @@ class Lamb(torch.optim.Optimizer):
         adapted: list[tuple[dict, list[Tensor]]] = []
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                if not self.state[p]:
-                    self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                    self.state[p]["exp_avg"] = torch.zeros_like(p)
-                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            if not params:
-                continue
-            if group["weight_decay"] or group["adapt_undecayed"]:
+            self._init_moments(params)
+            if params and (group["weight_decay"] or group["adapt_undecayed"]):
                 adapted.append((group, params))
-            else:
-                self._adam(params, params, group["lr"], group, grad_scale, found_inf)
+            elif params:
+                self._adamw(params, params, group, group["lr"], 0.0, grad_scale, found_inf)
         if not adapted:
             return
         on_cpu = adapted[0][1][0].device.type == "cpu"
@@ -120,43 +155,6 @@ class Lamb(torch.optim.Optimizer):
                 for p in params:
                     self._single_tensor_step(p, group, grad_scale)
 
-    def _adam(
-        self, params: list[Tensor], targets: list[Tensor], lr: float | Tensor, group: dict, grad_scale, found_inf
-    ) -> None:
-        """Updates the moments of `params` and adds -lr * m / (sqrt(v) + eps) to `targets`, in one pass: torch's fused
-        AdamW kernel without weight decay."""
-        states = [self.state[p] for p in params]
-        adamw(
-            targets,
-            [p.grad for p in params],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [self._bias_step(state, group) for state in states],
-            fused=True,
-            lr=lr,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-            **self._kernel_options(group),
-        )
-
-    @staticmethod
-    def _bias_step(state: dict[str, Tensor], group: dict) -> Tensor:
-        """The step count for the kernel's bias correction; beta^inf is 0, which turns the correction off."""
-        return state["step"] if group["bias_correction"] else torch.full_like(state["step"], torch.inf)
-
-    @staticmethod
-    def _kernel_options(group: dict) -> dict:
-        beta1, beta2 = group["betas"]
-        return {
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": group["eps"],
-            "weight_decay": 0.0,
-            "amsgrad": False,
-            "maximize": False,
-        }
-
     def _multi_tensor_step(
         self, adapted: list[tuple[dict, list[Tensor]]], grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
@@ -165,7 +163,7 @@ class Lamb(torch.optim.Optimizer):
         all_params, all_updates = [], []
         for group, params in adapted:
             updates = torch._foreach_mul(params, -group["weight_decay"])
-            self._adam(params, updates, 1.0, group, grad_scale, found_inf)
+            self._adamw(params, updates, group, 1.0, 0.0, grad_scale, found_inf)
             all_params += params
             all_updates += updates
         weight_norms, update_norms = tensor_norms(all_params + all_updates, self.shard_group).chunk(2)
@@ -195,6 +193,7 @@ class Lamb(torch.optim.Optimizer):
                 *([updates], [grads], [exp_avg], [exp_avg_sq], [], [step]),
                 **options,
                 lr=1.0,
+                weight_decay=0.0,
                 grad_scale=grad_scale,
             )
             update_square += torch.dot(updates, updates).item()
@@ -225,7 +224,7 @@ def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and re.search(r"\blayers?\.\d+\.", name) is not None
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(FusedAdam):
     """Muon (Jordan et al., 2024) for the matrices of hidden layers, AdamW for all other parameters:
 
         m = b m + (1-b) g;  u = b m + (1-b) g                       b: `momentum` (Nesterov's form)
@@ -266,24 +265,8 @@ class Muon(torch.optim.Optimizer):
                     if p.grad is not None:
                         self._update_matrix(p, rows, group, grad_scale, found_inf)
             elif params := [p for p in group["params"] if p.grad is not None]:
-                self._adamw(params, group, grad_scale, found_inf)
-
-    def _adamw(self, params: list[Tensor], group: dict, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        for p in params:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        states = [self.state[p] for p in params]
-        beta1, beta2 = group["betas"]
-        adamw(
-            *(params, [p.grad for p in params]),
-            *([state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], []),
-            [state["step"] for state in states],
-            fused=True,
-            **{"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]},
-            **{"weight_decay": group["weight_decay"], "amsgrad": False, "maximize": False},
-            **{"grad_scale": grad_scale, "found_inf": found_inf},
-        )
+                self._init_moments(params)
+                self._adamw(params, params, group, group["lr"], group["weight_decay"], grad_scale, found_inf)
 
     def _update_matrix(
         self, p: Tensor, rows: int, group: dict, grad_scale: Tensor | None, found_inf: Tensor | None
@@ -419,16 +402,8 @@ def muon_groups(
 # --- the optimizers of --optimizer ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StateTensor:
-    """A float32 state tensor of a parameter. is_count: a scalar update count; otherwise it has the parameter's
-    shape."""
-
-    is_count: bool = False
-
-
-MOMENTS = {"exp_avg": StateTensor(), "exp_avg_sq": StateTensor()}
-COUNTED_MOMENTS = {"step": StateTensor(is_count=True), **MOMENTS}
+COUNT = "step"  # number of a parameter's updates, a scalar; other state tensors have the shape of the parameter
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -436,9 +411,10 @@ class OptimizerSpec:
     """Properties of an optimizer. To add an optimizer, write a factory function, an entry in SPECS under its class
     name, and its name in run_config.py.
 
-    make: factory that takes a model, its parameters (see `parameter_groups`), a learning rate and a `shard_group` (see
-        Lamb). The optimizer's `step` reads `grad_scale` and `found_inf` (see the top of this file).
-    state: state tensors of a parameter with this name and shape, by key; saved in and checked against checkpoints.
+    make: factory that takes a config, groups of parameters, a learning rate and a `shard_group` (see Lamb). The
+        optimizer's `step` reads `grad_scale` and `found_inf` (see the top of this file).
+    groups: makes the groups, with the arguments of `parameter_groups`.
+    state: keys of the state tensors of a parameter with this name and shape; all are float32.
     counts_in_groups: whether the update count is in the parameter groups, as `step`.
     updates_shards: whether it can update shards.
     update_elements: temporary float32 elements of a step, given the number of elements of each parameter;
@@ -446,22 +422,25 @@ class OptimizerSpec:
     """
 
     make: Callable[..., torch.optim.Optimizer]
-    state: Callable[[str, tuple[int, ...]], Mapping[str, StateTensor]] = lambda _name, _shape: COUNTED_MOMENTS
+    state: Callable[[str, tuple[int, ...]], Sequence[str]] = lambda _name, _shape: (COUNT, *MOMENTS)
+    groups: Callable[..., list[dict]] = parameter_groups
     counts_in_groups: bool = False
     updates_shards: bool = True
     update_elements: Callable[[list[int], bool], int] = lambda _sizes, _multi_tensor: 0
 
+    def state_shapes(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the state tensors, by key; saved in and checked against checkpoints."""
+        return {key: () if key == COUNT else shape for key in self.state(name, shape)}
+
     def state_elements(self, model: nn.Module) -> int:
         """Number of float32 elements of the optimizer state for `model`, without counts."""
-        return sum(
-            p.numel() * sum(not tensor.is_count for tensor in self.state(name, tuple(p.shape)).values())
-            for name, p in model.named_parameters()
-        )
+        shapes = ((name, tuple(p.shape)) for name, p in model.named_parameters())
+        return sum(math.prod(shape) * len({*self.state(name, shape)} - {COUNT}) for name, shape in shapes)
 
 
-def make_lamb(config: OptimizerConfig, model, parameters, lr, shard_group) -> Lamb:
+def make_lamb(config: OptimizerConfig, groups, lr, shard_group) -> Lamb:
     return Lamb(
-        parameter_groups(model, config.weight_decay, parameters),
+        groups,
         *(lr, config.betas, config.eps, config.weight_decay),
         max_grad_norm=None,
         bias_correction=config.bias_correction,
@@ -471,18 +450,24 @@ def make_lamb(config: OptimizerConfig, model, parameters, lr, shard_group) -> La
     )
 
 
-def make_adamw(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.AdamW:
-    groups = parameter_groups(model, config.weight_decay, parameters)
+def make_adamw(config: OptimizerConfig, groups, lr, _shard_group) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
-def make_muon(config: OptimizerConfig, model, parameters, lr, shard_group) -> Muon:
-    groups = muon_groups(model, config.weight_decay, parameters)
+def make_muon(config: OptimizerConfig, groups, lr, shard_group) -> Muon:
     return Muon(groups, lr, config.betas, config.eps, shard_group=shard_group)
 
 
-def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group) -> torch.optim.Optimizer:
-    class FusedLAMB(import_fused_lamb()):
+def make_fused_lamb(config: OptimizerConfig, groups, lr, _shard_group) -> torch.optim.Optimizer:
+    try:
+        from apex.optimizers import FusedLAMB as ApexLAMB
+    except ImportError as error:
+        raise UserError(
+            "--optimizer FusedLAMB needs apex, which is not installed here: use NVIDIA's PyTorch container, "
+            "or --optimizer Lamb, which makes the same updates"
+        ) from error
+
+    class FusedLAMB(ApexLAMB):
         """Adapter: apex's optimizer needs a float learning rate and ignores `grad_scale` and `found_inf`."""
 
         def step(self) -> None:
@@ -493,12 +478,7 @@ def make_fused_lamb(config: OptimizerConfig, model, parameters, lr, _shard_group
                 super().step()
 
     return FusedLAMB(
-        parameter_groups(model, config.weight_decay, parameters),
-        float(lr),
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=float("inf"),
+        groups, float(lr), betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, max_grad_norm=math.inf
     )
 
 
@@ -509,7 +489,8 @@ SPECS = {
     "AdamW": OptimizerSpec(make_adamw),
     "Muon": OptimizerSpec(
         make_muon,
-        lambda name, shape: {"momentum_buffer": StateTensor()} if is_hidden_matrix(name, shape) else COUNTED_MOMENTS,
+        lambda name, shape: ("momentum_buffer",) if is_hidden_matrix(name, shape) else (COUNT, *MOMENTS),
+        muon_groups,
     ),
     "FusedLAMB": OptimizerSpec(
         make_fused_lamb, lambda _name, _shape: MOMENTS, counts_in_groups=True, updates_shards=False
@@ -521,15 +502,6 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     return SPECS[type(optimizer).__name__]
 
 
-def check_shardable(name: str) -> None:
-    """Raises UserError if the optimizer `name` cannot update shards."""
-    if not SPECS[name].updates_shards:
-        raise UserError(
-            f"--optimizer {name} takes each rank's shard for a whole tensor, so its trust ratios would be wrong: "
-            "use --optimizer Lamb, or --data-parallel-shard-degree 1"
-        )
-
-
 def make_optimizer(
     config: OptimizerConfig,
     model: nn.Module,
@@ -538,21 +510,8 @@ def make_optimizer(
     shard_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
     """Makes the optimizer `config.name`. parameters: see `parameter_groups`; shard_group: see Lamb."""
-    if shard_group is not None:
-        check_shardable(config.name)
-    return SPECS[config.name].make(config, model, parameters, lr, shard_group)
-
-
-def import_fused_lamb() -> type[torch.optim.Optimizer]:
-    """apex's FusedLAMB. Raises UserError if it is not installed."""
-    try:
-        from apex.optimizers import FusedLAMB
-    except ImportError as error:
-        raise UserError(
-            "--optimizer FusedLAMB needs apex, which is not installed here: use NVIDIA's PyTorch container, "
-            "or --optimizer Lamb, which makes the same updates"
-        ) from error
-    return FusedLAMB
+    spec = SPECS[config.name]
+    return spec.make(config, spec.groups(model, config.weight_decay, parameters), lr, shard_group)
 
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, flash_supports
-from optimizer import check_shardable
+from optimizer import SPECS
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
-from parallel.deepspeed import make_deepspeed_model
+from parallel.deepspeed import DeepSpeedModel, ZeroModel
 from parallel.fsdp import ShardedModel
 from precision import Precision
 from run_config import ParallelConfig, RunConfig
@@ -32,7 +32,8 @@ def parallelize(
     choose_attention(model, device)
     checkpoint_activations(model.layers, config.activation_checkpoint)
     if config.deepspeed is not None:
-        return make_deepspeed_model(model, config.deepspeed, precision, device, distributed)
+        strategy = ZeroModel if config.deepspeed["zero_optimization"]["stage"] else DeepSpeedModel
+        return strategy(model, config.deepspeed, precision, device, distributed)
     compile_model(model, config.compile, device)
     if config.shard_degree > 1:
         return ShardedModel(model, config, precision, device, distributed)
@@ -73,7 +74,10 @@ def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
 
 def check_parallel(config: RunConfig, device: torch.device) -> None:
     """Raises UserError for a parallel strategy that the device or the optimizer does not support."""
-    if config.parallel.shard_degree != 1:
-        check_shardable(config.optimizer.name)
+    if config.parallel.shard_degree != 1 and not SPECS[config.optimizer.name].updates_shards:
+        raise UserError(
+            f"--optimizer {config.optimizer.name} takes each rank's shard for a whole tensor, so its trust ratios "
+            f"would be wrong: use --optimizer Lamb, or --data-parallel-shard-degree 1"
+        )
     if config.parallel.cpu_offload and device.type == "cpu":
         raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")

@@ -7,9 +7,9 @@ Does not import torch, so that parsing is fast.
 """
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from utils.command_line import (
     REQUIRED,
@@ -297,3 +297,7 @@ class RunConfig:
     world_size: int = 1
     epochs: float | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+
+    def with_values(self, **values: dict[str, Any]) -> Self:
+        """A copy with other values in the configs that the keywords name."""
+        return replace(self, **{name: replace(getattr(self, name), **values[name]) for name in values})

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bert_config import ModelConfig
-from checkpoint.identity import make_record
+from checkpoint.identity import identity_of
 from checkpoint.model_choice import ModelChoice
 from checkpoint.state import TrainState, find_start, load_weights
 from data_loading.loader import StepLoader, StreamDataset
@@ -26,7 +26,7 @@ from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
 from precision import LossScale, select_precision, slow_bfloat16
-from run_config import LoaderConfig, RunConfig
+from run_config import LoaderConfig, RunConfig, RunRecord
 from tasks import Task
 from trainer import Trainer
 from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads
@@ -115,11 +115,7 @@ def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
 
 
 def load_fine_tuned(
-    head: str,
-    config: ModelConfig,
-    folder: Path,
-    runtime: Runtime,
-    log: Callable[[str], None] = print_line,
+    head: str, config: ModelConfig, folder: Path, runtime: Runtime, log: Callable[[str], None] = print_line
 ) -> ParallelModel:
     """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must have all of it."""
     with torch.device("meta"):
@@ -186,39 +182,25 @@ def plan_run(
     folder = trainer.checkpoint_folder / choice.name / phase
     record = None
     if runtime.distributed.is_main and not trainer.benchmark:
-        record = make_record(
-            config.hyperparameters,
-            seed=config.metadata.seed,
-            weights=start.from_phase1_final_params or start.from_pretrained_params,
-            data=dataset.digest(),
-            vocabulary=choice.tokenizer.vocab_sha256,
-            architecture=choice.config.to_dict(),
-            global_batch_size=config.loader.global_batch_size,
-            max_steps=max_steps,
-        )
+        lengths = {"the global batch size": config.loader.global_batch_size, "--max-steps": max_steps}
+        identity = identity_of(start, choice, dataset.digest(), config.metadata.seed)
+        record = RunRecord(identity, config.hyperparameters | lengths)
     if start.resume:
         start = replace(start, from_checkpoint=folder, last_step_of_checkpoint="auto")
     compiled = config.parallel.compile != "none"
     num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled)
     sequences = likely_sequences(dataset, config.loader) if compiled else None
-    config = replace(
-        config,
-        trainer=replace(
-            trainer,
-            max_steps=max_steps,
-            checkpoint_folder=folder,
-            record=record,
-            eval_steps=trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
-        ),
-        loader=replace(config.loader, num_sizes=num_sizes, sequences=sequences),
-        schedule=replace(config.schedule, total_steps=max_steps),
-        start=replace(start, result_files=result_files),
-        metadata=replace(
-            config.metadata,
-            phase=phase,
-            num_samples=len(dataset),
-            tokenizer=choice.tokenizer,
-        ),
+    config = replace(config, start=start).with_values(
+        trainer={
+            "max_steps": max_steps,
+            "checkpoint_folder": folder,
+            "record": record,
+            "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
+        },
+        loader={"num_sizes": num_sizes, "sequences": sequences},
+        schedule={"total_steps": max_steps},
+        start={"result_files": result_files},
+        metadata={"phase": phase, "num_samples": len(dataset), "tokenizer": choice.tokenizer},
     )
     return TrainingPlan(choice, head, task, dataset, config, initial_loss, eval_dataset)
 
@@ -242,11 +224,7 @@ def count_steps(config: RunConfig, num_samples: int) -> int:
 
 
 def build_trainer(
-    model: PreTrainedModel,
-    task: Task,
-    config: RunConfig,
-    runtime: Runtime,
-    eval_dataset: StreamDataset | None = None,
+    model: PreTrainedModel, task: Task, config: RunConfig, runtime: Runtime, eval_dataset: StreamDataset | None = None
 ) -> Trainer:
     """Builds the trainer for `model`, which may be on the meta device, and loads the state of `config.start`."""
     precision, distributed = runtime.precision, runtime.distributed
@@ -274,7 +252,6 @@ def build_trainer(
         evaluation = partial(evaluate, parallel, task, eval_dataset, MicroBatchLimits.of(config.loader), runtime)
     return Trainer(
         task,
-        parallel,
         state,
         learning_rate,
         make_schedule(replace(config.schedule, first_step=state.schedule_start)),

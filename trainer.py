@@ -18,15 +18,7 @@ from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
 from lr_scheduler import rate_table
-from metrics import (
-    Benchmark,
-    GlobalBatchStats,
-    MeasuringWindow,
-    dllogger_metrics,
-    format_duration,
-    format_metrics,
-)
-from parallel.base import ParallelModel
+from metrics import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics, format_duration, format_metrics
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
@@ -45,7 +37,6 @@ class Trainer:
     def __init__(
         self,
         task: Task,
-        parallel: ParallelModel,
         state: TrainState,
         learning_rate: Tensor,
         schedule: Callable[[int], float],
@@ -53,16 +44,15 @@ class Trainer:
         runtime: Runtime,
         evaluate: Callable[[], dict[str, float]] | None = None,
     ):
-        self.task, self.parallel, self.state, self.optimizer = task, parallel, state, state.optimizer
+        self.task, self.parallel, self.state, self.optimizer = task, state.parallel, state, state.optimizer
         self.config, self.runtime, self.device = config, runtime, runtime.device
         self.distributed, self.reporter, self.evaluate = runtime.distributed, runtime.reporter, evaluate
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
         self.first_step, self.last_step = state.step, self._last_step()
-        device = parallel.optimizer_device  # with CPU offload, not the device of the forward pass
+        device = self.parallel.optimizer_device  # with CPU offload, not the device of the forward pass
         self.rates = rate_table(schedule, self.first_step, self.last_step, device)
-        self.writer = CheckpointWriter(
-            config.checkpoint_folder, self.distributed, sharded=parallel.shard_group is not None
-        )
+        sharded = self.parallel.shard_group is not None
+        self.writer = CheckpointWriter(config.checkpoint_folder, self.distributed, sharded)
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = state.step
         self.freed_memory = FreedMemory()
@@ -81,11 +71,7 @@ class Trainer:
         benchmark = None
         if config.benchmark:
             benchmark = Benchmark(self._new_window(), self.stopwatch, config.benchmark_warmup_steps)
-        with (
-            StopSignal() as stop,
-            self._progress_bar() as bar,
-            self._save_on_error(),
-        ):
+        with StopSignal() as stop, self._progress_bar() as bar, self._save_on_error():
             while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
                 batch = next(batches)

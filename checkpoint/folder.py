@@ -7,8 +7,9 @@ Tensors are in safetensors files and everything else is JSON; nothing is unpickl
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,10 @@ def block_digest(path: Path, block: int) -> str:
 
 
 def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:
-    """The SHA-256 of each (file, block), on several threads."""
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda block: block_digest(*block), blocks))
+    """The SHA-256 of each (file, block), on several threads. The executors of concurrent.futures refuse work once the
+    interpreter is about to end, when a checkpoint may still be written."""
+    with ThreadPool(min(32, os.cpu_count() or 1)) as pool:
+        return pool.starmap(block_digest, blocks)
 
 
 def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from checkpoint.folder import (
     find_model_folder,
     newest_checkpoint,
 )
-from run_config import RunRecord
+from checkpoint.model_choice import ModelChoice
+from run_config import RunRecord, StartConfig
 from utils.errors import UserError
 from utils.files import file_digest, json_digest, read_json_object, remove, write_json
 
@@ -25,27 +26,16 @@ WEIGHTS = "starting weights"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
 
 
-def make_record(
-    hyperparameters: dict[str, Any],
-    *,
-    seed: int,
-    weights: Path | None,
-    data: str,
-    vocabulary: str,
-    architecture: dict[str, Any],
-    global_batch_size: int,
-    max_steps: int,
-) -> RunRecord:
-    """Makes the record of a run. hyperparameters: flags that change results, by name. weights: the model folder from
-    the flags, or None for random initialization. data, vocabulary: digests."""
-    identity = {
+def identity_of(start: StartConfig, choice: ModelChoice, data: str, seed: int) -> dict[str, Any]:
+    """The identity of a run. data: digest of its data."""
+    weights = start.from_phase1_final_params or start.from_pretrained_params
+    return {
         WEIGHTS: RANDOM if weights is None else weights_digest(weights),
         "data": data,
-        "vocabulary": vocabulary,
-        "architecture": json.loads(json.dumps(architecture)),
+        "vocabulary": choice.tokenizer.vocab_sha256,
+        "architecture": json.loads(json.dumps(choice.config.to_dict())),
         "seed": seed,
     }
-    return RunRecord(identity, hyperparameters | {"the global batch size": global_batch_size, "--max-steps": max_steps})
 
 
 def weights_digest(path: Path) -> str | None:
@@ -62,13 +52,17 @@ def weights_digest(path: Path) -> str | None:
     return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record in a folder of steps, if that has a checkpoint."""
+    path = folder / RECORD_FILE
+    return read_json_object(path, "the record of a run") if path.is_file() and checkpoint_steps(folder) else None
+
+
 def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) -> None:
     """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Logs settings that
     change in an unfinished run. Does nothing if there is no record yet."""
-    path = folder / RECORD_FILE
-    if not (path.is_file() and checkpoint_steps(folder)):
+    if (stored := read_record(folder)) is None:
         return
-    stored = read_json_object(path, "the record of a run")
     identity, hyperparameters = stored["identity"], stored["hyperparameters"]
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
@@ -105,11 +99,11 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 def write_record(folder: Path, record: RunRecord) -> None:
     """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
-    identity, path = record.identity, folder / RECORD_FILE
-    if path.is_file() and checkpoint_steps(folder):
-        stored = read_json_object(path, "the record of a run")["identity"]
-        identity = {name: now if _is_known(name, now) else stored.get(name) for name, now in identity.items()}
-    write_json(path, {"identity": identity, "hyperparameters": record.hyperparameters})
+    identity = record.identity
+    if (stored := read_record(folder)) is not None:
+        then = stored["identity"]
+        identity = {name: now if _is_known(name, now) else then.get(name) for name, now in identity.items()}
+    write_json(folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters})
 
 
 def overwrite(folder: Path, result_files: Iterable[str]) -> None:

@@ -240,15 +240,14 @@ class TrainState:
         path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
         tensors, spec, parameters = open_safetensors(path), self.optimizer_spec, self.parallel.named_parameters()
         expected = {
-            (name, key): state for name in parameters for key, state in spec.state(name, self.shapes[name]).items()
+            (name, key): shape
+            for name in parameters
+            for key, shape in spec.state_shapes(name, self.shapes[name]).items()
         }
-        shapes = {
-            f"{name}.{key}": () if state.is_count else self.shapes[name] for (name, key), state in expected.items()
-        }
-        check_tensors(path, tensors, shapes)
-        for (name, key), tensor in expected.items():
+        check_tensors(path, tensors, {f"{name}.{key}": shape for (name, key), shape in expected.items()})
+        for (name, key), shape in expected.items():
             p = parameters[name]
-            value = torch.empty(() if tensor.is_count else p.shape, dtype=torch.float32, device=p.device)
+            value = torch.empty(p.shape if shape else (), dtype=torch.float32, device=p.device)
             copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
             state = self.parallel.optimizer_state(self.optimizer, name)
             if key in state:  # keep the tensor: another object may own its memory

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a background thread. An error is stored in `error` and raised by the next call
-    of `write` or `wait`.
+    """Writes one checkpoint at a time in a background thread. `error` is that of the last write, if it has failed; the
+    next call of `write` or `wait` raises it.
 
     Training waits only for a copy of the tensors. The buffer is reused, because allocating pages takes ten times as
     long as the copy. If there is not enough memory for a copy, training waits for the whole write.
@@ -80,9 +81,12 @@ class CheckpointWriter:
         self.local_writers = distributed.local_world_size if sharded else 1
         # A separate group, so that the thread's collectives do not mix with those of training.
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
-        self.error: BaseException | None = None
-        self.thread: threading.Thread | None = None
+        self.writing: Future[Path] | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.writing.exception() if self.writing is not None and self.writing.done() else None
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint` after the previous one. The tensors, on any device, may change after the call."""
@@ -93,9 +97,9 @@ class CheckpointWriter:
         if self.writers > 1:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
-        # Not a daemon: a started write is completed even after an error in training.
-        self.thread = threading.Thread(target=self._write, args=(copied or checkpoint, attempt), name="checkpoint")
-        self.thread.start()
+        arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group)
+        # The interpreter waits for this thread: a started write is completed even after an error in training.
+        self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write_checkpoint, self.parent, *arguments)
         if copied is None:
             self.wait()
 
@@ -134,18 +138,9 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Waits until the last checkpoint is durable. Raises its error if it failed."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-
-    def _write(self, checkpoint: Checkpoint, attempt: str) -> None:
-        try:
-            write_checkpoint(self.parent, checkpoint, attempt, self.distributed.rank, self.writers, self.group)
-        except BaseException as error:
-            self.error = error
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
 
 
 def pin_memory(memory: Tensor, gpu: torch.device) -> None:

@@ -121,14 +121,11 @@ class TensorBundle:
 
 
 def parse_entry(data: bytes) -> BundleEntry:
-    message = parse_message(data)
-    shape = parse_message(message.get(2, [b""])[0])
+    first = {field: values[0] for field, values in parse_message(data).items()}
+    shape = parse_message(first.get(2, b""))
     sizes = tuple(parse_message(size).get(1, [0])[0] for size in shape.get(2, []))
-    first = {field: values[0] for field, values in message.items()}
-    checksum = first.get(6, 0)
-    return BundleEntry(
-        first.get(1, 0), sizes, first.get(3, 0), first.get(4, 0), first.get(5, 0), checksum, is_sliced=7 in message
-    )
+    dtype, *numbers = (first.get(field, 0) for field in (1, 3, 4, 5, 6))
+    return BundleEntry(dtype, sizes, *numbers, is_sliced=7 in first)
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -230,16 +227,10 @@ def crc32c(data: bytes) -> int:
     registers = np.zeros(num_lanes, np.uint32)
     for column in np.ascontiguousarray(padded.reshape(num_lanes, lane_bytes).T):
         registers = BYTE_TABLE[(registers ^ column) & 0xFF] ^ (registers >> 8)
-    basis = np.uint32(1) << np.arange(32, dtype=np.uint32)  # each bit of a register, advanced over one lane
+    basis = bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(lane_bytes):
-        basis = BYTE_TABLE[basis & 0xFF] ^ (basis >> 8)
-    columns = basis.tolist()
-    result = 0
-    for register in registers.tolist():
-        advanced = 0
-        while result:
-            low_bit = result & -result
-            advanced ^= columns[low_bit.bit_length() - 1]
-            result ^= low_bit
-        result = advanced ^ register
-    return result ^ 0xFFFFFFFF
+        basis = BYTE_TABLE[basis & 0xFF] ^ (basis >> 8)  # each bit of a register, advanced over one lane
+    result = np.uint32(0)
+    for register in registers:
+        result = np.bitwise_xor.reduce(basis[result & bits != 0]) ^ register
+    return int(result) ^ 0xFFFFFFFF

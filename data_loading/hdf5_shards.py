@@ -30,14 +30,7 @@ from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from utils.errors import UserError
 from utils.files import read_json_object
 
-KEYS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "next_sentence_labels",
-)
+KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 SHARD_SUFFIXES = (".hdf5", ".h5")
 INDEX_FILE = "index.json"  # see docs/data.md
 INDEX_VERSION = 1
@@ -110,15 +103,8 @@ class Shard:
         n, length = self._shape("input_ids", 2)
         predictions = self._shape("masked_lm_positions", 2)[1]
         size = self.path.stat().st_size
-        expected = {
-            "input_ids": (n, length),
-            "input_mask": (n, length),
-            "segment_ids": (n, length),
-            "masked_lm_positions": (n, predictions),
-            "masked_lm_ids": (n, predictions),
-            "next_sentence_labels": (n,),
-        }
-        for key, shape in expected.items():
+        shapes = [(n, length)] * 3 + [(n, predictions)] * 2 + [(n,)]
+        for key, shape in zip(KEYS, shapes, strict=True):
             layout = self.layouts[key]
             if layout.shape != shape:
                 raise UserError(
@@ -159,9 +145,13 @@ class Shard:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The data sets of a shard that cannot be mapped."""
+        return {key: smallest_integers(values) for key, values in self._stored(slice(None))}
+
+    def _stored(self, rows: slice | np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the rows of each data set as HDF5 reads them."""
         try:
             with h5py.File(self.path, "r") as file:
-                return {key: smallest_integers(file[key][:]) for key in KEYS}
+                yield from ((key, file[key][rows]) for key in KEYS)
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
@@ -183,13 +173,7 @@ class Shard:
     def sample(self) -> dict[str, np.ndarray]:
         """Evenly spaced rows of each data set. From a compressed shard, reads only the chunks that contain them."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
-        if self.is_mapped:
-            return {key: self.read(key, rows) for key in KEYS}
-        try:
-            with h5py.File(self.path, "r") as file:
-                return {key: file[key][rows] for key in KEYS}
-        except HDF5_ERRORS as error:
-            raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+        return {key: self.read(key, rows) for key in KEYS} if self.is_mapped else dict(self._stored(rows))
 
     @cached_property
     def digest(self) -> str:

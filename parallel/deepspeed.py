@@ -64,7 +64,9 @@ def compiled_on_cpu() -> bool:
 
 
 class DeepSpeedModel(ParallelModel):
-    """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped."""
+    """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped.
+
+    config: of the engine (see deepspeed_config.engine_config)."""
 
     def __init__(
         self,
@@ -161,10 +163,8 @@ class ZeroModel(DeepSpeedModel):
         for name, fragment in self.fragments.items():  # as in the optimizer's first step
             if fragment.flat not in optimizer.state:
                 optimizer.state[fragment.flat] = {
-                    key: torch.zeros((), device=fragment.flat.device)
-                    if state.is_count
-                    else fragment.flat.new_zeros(fragment.flat.shape)
-                    for key, state in spec_of(optimizer).state(name, fragment.flat.shape).items()
+                    key: fragment.flat.new_zeros(shape)
+                    for key, shape in spec_of(optimizer).state_shapes(name, fragment.flat.shape).items()
                 }
         if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
             for name, initial in self.initial.masters.items():
@@ -240,15 +240,3 @@ class ZeroModel(DeepSpeedModel):
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         if self.stage < 3:
             super().prepare_for_inference(dtype)
-
-
-def make_deepspeed_model(
-    model: nn.Module,
-    config: dict[str, Any],
-    precision: Precision,
-    device: torch.device,
-    distributed: DistributedContext,
-) -> DeepSpeedModel:
-    """Wraps `model`, on its device, in the engine with `config` (see deepspeed_config.engine_config)."""
-    strategy = ZeroModel if config["zero_optimization"]["stage"] else DeepSpeedModel
-    return strategy(model, config, precision, device, distributed)

@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -110,10 +110,18 @@ def flags_of(*configs: type) -> list[Flag]:
 
 
 def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
-    """Makes `config` from the flags of its fields, from arguments named as its fields, and from `values`."""
-    names = {field.name: field.metadata["flag"].name if field.metadata else field.name for field in fields(config)}
-    given = {field: vars(args)[name] for field, name in names.items() if name in args}
-    return config(**given | values)
+    """Makes `config` from `values`, from the flags of its fields, and from arguments named as its fields. Fields that
+    are such dataclasses themselves are made in the same way."""
+    found = {}
+    for member in fields(config):
+        name = member.metadata["flag"].name if member.metadata else member.name
+        if member.name in values:
+            found[member.name] = values[member.name]
+        elif is_dataclass(member.type):
+            found[member.name] = from_flags(member.type, args, **values)
+        elif name in args:
+            found[member.name] = vars(args)[name]
+    return config(**found)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

@@ -32,15 +32,11 @@ COLLECTIVE_MINUTES = 30.0  # long, because ranks wait while rank 0 verifies larg
 
 
 @dataclass
-class DistributedContext:
+class DistributedContext(RankEnvironment):
     """Rank, world size and CPU process group. The group is used for counts and flags, without device synchronization;
     it is None with one process and after `destroy`. join_minutes: timeout for connecting the ranks.
     collective_minutes: timeout of a collective."""
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
     cpu_group: "dist.ProcessGroup | None" = None
     join_minutes: float = JOIN_MINUTES
     collective_minutes: float = COLLECTIVE_MINUTES
@@ -208,14 +204,7 @@ def init_distributed(
                 timeout=datetime.timedelta(minutes=join_minutes),
             )
         set_timeout(dist.group.WORLD, collective_minutes)
-        context = DistributedContext(
-            place.rank,
-            place.world_size,
-            place.local_rank,
-            place.local_world_size,
-            join_minutes=join_minutes,
-            collective_minutes=collective_minutes,
-        )
+        context = DistributedContext(**vars(place), join_minutes=join_minutes, collective_minutes=collective_minutes)
         # This variable keeps the group open until an error is reported: the others notice its end at once, and would
         # report that instead.
         cpu_group = context.new_group(backend="gloo")

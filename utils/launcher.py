@@ -44,7 +44,7 @@ def _wait(descriptors: list[int]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankEnvironment:
     """Rank and world size of this process, from the launcher's environment variables."""
 
