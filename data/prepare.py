@@ -44,16 +44,7 @@ from data_preparation.options import (
 )
 from data_preparation.stage import Stage, read_manifest, run, show_plan
 from tasks.glue_files import TASKS
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    Flag,
-    flags_of,
-    from_flags,
-    non_negative_int,
-    positive_float,
-    positive_int,
-)
+from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, non_negative_int, positive_int
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
 
@@ -103,8 +94,7 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = from_flags(TextShardOptions, args, weights=args.weights)
-    return stages.shard_stage(args.output_dir, find_folders, options)
+    return stages.shard_stage(args.output_dir, find_folders, from_flags(TextShardOptions, args))
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
@@ -197,11 +187,6 @@ def length_and_predictions(text: str) -> tuple[int, int]:
     return positive_int(length), positive_int(predictions) if separator else 0
 
 
-def name_and_weight(text: str) -> tuple[str, float]:
-    name, _, weight = text.rpartition("=")
-    return name, positive_float(weight)
-
-
 OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
 RUN = [*EXECUTOR_FLAGS, Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing")]
 COMMON = [
@@ -221,11 +206,7 @@ DOWNLOAD = [
 ]
 EMPTY_LINE = "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"
 FORMAT = [*flags_of(FormatOptions), Flag("--empty-line", ("paragraph", "document"), None, EMPTY_LINE)]
-WEIGHTS = "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5"
-SHARD = [
-    *flags_of(TextShardOptions),
-    Flag("--weights", name_and_weight, [], WEIGHTS, options={"nargs": "+", "metavar": "NAME=WEIGHT"}),
-]
+SHARD = flags_of(TextShardOptions)
 SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case
