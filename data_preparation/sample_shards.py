@@ -18,7 +18,7 @@ from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
 from data_loading.masking import MaskRule, choose_positions, mask_tokens, num_sort_words, text_tokens
 from data_preparation.corpus import Corpus, read_corpus
 from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
-from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attributes
+from data_preparation.hdf5_writer import sample_layout, shard_attributes, write_hdf5
 from data_preparation.options import SampleOptions
 from data_preparation.sampling import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
 from data_preparation.tasks import Record, Task, run_tasks
@@ -109,17 +109,20 @@ def create_shard(
             "give more documents, with an empty line between them, or use --no-nsp"
         )
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
-    samples, untruncated, truncated, blocks = draw(corpus, options, tokenizer, rng)
+    samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
     layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
     word_edges = tokenizer.word_edges() if options.whole_word_mask else None
     rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
     findings = []
-    with create_hdf5(output, layout, attributes, options.compression) as writer:
-        for input_ids, input_mask, segment_ids, labels in blocks:
+
+    def masked_blocks() -> Iterator[tuple[np.ndarray, ...]]:
+        for input_ids, input_mask, segment_ids, labels in unmasked:
             positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
-            writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, labels)
+            yield input_ids, input_mask, segment_ids, positions, masked_ids, labels
             lengths = np.count_nonzero(input_mask, axis=1)
             findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, tokenizer.mask_token_id))
+
+    datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
     total = sum(findings[1:], findings[0])
     total.shards = total.checksummed = 1
     total.keep_lowest(KEPT_TEXTS)
@@ -130,7 +133,7 @@ def create_shard(
         "untruncated": untruncated,
         "truncated": truncated,
         "findings": total.to_json(),
-        "datasets": writer.described,
+        "datasets": datasets,
     }
 
 
