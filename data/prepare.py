@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
         if args.command == "verify":
-            from data_preparation.verify_report import report_on_folders
+            from data_preparation.verify import report_on_folders
 
             report_on_folders(args.folder, args.vocab_file, args.samples, executor)
         elif args.command == "repack":

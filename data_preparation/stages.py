@@ -234,8 +234,8 @@ def hdf5_stage(
         return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
-        from data_preparation import verify_report
         from data_preparation.sample_shards import create_shards, shard_tasks
+        from data_preparation.verify import write_report
         from tokenizer import load_tokenizer, model_files
 
         tokenizer = load_tokenizer(vocab_file, do_lower_case)
@@ -245,7 +245,7 @@ def hdf5_stage(
         _, findings = create_shards(folder, tasks, executor, name)
         for file_name, content in model_files(tokenizer, {"max_position_embeddings": length}).items():
             write_atomically(folder / file_name, content)
-        verify_report.write(folder, findings, tokenizer)
+        write_report(folder, findings, tokenizer)
         return {
             "samples": findings.samples,
             "shards": findings.shards,
