@@ -41,7 +41,7 @@ FLAGS = (
     ),
     Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
     Flag("--vocab-file", Path, REQUIRED, "vocabulary with one token per line, or a tokenizer.json"),
-    Flag(*CASING),
+    CASING,
     Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
     Flag(
         "--max-predictions-per-seq",

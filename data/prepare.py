@@ -42,7 +42,7 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.stage import Stage, read_manifest, run, show_plan
+from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
 from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, non_negative_int, positive_int
 from utils.errors import UserError
@@ -124,10 +124,8 @@ def casing_of(vocab_file: Path, given: bool | None) -> bool:
     """Whether to lower-case the text: as given, or as the vocabulary was trained here, or as its tokens suggest."""
     from tokenizer import load_tokenizer
 
-    trained = (read_manifest(vocab_file.parent) or {"options": {}})["options"].get("do_lower_case")
-    return next(
-        value for value in (given, trained, load_tokenizer(vocab_file, given).do_lower_case) if value is not None
-    )
+    casings = (given, stages.trained_casing(vocab_file), load_tokenizer(vocab_file, given).do_lower_case)
+    return next(casing for casing in casings if casing is not None)
 
 
 def all_stages(args: Arguments) -> list[Stage]:
@@ -219,7 +217,7 @@ LENGTHS = (
     "per sample"
 )
 HDF5 = [
-    Flag(*CASING),
+    CASING,
     Flag(
         "--vocab-file", Path, None, "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"
     ),
@@ -255,7 +253,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     command(
         "vocabulary",
         "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json.",
-        [*COMMON, SHARDED, Flag(*CASING), *OWN_VOCABULARY],
+        [*COMMON, SHARDED, CASING, *OWN_VOCABULARY],
     )
     command("hdf5", "Makes samples and verifies them.", [*COMMON, SHARDED, *HDF5])
 

@@ -27,8 +27,10 @@ SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
-CASING = (
-    *("--do-lower-case", bool, None),
+CASING = Flag(
+    "--do-lower-case",
+    bool,
+    None,
     "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a tokenizer.json says "
     "it itself; a new tokenizer does by default",
 )

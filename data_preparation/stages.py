@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
         shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), total, options)
         starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
         firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
-        joins, numbers = [], {split: count() for split in SPLITS}
+        joins = []
         for shard in shards:
             parts = []
             for index, (path, (_, weight)) in enumerate(zip(paths, planned, strict=True)):
@@ -144,7 +143,7 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
                 if start < stop:
                     weight = weight if shard.split == "training" else 1.0
                     parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
-            output = f"{shard.split}/shard-{next(numbers[shard.split]):05d}.txt"
+            output = f"{shard.split}/shard-{shard.number:05d}.txt"
             joins.append(Task(output, text_shards.join_shard, (parts, repeated, options), shard.bytes))
         made = run_tasks(folder, joins, executor, bar.update)
     shutil.rmtree(folder / BUCKETS)
@@ -219,6 +218,12 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
     return Stage("vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make)
 
 
+def trained_casing(vocab_file: Path) -> bool | None:
+    """Whether a vocabulary that was trained here is of lower-cased text; None for any other vocabulary."""
+    made = read_manifest(vocab_file.parent)
+    return made["options"].get("do_lower_case") if made else None
+
+
 def hdf5_stage(
     output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
 ) -> Stage:
@@ -226,9 +231,8 @@ def hdf5_stage(
     name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}"
 
     def find_inputs() -> list[str] | None:
-        made = read_manifest(vocab_file.parent)  # of a vocabulary that was trained here: says its casing
-        trained = made["options"].get("do_lower_case", do_lower_case) if made else do_lower_case
-        if trained != do_lower_case:
+        trained = trained_casing(vocab_file)
+        if trained not in (None, do_lower_case):
             raise UserError(f"{vocab_file} was trained with --do-lower-case {trained}: use the same here")
         has_text = bool(shards_of_split(sharded, split))
         return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None

@@ -23,6 +23,7 @@ MAX_BUCKETS = 2000  # more input makes larger buckets
 
 class Shard(NamedTuple):
     split: str
+    number: int  # in the split
     first: int  # cell
     last: int  # the cell after it
     documents: int
@@ -93,13 +94,13 @@ def plan_shards(documents: np.ndarray, sizes: np.ndarray, total_bytes: int, opti
         for cell in range(first, last):
             count, size = count + int(documents[cell]), size + int(sizes[cell])
             if count >= MIN_DOCUMENTS and before + size >= target * (len(found) + 1):
-                found.append(Shard(split, start, cell + 1, count, size))
+                found.append(Shard(split, len(found), start, cell + 1, count, size))
                 start, count, size, before = cell + 1, 0, 0, before + size
         if found and (count < MIN_DOCUMENTS or size < target / 2):
             last_full = found.pop()
             start, count, size = last_full.first, count + last_full.documents, size + last_full.bytes
         if count:
-            found.append(Shard(split, start, last, count, size))
+            found.append(Shard(split, len(found), start, last, count, size))
         shards += found
     return shards
 
