@@ -25,7 +25,7 @@ from data_preparation.options import (
     sample_options,
 )
 from data_preparation.sample_shards import create_shards, output_name, shard_tasks
-from data_preparation.tasks import Record, Task, read_record
+from data_preparation.tasks import Record, Task, is_done, read_record
 from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from utils.errors import UserError
@@ -41,7 +41,7 @@ FLAGS = (
     ),
     Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
     Flag("--vocab-file", Path, REQUIRED, "vocabulary with one token per line, or a tokenizer.json"),
-    Flag(*CASING),
+    CASING,
     Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
     Flag(
         "--max-predictions-per-seq",
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
             for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)
         ]
         tasks = shard_tasks(described, tokenizer, options)
-        to_do = [task for task in tasks if not is_done(args.output_dir, task, args.overwrite)]
+        to_do = [task for task in tasks if not is_made(args.output_dir, task, args.overwrite)]
         records, findings = create_shards(args.output_dir, tasks, executor, "samples")
     seconds = time.perf_counter() - start
     print(f"{len(to_do)} shards made, {len(tasks) - len(to_do)} were complete already", file=sys.stderr)
@@ -86,13 +86,12 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s", file=sys.stderr)
 
 
-def is_done(folder: Path, task: Task, overwrite: bool) -> bool:
+def is_made(folder: Path, task: Task, overwrite: bool) -> bool:
     """Whether the shard of `task` exists. Raises UserError if another one has its name, unless `overwrite`."""
-    if read_record(folder, task):
+    path, old = folder / task.output, read_record(folder, task.output)
+    if is_done(old, task):
         return True
-    path = folder / task.output
     if path.exists() and not overwrite:
-        old = read_record(folder, task, any_identity=True)
         changes = [
             f"{name} {old.identity.get(name)}, not {value}"
             for name, value in task.identity.items()

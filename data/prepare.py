@@ -42,18 +42,9 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.stage import Stage, read_manifest, run, show_plan
+from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    Flag,
-    flags_of,
-    from_flags,
-    non_negative_int,
-    positive_float,
-    positive_int,
-)
+from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, non_negative_int, positive_int
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
 
@@ -103,8 +94,7 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    options = from_flags(TextShardOptions, args, weights=args.weights)
-    return stages.shard_stage(args.output_dir, find_folders, options)
+    return stages.shard_stage(args.output_dir, find_folders, from_flags(TextShardOptions, args))
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
@@ -134,10 +124,8 @@ def casing_of(vocab_file: Path, given: bool | None) -> bool:
     """Whether to lower-case the text: as given, or as the vocabulary was trained here, or as its tokens suggest."""
     from tokenizer import load_tokenizer
 
-    trained = (read_manifest(vocab_file.parent) or {"options": {}})["options"].get("do_lower_case")
-    return next(
-        value for value in (given, trained, load_tokenizer(vocab_file, given).do_lower_case) if value is not None
-    )
+    casings = (given, stages.trained_casing(vocab_file), load_tokenizer(vocab_file, given).do_lower_case)
+    return next(casing for casing in casings if casing is not None)
 
 
 def all_stages(args: Arguments) -> list[Stage]:
@@ -197,11 +185,6 @@ def length_and_predictions(text: str) -> tuple[int, int]:
     return positive_int(length), positive_int(predictions) if separator else 0
 
 
-def name_and_weight(text: str) -> tuple[str, float]:
-    name, _, weight = text.rpartition("=")
-    return name, positive_float(weight)
-
-
 OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
 RUN = [*EXECUTOR_FLAGS, Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing")]
 COMMON = [
@@ -221,11 +204,7 @@ DOWNLOAD = [
 ]
 EMPTY_LINE = "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"
 FORMAT = [*flags_of(FormatOptions), Flag("--empty-line", ("paragraph", "document"), None, EMPTY_LINE)]
-WEIGHTS = "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5"
-SHARD = [
-    *flags_of(TextShardOptions),
-    Flag("--weights", name_and_weight, [], WEIGHTS, options={"nargs": "+", "metavar": "NAME=WEIGHT"}),
-]
+SHARD = flags_of(TextShardOptions)
 SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case
@@ -238,7 +217,7 @@ LENGTHS = (
     "per sample"
 )
 HDF5 = [
-    Flag(*CASING),
+    CASING,
     Flag(
         "--vocab-file", Path, None, "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"
     ),
@@ -274,7 +253,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     command(
         "vocabulary",
         "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json.",
-        [*COMMON, SHARDED, Flag(*CASING), *OWN_VOCABULARY],
+        [*COMMON, SHARDED, CASING, *OWN_VOCABULARY],
     )
     command("hdf5", "Makes samples and verifies them.", [*COMMON, SHARDED, *HDF5])
 
@@ -350,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
         if args.command == "verify":
-            from data_preparation.verify_report import report_on_folders
+            from data_preparation.verify import report_on_folders
 
             report_on_folders(args.folder, args.vocab_file, args.samples, executor)
         elif args.command == "repack":

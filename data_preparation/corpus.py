@@ -47,27 +47,21 @@ def find_text(path: Path) -> list[Path]:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """The content of `path` in blocks that end after a line; a line longer than a block is cut before a space."""
-    rest: list[bytes] = []
+    """The lines of `path`, in blocks of about `READ_BLOCK` bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while block := file.read(READ_BLOCK):
-                cut = block.rfind(b"\n") + 1 or max(block.rfind(b" "), 0)
-                if cut:
-                    yield b"".join([*rest, block[:cut]])
-                    rest.clear()
-                rest.append(block[cut:])
+            while lines := file.readlines(READ_BLOCK):
+                yield b"".join(lines)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"text {path} is damaged or truncated ({error}): make or download it again") from error
-    if any(rest):
-        yield b"".join(rest)
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
     """The tokens of the text in `path`. Raises UserError if it is not UTF-8 or contains no word."""
     ids, line_lengths, blank_lines = [], [], []
-    lines_read, continues_line, continues_document = 0, False, False
+    lines_read, continues_document = 0, False
     for block in read_blocks(path):
+        block = block.removesuffix(b"\n")
         if continues_document:
             block = b" " + block  # see HuggingFaceTokenizer.encode_lines
         try:
@@ -75,24 +69,15 @@ def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
         except UnicodeDecodeError as error:
             line = lines_read + block.count(b"\n", 0, error.start) + 1
             raise UserError(f"text {path}, line {line}: not UTF-8: convert the file to UTF-8") from error
-        lines_read += len(offsets) - 2
-        lengths = np.diff(offsets)
-        blank = find_blank_lines(block, lengths)
-        continues_document = block.endswith(b"\n") and not blank[-2]
-        if continues_line:
-            line_lengths[-1][-1] += lengths[0]
-            blank_lines[-1][-1] &= blank[0]
-            lengths, blank = lengths[1:], blank[1:]
-        # split() leaves an empty string after a complete line, and the next block's first line is added to it.
-        continues_line = True
         ids.append(block_ids.astype(id_dtype(tokenizer.vocab_size)))
-        if len(lengths):
-            line_lengths.append(lengths)
-            blank_lines.append(blank)
-    lengths = np.concatenate(line_lengths) if line_lengths else np.zeros(0, np.int64)
-    is_sentence = lengths > 0
-    if not is_sentence.any():
+        line_lengths.append(np.diff(offsets))
+        blank_lines.append(find_blank_lines(block, line_lengths[-1]))
+        lines_read += len(line_lengths[-1])
+        continues_document = not blank_lines[-1][-1]
+    if not any(map(len, ids)):
         raise UserError(f"text {path} contains no word: remove the file or fill it")
+    lengths = np.concatenate(line_lengths)
+    is_sentence = lengths > 0
     document_of_L = np.cumsum(np.concatenate(blank_lines))[is_sentence]
     new_documents = np.flatnonzero(np.diff(document_of_L)) + 1
     return Corpus(

@@ -2,8 +2,7 @@
 their content as attributes, and a checksum of each data set."""
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import h5py
@@ -61,56 +60,39 @@ class ShardFile(io.FileIO):
     def truncate(self, size: int | None = None) -> int:
         return super().truncate(size) if not self.error else size or 0
 
-
-class ShardWriter:
-    """Writes the rows of an open shard in blocks. Made by `create_hdf5`."""
-
-    def __init__(self, disk: ShardFile, datasets: list[h5py.Dataset]):
-        self.disk, self.datasets = disk, datasets
-        self.checksums = [0] * len(datasets)
-        self.rows = 0
-        self.described: dict[str, dict] = {}  # shape, type, offset and checksum of each data set, when they are written
-
-    def append(self, *blocks: np.ndarray) -> None:
-        """Adds the rows of one block per data set, in the order of the layout."""
-        stop = self.rows + len(blocks[0])
-        for number, (dataset, block) in enumerate(zip(self.datasets, blocks, strict=True)):
-            values = block.astype(dataset.dtype, copy=False)
-            dataset[self.rows : stop] = values
-            self.checksums[number] = checksum(values, self.checksums[number])
-        self.rows = stop
-        self.raise_failure()
-
-    def finish(self) -> None:
-        """Writes the checksums."""
-        for dataset, value in zip(self.datasets, self.checksums, strict=True):
-            dataset.attrs.create(CHECKSUM_ATTRIBUTE, value, dtype=np.uint32)
-            self.described[dataset.name.strip("/")] = read_layout(dataset).to_json()
-
     def raise_failure(self) -> None:
-        if self.disk.error:
-            raise OSError(self.disk.error.errno, self.disk.error.strerror)
+        if self.error:
+            raise OSError(self.error.errno, self.error.strerror)
 
 
-@contextmanager
-def create_hdf5(path: Path, layout: Layout, attributes: dict, compression: str) -> Iterator[ShardWriter]:
-    """A writer of a new shard at `path`."""
+def write_hdf5(
+    path: Path, layout: Layout, attributes: dict, compression: str, blocks: Iterable[Sequence[np.ndarray]]
+) -> dict[str, dict]:
+    """Writes a shard. blocks: rows, one array per data set in the order of the layout. Returns shape, type, offset and
+    checksum of each data set."""
     with ShardFile(path, "w+") as disk:
         # One format version and no time stamps (h5py's default), so that the same samples give the same bytes. Aligned,
         # so that a reader may map the data sets as arrays.
         with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
             file.attrs.update(attributes)
-            datasets = []
+            datasets = {}
             for name, (shape, dtype) in layout.items():
                 storage = {}
                 if compression == "gzip" and 0 not in shape:
-                    storage = {
-                        "compression": "gzip",
-                        "shuffle": True,
-                        "chunks": (min(shape[0], CHUNK_ROWS), *shape[1:]),
-                    }
-                datasets.append(file.create_dataset(name, shape, dtype, **storage))
-            writer = ShardWriter(disk, datasets)
-            yield writer
-            writer.finish()
-        writer.raise_failure()
+                    chunks = (min(shape[0], CHUNK_ROWS), *shape[1:])
+                    storage = {"compression": "gzip", "shuffle": True, "chunks": chunks}
+                datasets[name] = file.create_dataset(name, shape, dtype, **storage)
+            checksums, start = dict.fromkeys(layout, 0), 0
+            for block in blocks:
+                stop = start + len(block[0])
+                for (name, dataset), rows in zip(datasets.items(), block, strict=True):
+                    values = rows.astype(dataset.dtype, copy=False)
+                    dataset[start:stop] = values
+                    checksums[name] = checksum(values, checksums[name])
+                start = stop
+                disk.raise_failure()
+            for name, value in checksums.items():
+                datasets[name].attrs.create(CHECKSUM_ATTRIBUTE, value, dtype=np.uint32)
+            described = {name: read_layout(dataset).to_json() for name, dataset in datasets.items()}
+        disk.raise_failure()
+    return described

@@ -40,6 +40,14 @@ class Span(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def total_size(spans: Sequence[Span]) -> int:
+    return sum(span.size for span in spans)
+
 
 def kind_of(path: str) -> tuple[str, str]:
     """Format and compression, as file extensions; empty if there is none that is known."""

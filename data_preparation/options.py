@@ -5,6 +5,7 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
-CASING = (
-    *("--do-lower-case", bool, None),
+CASING = Flag(
+    "--do-lower-case",
+    bool,
+    None,
     "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a tokenizer.json says "
     "it itself; a new tokenizer does by default",
 )
@@ -57,6 +60,11 @@ DYNAMIC_MASKING = Flag(
     False,
     "make shards without masks, a fifth of the size: training draws new masks in every epoch",
 )
+
+
+def name_and_weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    return name, positive_float(weight)
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,17 @@ class TextShardOptions:
         "none",
         "keep one of several documents that are equal, or nearly so",
     )
-    weights: tuple[tuple[str, float], ...] = ()  # name of formatted text, copies of its training documents; else 1
+    weights: Sequence[tuple[str, float]] = option(
+        "--weights",
+        name_and_weight,
+        (),
+        "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
+        options={"nargs": "+", "metavar": "NAME=WEIGHT"},
+    )
+
+    @property
+    def shard_bytes(self) -> int:
+        return max(1, round(self.shard_mb * 1_000_000))
 
 
 @dataclass(frozen=True)

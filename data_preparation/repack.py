@@ -12,10 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from data_loading.hdf5_shards import INDEX_FILE, Shard, find_shards
-from data_preparation.hdf5_writer import create_hdf5, sample_layout
+from data_preparation.hdf5_writer import sample_layout, write_hdf5
 from data_preparation.sample_shards import write_index
 from data_preparation.stage import MANIFEST, describe, read_manifest
-from data_preparation.verify_report import shard_folders
+from data_preparation.verify import shard_folders
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest, lock_folder, read_json, write_json
 from utils.progress import progress_bar
@@ -64,16 +64,15 @@ def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
     source_bytes = source.stat().st_size
     shard = Shard(source)
     shard.verify_checksums()
-    blocks = [(key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)]
-    highest_id = max((int(shard.read(*block).max(initial=0)) for block in blocks), default=0)
+    ids = [(key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)]
+    highest_id = max((int(shard.read(*place).max(initial=0)) for place in ids), default=0)
     id_dtype = np.dtype(np.uint16 if highest_id <= MAX_16_BIT_ID else np.uint32)
     layout = sample_layout(len(shard), shard.sequence_length, shard.predictions_per_sequence, id_dtype)
     attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as unverified:
-        with create_hdf5(unverified, layout, attributes, compression="none") as writer:
-            for rows in shard.blocks(BLOCK_ROWS):
-                writer.append(*(shard.read(key, rows) for key in layout))
+        blocks = ([shard.read(key, rows) for key in layout] for rows in shard.blocks(BLOCK_ROWS))
+        write_hdf5(unverified, layout, attributes, "none", blocks)
         compare(shard, Shard(unverified))
     return source_bytes, target.stat().st_size
 

@@ -10,21 +10,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
-from data_loading.masking import (
-    MaskRule,
-    choose_positions,
-    mask_tokens,
-    num_sort_words,
-    text_tokens,
-)
+from data_loading.masking import MaskRule, choose_positions, mask_tokens, num_sort_words, text_tokens
 from data_preparation.corpus import Corpus, read_corpus
 from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
-from data_preparation.hdf5_writer import create_hdf5, sample_layout, shard_attributes
+from data_preparation.hdf5_writer import sample_layout, shard_attributes, write_hdf5
 from data_preparation.options import SampleOptions
 from data_preparation.sampling import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
 from data_preparation.tasks import Record, Task, run_tasks
@@ -36,36 +30,18 @@ from utils.progress import progress_bar
 WRITE_BLOCK = 4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
 
 
-class Vocabulary(NamedTuple):
-    """Names a tokenizer for worker processes."""
-
-    file: Path
-    do_lower_case: bool
-    sha256: str
-
-
 def output_name(text_path: Path) -> str:
     return text_path.name.removesuffix(".gz").removesuffix(".txt") + ".hdf5"
 
 
-@lru_cache(1)
-def load_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
-    """One tokenizer per process: its cache of words serves all shards."""
-    tokenizer = load_tokenizer(vocabulary.file, vocabulary.do_lower_case)
-    if tokenizer.vocab_sha256 != vocabulary.sha256:
-        raise UserError(f"{vocabulary.file} has changed since the start: run the same command again")
-    return tokenizer
-
-
 def shard_tasks(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[Task]:
     """The tasks that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
-    vocabulary = Vocabulary(tokenizer.vocab_file.absolute(), tokenizer.do_lower_case, tokenizer.vocab_sha256)
     tasks = []
     for text in texts:
         path = Path(text["path"]).absolute()
         attributes = shard_attributes(text["sha256"], tokenizer, options)
-        arguments = (path, output_name(path), vocabulary, options, attributes)
-        tasks.append(Task(output_name(path), create_shard_in_worker, arguments, attributes, text["bytes"]))
+        arguments = (path, tokenizer.vocab_file.absolute(), options, attributes)
+        tasks.append(Task(output_name(path), create_shard_in_worker, arguments, text["bytes"], attributes))
     return tasks
 
 
@@ -101,18 +77,23 @@ def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str,
 
 
 def create_shard_in_worker(
-    output: Path, text_path: Path, name: str, vocabulary: Vocabulary, options: SampleOptions, attributes: dict[str, Any]
+    output: Path, text_path: Path, vocab_file: Path, options: SampleOptions, attributes: dict[str, Any]
 ) -> dict[str, Any]:
-    return create_shard(output, text_path, name, load_vocabulary(vocabulary), options, attributes)
+    tokenizer = load_once(vocab_file, attributes["do_lower_case"], attributes["vocab_sha256"])
+    return create_shard(output, text_path, output_name(text_path), tokenizer, options, attributes)
+
+
+@lru_cache(1)
+def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
+    """One tokenizer per process: its cache of words serves all shards."""
+    tokenizer = load_tokenizer(vocab_file, do_lower_case)
+    if tokenizer.vocab_sha256 != sha256:
+        raise UserError(f"{vocab_file} has changed since the start: run the same command again")
+    return tokenizer
 
 
 def create_shard(
-    output: Path,
-    text_path: Path,
-    name: str,
-    tokenizer: Tokenizer,
-    options: SampleOptions,
-    attributes: dict[str, Any],
+    output: Path, text_path: Path, name: str, tokenizer: Tokenizer, options: SampleOptions, attributes: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes the samples of the text in `text_path` to `output`. Returns counts, findings and the data sets.
 
@@ -128,17 +109,20 @@ def create_shard(
             "give more documents, with an empty line between them, or use --no-nsp"
         )
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
-    samples, untruncated, truncated, blocks = draw(corpus, options, tokenizer, rng)
+    samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
     layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
     word_edges = tokenizer.word_edges() if options.whole_word_mask else None
     rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
     findings = []
-    with create_hdf5(output, layout, attributes, options.compression) as writer:
-        for input_ids, input_mask, segment_ids, labels in blocks:
+
+    def masked_blocks() -> Iterator[tuple[np.ndarray, ...]]:
+        for input_ids, input_mask, segment_ids, labels in unmasked:
             positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
-            writer.append(input_ids, input_mask, segment_ids, positions, masked_ids, labels)
+            yield input_ids, input_mask, segment_ids, positions, masked_ids, labels
             lengths = np.count_nonzero(input_mask, axis=1)
             findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, tokenizer.mask_token_id))
+
+    datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
     total = sum(findings[1:], findings[0])
     total.shards = total.checksummed = 1
     total.keep_lowest(KEPT_TEXTS)
@@ -149,7 +133,7 @@ def create_shard(
         "untruncated": untruncated,
         "truncated": truncated,
         "findings": total.to_json(),
-        "datasets": writer.described,
+        "datasets": datasets,
     }
 
 
@@ -186,11 +170,7 @@ def draw_packed_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokeni
 
 
 def draw_masks(
-    input_ids: np.ndarray,
-    input_mask: np.ndarray,
-    rule: MaskRule,
-    tokenizer: Tokenizer,
-    rng: np.random.Generator,
+    input_ids: np.ndarray, input_mask: np.ndarray, rule: MaskRule, tokenizer: Tokenizer, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
     rows, length = input_ids.shape

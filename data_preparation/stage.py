@@ -18,9 +18,9 @@ from typing import Any
 from tqdm import tqdm
 
 from data_preparation.inputs import identity_of, is_remote, size_of
-from data_preparation.tasks import RECORDS, package_versions, read_records
+from data_preparation.tasks import RECORDS, package_versions, read_record
 from utils.errors import UserError
-from utils.files import json_digest, write_json
+from utils.files import TEMPORARY_SUFFIX, json_digest, publish_folder, write_json
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
@@ -73,7 +73,10 @@ def run(stage: Stage, executor: Executor) -> None:
         fill(stage, folder, inputs, executor)
     if not stage.in_place:
         shutil.rmtree(folder / RECORDS, ignore_errors=True)
-        replace_folder(stage.folder, folder)
+        publish_folder(folder, stage.folder)  # if the process is killed here, the next run finds the complete `folder`
+        for leftover in stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}.*"):
+            if leftover.suffix == ".partial" or leftover.suffix.startswith(TEMPORARY_SUFFIX):
+                shutil.rmtree(leftover)
     made = read_manifest(stage.folder)
     size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
     counts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items())
@@ -89,7 +92,10 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
             leftover.unlink()
         paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
         names = [str(path.relative_to(folder)) for path in paths if folder / RECORDS not in path.parents]
-        known = read_records(folder)
+        records = {name: record for name in names if (record := read_record(folder, name))}
+        known = {
+            name: {"path": name, "bytes": record.bytes, "sha256": record.sha256} for name, record in records.items()
+        }
         new = [str(folder / name) for name in names if name not in known]
         known |= {entry["path"]: entry for entry in describe(new, folder, executor)}
         content = {
@@ -106,20 +112,6 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
         # A failed write to an open file, for example on a full disk, does not know the name of the file.
         error.filename = error.filename or str(folder)
         raise
-
-
-def replace_folder(folder: Path, new: Path) -> None:
-    """Renames `new` to `folder` and removes other unfinished folders. If the process is killed in between, `new` is
-    complete and the next run finds it."""
-    old = folder.with_name(folder.name + ".old")
-    if old.exists():
-        shutil.rmtree(old)
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    for leftover in folder.parent.glob(f"{glob.escape(folder.name)}.*"):
-        if leftover.suffix in (".partial", ".old"):
-            shutil.rmtree(leftover)
 
 
 def show_plan(stages: Sequence[Stage]) -> None:

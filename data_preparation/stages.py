@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_preparation.inputs import Span, find_files, identity_of, plan_spans
+from data_preparation.inputs import find_files, plan_spans, total_size
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
 from data_preparation.stage import MANIFEST, Files, Stage, read_manifest
 from data_preparation.tasks import Task, run_tasks
 from utils.errors import UserError
-from utils.files import json_digest, read_json, write_atomically, write_json
+from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import progress_bar
 
 TEXT_FORMATS = (".txt", ".jsonl", ".csv", ".parquet")
@@ -52,29 +51,19 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         from data_preparation.sentences import PARAMETERS_FOLDER
 
         files = find_inputs()
-        content = {path: entry["sha256"] for path, entry in zip(files, inputs, strict=True)}
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
-        identity, parameters = (
-            [json_digest(values)],
-            options.sentence_parameters and options.sentence_parameters.absolute(),
-        )
-
-        def task(output: str, work: Callable[..., Any], chosen: Sequence[Span], *arguments: Any) -> Task:
-            inputs = [[content[span.path], span.start, span.stop] for span in chosen]
-            return Task(output, work, arguments, [*identity, *inputs], sum(span.stop - span.start for span in chosen))
-
+        parameters = options.sentence_parameters and options.sentence_parameters.absolute()
         with progress_bar(sum(size for _, size in sizes), f"format {name}") as bar:
             is_shipped = (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
             if options.sentence_splitter != "newline" and not (parameters or is_shipped):
                 print(f"format {name}: no sentence parameters ship for {options.language}: training them", flush=True)
                 parameters = (folder / f"sentences-{options.language}.json").absolute()
                 chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
-                trained = task(parameters.name, train_parameters, chosen, dataset, chosen, options)
-                (record,) = run_tasks(folder, [trained], executor)
-                identity.append(record.sha256)
+                training = Task(parameters.name, train_parameters, (dataset, chosen, options), total_size(chosen))
+                run_tasks(folder, [training], executor)
             tasks = [
-                task(f"part-{number:05d}.txt", format_span, [span], dataset, span, options, parameters)
+                Task(f"part-{number:05d}.txt", format_span, (dataset, span, options, parameters), span.size)
                 for number, span in enumerate(spans)
             ]
             records = run_tasks(folder, tasks, executor, bar.update)
@@ -106,59 +95,56 @@ def shard_stage(output_dir: Path, find_folders: Callable[[], list[Path]], option
 
 
 def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, executor: Executor) -> dict[str, Any]:
-    from data_preparation import text_shards
+    from data_preparation import near_duplicates, text_shards
 
     weights = dict(options.weights)
     if unknown := weights.keys() - {source.name for source in folders}:
         names = ", ".join(source.name for source in folders)
         raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
-    sources = [with_hashes(text_files(source, "format")) for source in folders]
-    content = {entry["path"]: entry["sha256"] for files in sources for entry in files}
-    total = sum(entry["bytes"] for files in sources for entry in files)
-    cells = text_shards.Cells(total, max(1, round(options.shard_mb * 1_000_000)), options.test_fraction)
+    sources = [[(entry["path"], entry["bytes"]) for entry in text_files(source, "format")] for source in folders]
+    total = sum(size for files in sources for _, size in files)
     planned = [
         (spans, weights.get(source.name, 1.0))
         for source, files in zip(folders, sources, strict=True)
-        for spans in text_shards.plan_buckets(plan_spans([(entry["path"], entry["bytes"]) for entry in files]))
+        for spans in text_shards.plan_buckets(plan_spans(files))
     ]
-    values = asdict(options)
     buckets = [
-        Task(
-            output=f"{BUCKETS}/{number:05d}",
-            work=text_shards.bucket_spans,
-            arguments=(spans, cells, options.random_seed),
-            identity=[values, total, [[content[path], start, stop] for path, start, stop in spans]],
-            size=sum(span.stop - span.start for span in spans),
-        )
+        Task(f"{BUCKETS}/{number:05d}", text_shards.bucket_spans, (spans, total, options), total_size(spans))
         for number, (spans, _) in enumerate(planned)
     ]
+    paths = [(folder / task.output).absolute() for task in buckets]
     with progress_bar(2 * total, "shard") as bar:
         records = run_tasks(folder, buckets, executor, bar.update)
         sizes = np.array([record.counts["bytes"] for record in records])
         documents = np.array([record.counts["documents"] for record in records])
         if not documents.any():
-            raise UserError(f"{', '.join(list(content)[:3])}: no document in these files: check the formatted text")
-        repeated, hashes = None, [record.sha256 for record in records]
+            names = [path for files in sources for path, _ in files]
+            raise UserError(f"{', '.join(names[:3])}: no document in these files: check the formatted text")
+        repeated = None
         if options.drop_duplicates == "near":
-            repeated, identity = find_near_duplicates(folder, buckets, hashes, executor)
-            hashes = [[sha256, identity] for sha256 in hashes]
+            signatures = [
+                Task(f"{task.output}.signatures", near_duplicates.sign_documents, (path,), task.size)
+                for task, path in zip(buckets, paths, strict=True)
+            ]
+            run_tasks(folder, signatures, executor)
+            signed = [path.with_name(f"{path.name}.signatures") for path in paths]
+            find = Task(f"{BUCKETS}/repeated", near_duplicates.find_repeated, (signed,), total)
+            run_tasks(folder, [find], executor)
+            repeated = (folder / find.output).absolute()
         weighted = np.array([weight for _, weight in planned]) @ sizes
-        shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), cells)
+        shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), total, options)
         starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
         firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
-        joins, numbers = [], {split: count() for split in SPLITS}
+        joins = []
         for shard in shards:
-            parts, identity = [], [values]
-            for index, (task, (_, weight)) in enumerate(zip(buckets, planned, strict=True)):
+            parts = []
+            for index, (path, (_, weight)) in enumerate(zip(paths, planned, strict=True)):
                 start, stop = int(starts[index, shard.first]), int(starts[index, shard.last])
                 if start < stop:
                     weight = weight if shard.split == "training" else 1.0
-                    path = (folder / task.output).absolute()
                     parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
-                    identity.append([hashes[index], *parts[-1][1:]])
-            arguments = (parts, options.drop_duplicates, repeated, options.random_seed)
-            output = f"{shard.split}/shard-{next(numbers[shard.split]):05d}.txt"
-            joins.append(Task(output, text_shards.join_shard, arguments, identity, shard.bytes))
+            output = f"{shard.split}/shard-{shard.number:05d}.txt"
+            joins.append(Task(output, text_shards.join_shard, (parts, repeated, options), shard.bytes))
         made = run_tasks(folder, joins, executor, bar.update)
     shutil.rmtree(folder / BUCKETS)
     counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("documents", "shards")}
@@ -170,25 +156,9 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
     return counts
 
 
-def find_near_duplicates(folder: Path, buckets: list[Task], hashes: list[str], executor: Executor) -> tuple[Path, str]:
-    """The file that says which documents are near duplicates, and its SHA-256. hashes: of the buckets."""
-    from data_preparation.near_duplicates import find_repeated, sign_documents
-
-    place = folder.absolute()
-    signatures = [
-        Task(f"{task.output}.signatures", sign_documents, (place / task.output,), sha256, task.size)
-        for task, sha256 in zip(buckets, hashes, strict=True)
-    ]
-    run_tasks(folder, signatures, executor)
-    paths, size = [place / task.output for task in signatures], sum(task.size for task in buckets)
-    repeated = Task(f"{BUCKETS}/repeated", find_repeated, (paths,), hashes, size)
-    (record,) = run_tasks(folder, [repeated], executor)
-    return place / repeated.output, record.sha256
-
-
 def formatted_folders(output_dir: Path) -> list[Path]:
     folders = sorted(path.parent for path in output_dir.glob(f"formatted/*/{MANIFEST}"))
-    folders = [folder for folder in folders if folder.suffix not in (".partial", ".old")]
+    folders = [folder for folder in folders if not folder.suffix]  # of unfinished and replaced ones
     if not folders:
         raise UserError(f"no text in {output_dir / 'formatted'}: run the format stage first")
     return folders
@@ -210,10 +180,6 @@ def text_files(folder: Path, maker: str) -> Files:
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise UserError(f"{path} is missing or has changed: run the {maker} stage again")
     return [entry | {"path": str(folder / entry["path"])} for entry in entries]
-
-
-def with_hashes(files: Files) -> Files:
-    return [entry if "sha256" in entry else entry | {"sha256": identity_of(entry["path"])} for entry in files]
 
 
 def text_identity(folder: Path, maker: str) -> list[str]:
@@ -252,6 +218,12 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
     return Stage("vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make)
 
 
+def trained_casing(vocab_file: Path) -> bool | None:
+    """Whether a vocabulary that was trained here is of lower-cased text; None for any other vocabulary."""
+    made = read_manifest(vocab_file.parent)
+    return made["options"].get("do_lower_case") if made else None
+
+
 def hdf5_stage(
     output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
 ) -> Stage:
@@ -259,24 +231,25 @@ def hdf5_stage(
     name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}"
 
     def find_inputs() -> list[str] | None:
-        made = read_manifest(vocab_file.parent)  # of a vocabulary that was trained here: says its casing
-        trained = made["options"].get("do_lower_case", do_lower_case) if made else do_lower_case
-        if trained != do_lower_case:
+        trained = trained_casing(vocab_file)
+        if trained not in (None, do_lower_case):
             raise UserError(f"{vocab_file} was trained with --do-lower-case {trained}: use the same here")
         has_text = bool(shards_of_split(sharded, split))
         return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
-        from data_preparation import verify_report
         from data_preparation.sample_shards import create_shards, shard_tasks
+        from data_preparation.verify import write_report
         from tokenizer import load_tokenizer, model_files
 
         tokenizer = load_tokenizer(vocab_file, do_lower_case)
-        tasks = shard_tasks(with_hashes(shards_of_split(sharded, split)), tokenizer, options)
+        texts = shards_of_split(sharded, split)
+        hashed = [text if "sha256" in text else text | {"sha256": file_digest(text["path"])} for text in texts]
+        tasks = shard_tasks(hashed, tokenizer, options)
         _, findings = create_shards(folder, tasks, executor, name)
         for file_name, content in model_files(tokenizer, {"max_position_embeddings": length}).items():
             write_atomically(folder / file_name, content)
-        verify_report.write(folder, findings, tokenizer)
+        write_report(folder, findings, tokenizer)
         return {
             "samples": findings.samples,
             "shards": findings.shards,

@@ -1,8 +1,8 @@
 """Tasks with records: the unit of work of every stage.
 
-A task is a pure function of its input and options. It writes one output and one record (what the output was made from,
-its size, its SHA-256, counts), each atomically. A record means that the task is done; there is no other state. So the
-results do not depend on the executor, the number of workers, or how often a run was killed.
+A task is a pure function of its input and options. It writes one output and one record (its size, its SHA-256, counts),
+each atomically. A record means that the task is done; there is no other state. So the results do not depend on the
+executor, the number of workers, or how often a run was killed.
 """
 
 import importlib.metadata
@@ -30,15 +30,16 @@ class Task(NamedTuple):
 
     output: path in the stage's folder.
     work: function of a module, called with the path to write to and `arguments`; returns counts for the record.
-    identity: everything that decides the output, as JSON values: options, and hashes of the input.
     size: bytes of input, for progress.
+    identity: everything that decides the output, as JSON values: options, and hashes of the input. Not needed in the
+        folder of a stage, whose name identifies its options and inputs.
     """
 
     output: str
     work: Callable[..., dict[str, Any]]
     arguments: tuple[Any, ...]
-    identity: Any
     size: int
+    identity: Any = None
 
 
 class Record(NamedTuple):
@@ -55,8 +56,8 @@ def run_tasks(
 
     progress: called with the input bytes of each task that is done.
     """
-    records = {task.output: record for task in tasks if (record := read_record(folder, task))}
-    to_do = [task for task in tasks if task.output not in records]
+    records = {task.output: read_record(folder, task.output) for task in tasks}
+    to_do = [task for task in tasks if not is_done(records[task.output], task)]
     work = sum(task.size for task in to_do)
     progress(sum(task.size for task in tasks) - work)
     if work < SMALL_WORK:
@@ -79,36 +80,27 @@ def run_task(folder: Path, code: str, task: Task) -> Record:
     with ONE_AT_A_TIME, atomic_path(path) as temporary:
         counts = task.work(temporary, *task.arguments)
     record = Record(task.identity, path.stat().st_size, file_digest(path), counts)
-    where = record_path(folder, task)
+    where = record_path(folder, task.output)
     where.parent.mkdir(parents=True, exist_ok=True)
     write_json(where, record._asdict(), indent=None)
     return record
 
 
-def record_path(folder: Path, task: Task) -> Path:
-    return folder / RECORDS / f"{task.output}.json"
+def record_path(folder: Path, output: str) -> Path:
+    return folder / RECORDS / f"{output}.json"
 
 
-def read_record(folder: Path, task: Task, any_identity: bool = False) -> Record | None:
-    """The record of `task` if its output exists. any_identity: also one of other input or options."""
+def read_record(folder: Path, output: str) -> Record | None:
+    """The record of `output`, of any input and options; None if the output is not there or has another size."""
     try:
-        record = Record(**json.loads(record_path(folder, task).read_text(encoding="utf-8")))
-        size = (folder / task.output).stat().st_size
+        record = Record(**json.loads(record_path(folder, output).read_text(encoding="utf-8")))
+        return record if (folder / output).stat().st_size == record.bytes else None
     except (OSError, ValueError, TypeError):
         return None
-    same = record.identity == json.loads(json.dumps(task.identity))
-    return record if size == record.bytes and (same or any_identity) else None
 
 
-def read_records(folder: Path) -> dict[str, dict[str, Any]]:
-    """The outputs with records in `folder`, by name: path, size and SHA-256."""
-    found = {}
-    for path in (folder / RECORDS).rglob("*.json"):
-        name = str(path.relative_to(folder / RECORDS).with_suffix(""))
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if (folder / name).exists():
-            found[name] = {"path": name, "bytes": record["bytes"], "sha256": record["sha256"]}
-    return found
+def is_done(record: Record | None, task: Task) -> bool:
+    return record is not None and record.identity == task.identity
 
 
 @cache

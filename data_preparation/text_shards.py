@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_preparation.inputs import Span, read_text_span, split_documents
+from data_preparation.inputs import Span, read_text_span, split_documents, total_size
+from data_preparation.options import TextShardOptions
 
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
 MIN_DOCUMENTS = 2  # in a shard: next-sentence prediction draws random sentences from its other documents
@@ -22,27 +23,19 @@ MAX_BUCKETS = 2000  # more input makes larger buckets
 
 class Shard(NamedTuple):
     split: str
+    number: int  # in the split
     first: int  # cell
     last: int  # the cell after it
     documents: int
     bytes: int
 
 
-class Cells(NamedTuple):
-    """What decides the cells."""
-
-    total_bytes: int
-    shard_bytes: int
-    test_fraction: float
-
-
-def cell_edges(cells: Cells) -> np.ndarray:
-    """The lower edges of the cells in [0, 1): cells of the test split below `test_fraction`, then those of the training
-    split."""
-    total_bytes, shard_bytes, test_fraction = cells
-    count = max(MIN_CELLS, 2 * round(total_bytes / shard_bytes))
-    test = np.linspace(0, test_fraction, count if test_fraction else 1)[:-1]
-    return np.concatenate([test, np.linspace(test_fraction, 1, count)[:-1]])
+def cell_edges(total_bytes: int, options: TextShardOptions) -> np.ndarray:
+    """The lower edges of the cells in [0, 1) for a text of `total_bytes`: cells of the test split below
+    `test_fraction`, then those of the training split."""
+    count = max(MIN_CELLS, 2 * round(total_bytes / options.shard_bytes))
+    test = np.linspace(0, options.test_fraction, count if options.test_fraction else 1)[:-1]
+    return np.concatenate([test, np.linspace(options.test_fraction, 1, count)[:-1]])
 
 
 def document_hash(text: bytes, seed: int) -> float:
@@ -53,7 +46,7 @@ def document_hash(text: bytes, seed: int) -> float:
 
 def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
     """Runs of spans of about `BUCKET_BYTES`."""
-    limit = max(BUCKET_BYTES, sum(span.stop - span.start for span in spans) // MAX_BUCKETS)
+    limit = max(BUCKET_BYTES, total_size(spans) // MAX_BUCKETS)
     buckets: list[list[Span]] = []
     size = limit
     for span in spans:
@@ -61,16 +54,16 @@ def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
             buckets.append([])
             size = 0
         buckets[-1].append(span)
-        size += span.stop - span.start
+        size += span.size
     return buckets
 
 
-def bucket_spans(output: Path, spans: Sequence[Span], cells: Cells, seed: int) -> dict[str, Any]:
+def bucket_spans(output: Path, spans: Sequence[Span], total_bytes: int, options: TextShardOptions) -> dict[str, Any]:
     """Writes the documents of `spans`, each followed by an empty line, in the order of their cells. Returns the number
     of documents and of bytes in each cell."""
     documents = [document for span in spans for document in split_documents(read_text_span(span))]
-    hashes = [document_hash(document, seed) for document in documents]
-    edges = cell_edges(cells)
+    hashes = [document_hash(document, options.random_seed) for document in documents]
+    edges = cell_edges(total_bytes, options)
     cell_of = np.searchsorted(edges, hashes, side="right") - 1
     sizes = np.array([len(document) + 2 for document in documents], np.int64)
     with output.open("wb") as file:
@@ -81,33 +74,33 @@ def bucket_spans(output: Path, spans: Sequence[Span], cells: Cells, seed: int) -
     return {"documents": counts.tolist(), "bytes": bytes_.tolist()}
 
 
-def plan_shards(documents: np.ndarray, sizes: np.ndarray, cells: Cells) -> list[Shard]:
-    """Shards of about `shard_bytes`. documents, sizes: of each cell.
+def plan_shards(documents: np.ndarray, sizes: np.ndarray, total_bytes: int, options: TextShardOptions) -> list[Shard]:
+    """Shards of about `options.shard_bytes`. documents, sizes: of each cell.
 
     If a split would have fewer than two documents, the first cells with two are the test split; if that leaves fewer
     than two for training, all are for training.
     """
-    edges, (_, shard_bytes, test_fraction) = cell_edges(cells), cells
-    border = int(np.searchsorted(edges, test_fraction))
-    if test_fraction and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS:
+    edges = cell_edges(total_bytes, options)
+    border = int(np.searchsorted(edges, options.test_fraction))
+    if options.test_fraction and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS:
         border = int(np.searchsorted(np.cumsum(documents), MIN_DOCUMENTS)) + 1
         border = border if documents[border:].sum() >= MIN_DOCUMENTS else 0
     shards: list[Shard] = []
     for split, first, last in (("training", border, len(edges)), ("test", 0, border)):
         total = int(sizes[first:last].sum())
-        target = total / max(1, round(total / shard_bytes))
+        target = total / max(1, round(total / options.shard_bytes))
         found: list[Shard] = []
         start, count, size, before = first, 0, 0, 0
         for cell in range(first, last):
             count, size = count + int(documents[cell]), size + int(sizes[cell])
             if count >= MIN_DOCUMENTS and before + size >= target * (len(found) + 1):
-                found.append(Shard(split, start, cell + 1, count, size))
+                found.append(Shard(split, len(found), start, cell + 1, count, size))
                 start, count, size, before = cell + 1, 0, 0, before + size
         if found and (count < MIN_DOCUMENTS or size < target / 2):
             last_full = found.pop()
             start, count, size = last_full.first, count + last_full.documents, size + last_full.bytes
         if count:
-            found.append(Shard(split, start, last, count, size))
+            found.append(Shard(split, len(found), start, last, count, size))
         shards += found
     return shards
 
@@ -122,10 +115,9 @@ class Part(NamedTuple):
     weight: float  # copies of its documents; a fraction is decided by the hash of the document
 
 
-def join_shard(
-    output: Path, parts: Sequence[Part], drop_duplicates: str, repeated: Path | None, seed: int
-) -> dict[str, Any]:
-    """Writes the documents in `parts`, with an empty line between them. repeated: see `merge_repeated`."""
+def join_shard(output: Path, parts: Sequence[Part], repeated: Path | None, options: TextShardOptions) -> dict[str, Any]:
+    """Writes the documents in `parts`, with an empty line between them. repeated: see `find_repeated`."""
+    drops_duplicates = options.drop_duplicates != "none"
     seen: set[float] = set()
     documents = dropped = 0
     with output.open("wb") as file:
@@ -133,15 +125,15 @@ def join_shard(
             with part.bucket.open("rb") as bucket:
                 bucket.seek(part.start)
                 text = bucket.read(part.stop - part.start)
-            if part.weight == 1 and drop_duplicates == "none":
+            if part.weight == 1 and not drops_duplicates:
                 file.write(text)
                 documents += text.count(b"\n\n")
                 continue
             found = text.split(b"\n\n")[:-1]
             bad = np.fromfile(repeated, np.uint8, len(found), offset=part.first) if repeated else np.zeros(len(found))
             for document, is_repeated in zip(found, bad, strict=True):
-                place = document_hash(document, seed + 1)  # independent of the cell
-                if is_repeated or (drop_duplicates != "none" and place in seen):
+                place = document_hash(document, options.random_seed + 1)  # independent of the cell
+                if is_repeated or (drops_duplicates and place in seen):
                     dropped += 1
                     continue
                 seen.add(place)

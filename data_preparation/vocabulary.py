@@ -12,17 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from data_preparation.options import VocabularyOptions
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, CharacterMap, normalize_character

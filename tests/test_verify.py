@@ -18,7 +18,7 @@ from data_preparation.findings import MAX_KEPT_TEXTS, Findings, count_samples
 from data_preparation.hdf5_writer import shard_attributes
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shard
-from data_preparation.verify_report import sample_lines
+from data_preparation.verify import sample_lines
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
