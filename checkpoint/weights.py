@@ -139,11 +139,11 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 
 
 def check_head(folder: Path, architecture: str) -> None:
-    """Raises UserError if the config in `folder` names a model with another classifier. Its tensors may have the same
-    names and shapes."""
-    named = read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or []
-    if named and named[0].endswith(CLASSIFIERS) and named[0] != architecture:
-        raise UserError(f"{folder} holds a {named[0]}: it was not fine-tuned for this task, so add --do-train")
+    """Raises UserError if `architecture` and that of the config in `folder` have different classifiers, whose tensors may
+    have the same names and shapes."""
+    named = (read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or [""])[0]
+    if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
+        raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task, so add --do-train")
 
 
 def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

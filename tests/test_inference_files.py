@@ -189,8 +189,9 @@ def mean_embeddings(model: Path, texts: list[str], normalize: bool) -> np.ndarra
     return (torch.nn.functional.normalize(means, dim=1) if normalize else means).numpy()
 
 
-def test_embeddings_of_any_encoder_are_means(folder, tmp_path):
-    model = folder(BertModel)
+@pytest.mark.parametrize("model_class", [BertModel, BertForSequenceClassification])
+def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
+    model = folder(model_class)
     run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.jsonl", "--text-column", "review", "--embed")
     found = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
     np.testing.assert_allclose(found, mean_embeddings(model, TEXTS, normalize=False), atol=1e-5)

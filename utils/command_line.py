@@ -125,10 +125,10 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except for switches, and for None, whose meaning `help` explains."""
+    """Shows defaults, except for switches, and for None and empty lists, whose meaning `help` explains."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None or action.nargs == 0 else super()._get_help_string(action)
+        return action.help if action.default in (None, ()) or action.nargs == 0 else super()._get_help_string(action)
 
 
 class ArgumentParser(argparse.ArgumentParser):
