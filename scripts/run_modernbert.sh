@@ -61,7 +61,7 @@ require_gpus "$num_gpus"
 
 processes=$((num_gpus > 0 ? num_gpus : 1))
 weight_decay=0.0125 # times the learning rate: at 8e-4, ModernBERT's 1e-5 per update
-[[ $optimizer != Muon ]] || weight_decay=0.1 # without it, Muon's weights grow, and fine-tuning hardly moves them
+[[ $optimizer != Muon ]] || weight_decay=0.1 # as Liu et al. (2025); without it, Muon's weights keep growing
 mapfile -t precision_words < <(precision_flags "$precision" 65536)
 shared_flags=(
   --output-dir "$RESULTS_DIR" --config-file "$config_file" --vocab-file "$VOCAB_FILE"
