@@ -139,8 +139,8 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 
 
 def check_head(folder: Path, architecture: str) -> None:
-    """Raises UserError if `architecture` and that of the config in `folder` have different classifiers, whose tensors may
-    have the same names and shapes."""
+    """Raises UserError if `architecture` and that of the config in `folder` have different classifiers. Their tensors
+    may have the same names and shapes."""
     named = (read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or [""])[0]
     if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task, so add --do-train")
