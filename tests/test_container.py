@@ -146,7 +146,7 @@ def test_data_is_prepared_and_trained_on_from_a_read_only_checkout(machine):
     assert result.returncode == 0, (result.stdout, result.stderr)
     assert (machine.data / "hdf5" / "seq_128_pred_20" / "training").is_dir()
     assert (machine.results / "dllogger_p1.json").is_file()
-    assert (machine.results / "custom" / "phase1" / "1" / "model.safetensors").is_file()
+    assert (machine.results / "bert-tiny-uncased" / "phase1" / "1" / "model.safetensors").is_file()
     assert not list(machine.folder.rglob("*.partial"))
 
 
