@@ -18,6 +18,7 @@ E hidden size, C labels, V vocabulary (padded to a multiple of 64 in memory).
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ class ClassificationOutput(NamedTuple):
     logits: Tensor  # [N, C], or [B, C] of padded input; of tokens [T, C] or [B, S, C]
 
 
-class PreTrainedModel(nn.Module):
+class PreTrainedModel(nn.Module, ABC):
     """Base class: initial weights, inference mode, costs, and loading from Hugging Face model folders.
 
     base_model_prefix: name of the encoder in models with a head. optional_heads: prefixes of tensors that a model
@@ -111,9 +112,9 @@ class PreTrainedModel(nn.Module):
         """Number of columns of the output's `logits`."""
         return self.config.num_labels
 
+    @abstractmethod
     def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
         """Forward FLOPs of the matrix products after the last layer."""
-        raise NotImplementedError
 
     def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
@@ -148,9 +149,9 @@ class PreTrainedModel(nn.Module):
                     value[module.vocab_size :] = 0
                 yield key, value
 
+    @abstractmethod
     def draw_matrix(self, name: str, value: Tensor) -> None:
         """Draws the initial weight of the linear layer or embedding `name`."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def init_weights(self, parts: str | tuple[str, ...] = "") -> None:
@@ -203,13 +204,13 @@ class EncoderModel(PreTrainedModel):
         self.pooler: nn.Module | None = None
         self.attention_implementation = "auto"
 
+    @abstractmethod
     def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
         """The last hidden states [T, E], or [R, E] for the tokens `output_R` only. `attentions`: one per layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         """Prepares the attention of each layer."""
-        raise NotImplementedError
 
     def forward(
         self,
@@ -292,9 +293,9 @@ class MaskedLanguageModel(PreTrainedModel):
     flattened padded input), the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
     nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss too."""
 
+    @abstractmethod
     def predictions(self, hidden_ME: Tensor) -> Tensor:
         """Logits of the vocabulary with its padding."""
-        raise NotImplementedError
 
     def forward(
         self,
