@@ -411,6 +411,9 @@ class SentenceEmbedding(PreTrainedModel):
         super().__init__(config)
         self.add_encoder("mean")
 
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return 0.0  # the mean has no matrix products
+
     def forward(
         self,
         input_ids: Tensor | TokenStream,
