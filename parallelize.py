@@ -12,7 +12,7 @@ from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import DeepSpeedModel, ZeroModel
 from parallel.fsdp import ShardedModel
-from precision import Precision
+from precision import Precision, use_float8
 from run_config import ParallelConfig, RunConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
@@ -30,6 +30,8 @@ def parallelize(
     if config.shard_degree == 1:
         materialize(model, device)
     choose_attention(model, device)
+    if precision.float8:
+        use_float8(model.layers, device)
     checkpoint_activations(model.layers, config.activation_checkpoint)
     if config.deepspeed is not None:
         strategy = ZeroModel if config.deepspeed["zero_optimization"]["stage"] else DeepSpeedModel

@@ -2,7 +2,9 @@
 
 import contextlib
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,11 @@ DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
 @dataclass(frozen=True)
 class Precision:
     """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With `pure`, the model's
-    weights are in `dtype` and the optimizer updates float32 master weights."""
+    weights are in `dtype` and the optimizer updates float32 master weights. float8: see `use_float8`."""
 
     dtype: torch.dtype = torch.float32
     pure: bool = False
+    float8: bool = False
 
     @property
     def autocast(self) -> bool:
@@ -51,7 +54,9 @@ def has_bfloat16(device: torch.device) -> bool:
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device) -> Precision:
+def select_precision(
+    amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device, fp8: bool = False
+) -> Precision:
     """The precision for these flags. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the device
     does not support the type."""
     if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
@@ -66,7 +71,26 @@ def select_precision(amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: 
         raise UserError("--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU")
     if dtype == torch.bfloat16 and device.type == "cuda" and not has_bfloat16(device):
         raise UserError("--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16")
-    return Precision(dtype, pure)
+    if fp8 and dtype != torch.bfloat16:
+        raise UserError("--fp8 has bfloat16 beside float8: leave out --amp-dtype float16 and loss scaling")
+    if fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+        raise UserError("--fp8: this device has no float8: leave it out")
+    if fp8 and find_spec("torchao") is None:
+        raise UserError("--fp8 needs torchao, which is missing: pip install torchao")
+    return Precision(dtype, pure, fp8)
+
+
+def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
+    """Replaces the linear layers in `layers` by torchao's, in place: inputs and weights are rounded to float8 e4m3 and
+    gradients to e5m2, each tensor with its own scale (Micikevicius et al., 2022); names and weights stay. BERT's query,
+    key and value, which are one product of fused weights, remain in 16 bits. On a CPU, float8 is emulated."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    # Products over the tokens, whose number is arbitrary, need a multiple of 16.
+    config = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
+    fused = {f"attention.self.{name}" for name in ("query", "key", "value")}
+    for layer in layers:
+        convert_to_float8_training(layer, config=config, module_filter_fn=lambda _module, name: name not in fused)
 
 
 def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:

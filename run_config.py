@@ -78,6 +78,9 @@ class RuntimeConfig:
     collective_timeout_minutes: float = option("--collective-timeout-minutes", minutes, 30,
         "minutes to wait for another process later; more than the verification of a checkpoint takes")
     tf32: bool = option("--tf32", bool, False, "float32 matrix products in TF32, on GPUs that have it", result=True)
+    fp8: bool = option("--fp8", bool, False,
+        "matrix products of the layers in float8, with torchao, on GPUs from Ada and Hopper on; combine with --compile",
+        ("--amp or --use-pure-fp16",), excludes=("--deepspeed", "--estimate-memory"), result=True)
     amp: bool = False
     amp_dtype: str = "bfloat16"
     pure_fp16: bool = False

@@ -44,7 +44,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     settings, parallel = config.runtime, config.parallel
     stop_with_launcher()
     device = select_device(settings.device)
-    precision = select_precision(settings.amp, settings.amp_dtype, settings.pure_fp16, settings.tf32, device)
+    types = (settings.amp, settings.amp_dtype, settings.pure_fp16, settings.tf32)
+    precision = select_precision(*types, device, settings.fp8)
     check_parallel(config, device)
     if parallel.deepspeed is not None:
         check_engine_config(parallel.deepspeed, device)

@@ -39,6 +39,7 @@ PREDICTIONS = {
     "amp, compiled model": (215_000, 235_000),
     "pure": (165_000, 200_000),
     "pure, compiled model": (225_000, 245_000),
+    "fp8, compiled model": (225_000, 265_000),
 }
 # Of `training`: flags after those of every run, and what the losses are compared with: another run of the list, or the
 # run on the CPU; the largest relative difference; and over how many updates, None for all.
@@ -52,6 +53,7 @@ MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
     "amp, compiled model": (("--amp", "--compile", "model"), "amp", 2e-2, None),
     "pure, compiled model": (("--use-pure-fp16", "--compile", "model"), "amp", 2e-2, None),
     "fp16": (("--fp16",), "amp", 2e-2, None),
+    "fp8, compiled model": (("--amp", "--fp8", "--compile", "model"), "amp", 2e-2, None),
 }  # fmt: skip
 MAX_SKIPPED_UPDATES = 8  # of float16
 
@@ -170,8 +172,8 @@ def training(call: Call, folder: Path) -> None:
         raise UserError(f"{folder} lacks cpu.json: run `gpu_first_hour.py prepare` first and carry {folder}")
     found = {"CPU": losses(folder / "cpu.json")}
     for name, (flags, reference, limit, count) in MODES.items():
-        if call.toy and "--fp16" in flags:
-            continue  # few CPUs compute float16
+        if call.toy and {"--fp16", "--fp8"} & set(flags):
+            continue  # few CPUs compute float16, and none float8
         output = call.output / file_name(name)
         command = pretraining(
             call.toy, call.device, shards_in(folder, 128), output, "--max-steps", call.updates, *flags
@@ -239,6 +241,9 @@ def defaults(call: Call, folder: Path) -> None:
     toy = call.toy
     for name in () if toy else ("amp, compiled model", "pure, compiled model"):
         benchmark(call, f"{name}, length 512", shards_in(folder, 512), 512, 64, SPEED_FLAGS[name])
+    if not toy:
+        name = "fp8, compiled model"
+        benchmark(call, name, shards_in(folder, 128), 128, 256, MODES[name][0])
     batch = 8 if toy else 512
     benchmark(call, f"amp, batch {batch}", shards_in(folder, 128), 128, batch, SPEED_FLAGS["amp"])
     segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -12,7 +12,9 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 # `selective` saves the outputs of linear layers, which are the most expensive to recompute.
-SAVED_OPERATIONS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default}
+SAVED_OPERATIONS = {
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "_scaled_mm")
+}  # _scaled_mm: float8
 
 
 def save_linear_outputs(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

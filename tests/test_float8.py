@@ -1,0 +1,125 @@
+"""Float8 products, emulated on the CPU, against a written-out rounding, and in runs with every parallel strategy."""
+
+import copy
+
+import pytest
+import torch
+from conftest import TINY
+from rank_runs import Command, pretrain, run_ranks
+from small_runs import losses
+from test_modernbert import SMALL, logits_of, make_input, relative_error
+from torch import nn
+
+import precision as precision_module
+import run_setup
+from bert_config import config_from_dict
+from modeling import make_model
+from precision import Precision, select_precision, use_float8
+from utils.errors import UserError
+
+pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CONFIGS = {
+    "bert": {**TINY, "model_type": "bert", "vocab_size": 130, "max_position_embeddings": 512, "num_hidden_layers": 4},
+    "modernbert": SMALL,
+}
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` rounded to float8, with the largest value of the type for the largest of `x`."""
+    scale = (torch.finfo(dtype).max / x.abs().max().double()).float()
+    return (x * scale).to(dtype).float() / scale
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        x, weight = (rounded(operand, torch.float8_e4m3fn) for operand in (x, weight))
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        gradient = rounded(gradient, torch.float8_e5m2)
+        return gradient @ weight, gradient.T @ x
+
+
+class RoundedLinear(nn.Linear):
+    def forward(self, x):
+        product = Product.apply(x, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_products_and_gradients_are_those_of_rounded_operands(name):
+    torch.manual_seed(0)
+    model = make_model("masked_lm", config_from_dict(CONFIGS[name])).eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.2)
+    plain, expected = copy.deepcopy(model), copy.deepcopy(model)
+    use_float8(model.layers, CPU)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    converted = {path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    fused = ("query", "key", "value")
+    linear = [path for path, module in plain.layers.named_modules() if isinstance(module, nn.Linear)]
+    assert len(converted) == len([path for path in linear if not path.endswith(fused)]) >= 12
+    for path in converted:
+        expected.get_submodule(path).__class__ = RoundedLinear
+    stream, _, _ = make_input()
+    outputs = [logits_of(m(stream)) for m in (model, expected, plain)]
+    assert relative_error(outputs[0], outputs[1]) < 1e-5 < 1e-2 < relative_error(outputs[0], outputs[2])
+    weights = torch.randn_like(outputs[0])
+    for output in outputs:
+        (output * weights).sum().backward()
+    for (path, p), twin in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert relative_error(p.grad, twin.grad) < 1e-4, path
+
+
+RUNS = {
+    "bfloat16": (),
+    "DDP": (),
+    "FSDP2": ("--data-parallel-shard-degree", -1),
+    "DDP, compiled, selective": ("--compile", "layers", "--activation-checkpoint", "selective"),
+    "FSDP2, full": ("--data-parallel-shard-degree", -1, "--activation-checkpoint", "full"),
+}
+
+
+def pretrain_in_float8(commands: list[Command]) -> int:
+    """The first command in bfloat16, the others in emulated float8; compiled ones without code generation."""
+    compile_module = nn.Module.compile
+    nn.Module.compile = lambda module, **options: compile_module(module, **options, backend="aot_eager")
+    run_setup.stream_sizes = lambda *_args: 1
+    for index, command in enumerate(commands):
+        run_setup.select_precision = lambda *_a, index=index: Precision(torch.bfloat16, pure=True, float8=index > 0)
+        if code := pretrain(command):
+            return code
+    return 0
+
+
+def test_every_strategy_trains_in_float8_as_ddp_does(inputs, tmp_path):
+    flags = ("--max-steps", 3, "--log-freq", 1, "--gradient-merge-steps", 2, "--use-pure-fp16")
+    argvs = [inputs.command(tmp_path / name, *flags, *given, dropout=False) for name, given in RUNS.items()]
+    run_ranks(2, tmp_path / "logs", pretrain_in_float8, [Command(2, argv) for argv in argvs]).check()
+    found = {name: losses(tmp_path / name) for name in RUNS}
+    assert found["DDP"] == pytest.approx(found["bfloat16"], rel=1e-2) and found["DDP"] != found["bfloat16"]
+    for name in list(RUNS)[2:]:
+        assert found[name] == pytest.approx(found["DDP"], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "says"),
+    [
+        (CPU, None, "bfloat16", "--fp8: this device has no float8"),
+        (GPU, (8, 0), "bfloat16", "--fp8: this device has no float8"),
+        (GPU, (9, 0), "float16", "leave out --amp-dtype float16"),
+        (GPU, (9, 0), "bfloat16", "pip install torchao"),
+    ],
+)
+def test_what_float8_needs_is_an_error_without_it(monkeypatch, device, capability, dtype, says):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(precision_module, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=says):
+        select_precision(True, dtype, False, False, device, fp8=True)
