@@ -6,12 +6,21 @@ python3 run_elastic.py node --scheduler tls://HOST:8786    # on each node
 python3 run_elastic.py --scheduler tls://HOST:8786 --min-nodes 1 --max-nodes 4 -- bash scripts/run_pretraining.sh
 """
 
+import argparse
 import asyncio
 import logging
 import sys
 
 from utils.command_line import ArgumentParser, bounded_float, non_negative_float, positive_int
 from utils.errors import UserError, run_main
+
+
+def scheduler_address(text: str) -> str:
+    """`text` with its protocol, TLS by default."""
+    _, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT with a port from 1 to 65535, not {text}")
+    return text if "://" in text else f"tls://{text}"
 
 
 def main(argv: list[str] | None = None) -> int | None:
@@ -21,7 +30,7 @@ def main(argv: list[str] | None = None) -> int | None:
     is_node = words[:1] == ["node"]
     parser = ArgumentParser(usage=__doc__.partition("\n\n")[2], description=__doc__.splitlines()[0])
     add, lease = parser.add_argument, bounded_float(5, 3600)
-    add("--scheduler", required=True, help="Dask's scheduler; without TLS: tcp://HOST:8786")
+    add("--scheduler", type=scheduler_address, required=True, help="Dask's scheduler; without TLS: tcp://HOST:8786")
     if is_node:
         add("--address", help="where all others reach this node; by default its address towards the scheduler")
     else:
@@ -39,11 +48,10 @@ def main(argv: list[str] | None = None) -> int | None:
     except ModuleNotFoundError as error:
         raise UserError(f"elastic runs need Dask, and {error.name} is missing: pip install distributed") from error
     logging.basicConfig(level="INFO", stream=sys.stdout, format="[%(asctime)s] elastic: %(message)s", datefmt="%X")
-    scheduler = args.scheduler if "://" in args.scheduler else f"tls://{args.scheduler}"
     if is_node:
-        return asyncio.run(Node().run(scheduler, args.address))
+        return asyncio.run(Node().run(args.scheduler, args.address))
     limits = (args.min_nodes, args.max_nodes, args.lease_seconds, args.settle_seconds)
-    return asyncio.run(Driver(scheduler, command, *limits).run())
+    return asyncio.run(Driver(args.scheduler, command, *limits).run())
 
 
 if __name__ == "__main__":
