@@ -4,6 +4,7 @@ Processes are started by torchrun, by Slurm with torchrun, or by DeepSpeed's lau
 LOCAL_RANK.
 """
 
+import atexit
 import contextlib
 import datetime
 import json
@@ -282,6 +283,8 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
     with no_stderr():
         thread.start()
         thread.join(seconds)
+    if thread.is_alive():
+        atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
     if not stores:
         raise UserError(
             f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has ended: check "
