@@ -283,9 +283,9 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
     with no_stderr():
         thread.start()
         thread.join(seconds)
-    if thread.is_alive():
-        atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
     if not stores:
+        if thread.is_alive():
+            atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
         raise UserError(
             f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has ended: check "
             "MASTER_ADDR, or choose another MASTER_PORT"
