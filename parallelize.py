@@ -11,7 +11,6 @@ from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import DeepSpeedModel, ZeroModel
-from parallel.fsdp import ShardedModel
 from precision import Precision, use_float8
 from run_config import ParallelConfig, RunConfig
 from utils.distributed import DistributedContext
@@ -38,6 +37,8 @@ def parallelize(
         return strategy(model, config.deepspeed, precision, device, distributed)
     compile_model(model, config.compile, device)
     if config.shard_degree > 1:
+        from parallel.fsdp import ShardedModel  # here, so that other runs do not wait for torch's FSDP
+
         return ShardedModel(model, config, precision, device, distributed)
     if distributed.world_size > 1:
         return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)

@@ -33,7 +33,7 @@ from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.launcher import stop_with_launcher
-from utils.measure import total_memory
+from utils.memory import total_memory
 from utils.progress import print_line
 from utils.terminal import may_lose_terminal
 

@@ -32,7 +32,7 @@ from tokenizer import model_files
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import publish_folder, temporary_path
-from utils.measure import available_memory
+from utils.memory import available_memory
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.errors import UserError
-from utils.measure import total_memory
+from utils.memory import total_memory
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p

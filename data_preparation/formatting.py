@@ -9,7 +9,7 @@ from data_preparation.books import clean_book
 from data_preparation.documents import MAX_DOCUMENT, Document, read_documents, read_text
 from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of
 from data_preparation.options import FormatOptions
-from data_preparation.sentences import get_splitter, save_punkt, train_punkt
+from data_preparation.sentences import get_splitter, save_punkt
 from utils.errors import UserError
 
 MAX_TRAINING_TEXT = 10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
@@ -84,6 +84,8 @@ def train_parameters(output: Path, dataset: str, spans: Sequence[Span], options:
                     left -= len(paragraph)
             if left <= 0:
                 return
+
+    from data_preparation.nltk_sentences import train_punkt
 
     params = train_punkt(chain.from_iterable(map(paragraphs, spans)))
     save_punkt(params, output, f"trained on the corpus for {options.language}")

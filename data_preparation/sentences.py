@@ -1,16 +1,17 @@
 """Splits paragraphs into sentences: nltk's Punkt with its parameters in a JSON file; a faster splitter with the same
-parameters and rules; and `newline`, for text that has one sentence per line already.
+parameters and rules, without nltk; and `newline`, for text that has one sentence per line already.
 
 Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational Linguistics 32, 2006.
 """
 
+import collections
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-
-from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer, PunktTrainer
+from typing import Protocol
 
 from utils.errors import UserError
 from utils.files import read_json, write_json
@@ -37,14 +38,8 @@ CJK_END = re.compile(
     f"(?<=[\u3002\uff01\uff1f])(?![\u3002\uff01\uff1f{CJK_CLOSERS}])|"
     f"(?<=[\u3002\uff01\uff1f][{CJK_CLOSERS}])(?![{CJK_CLOSERS}])"
 )
-# “What?” said he: the sentence continues.
-CONTINUES = re.compile(rf"[^\W\d_]*[?!\u2026][{CLOSERS}]+$")
-
-END_OF_NEXT_WORD = re.compile(rf"(\s\S*[{re.escape(ENDS)}])[{CLOSERS}]+$")
-
 CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?:\s+|$)")
 NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
-ABBREVIATION = re.compile(r"[^\W\d_](?:[^\W\d_]|[.&'-])*")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
 
@@ -52,33 +47,18 @@ class NewlineSplitter:
     """One sentence per line."""
 
     def split(self, paragraph: str) -> list[str]:
-        """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
         lines = (" ".join(line.split()) for line in paragraph.splitlines())
         return [line for line in lines if line]
 
 
-class Punkt(PunktSentenceTokenizer):
-    """nltk's tokenizer, except that in `Mr. Brown.”` the sentence end after Brown does not count as one after Mr."""
+@dataclass(frozen=True)
+class PunktParameters:
+    """What Punkt learns from text; the names are those of nltk, whose own object serves as well."""
 
-    def text_contains_sentbreak(self, text: str) -> bool:
-        return super().text_contains_sentbreak(END_OF_NEXT_WORD.sub(r"\1", text))
-
-
-class PunktSplitter:
-    """nltk's Punkt, except that a sentence continues after a quotation that ends in a question or exclamation mark if
-    the next word is in lower case."""
-
-    def __init__(self, params: PunktParameters):
-        self.punkt = Punkt(params, lang_vars=LanguageVars())
-
-    def split(self, paragraph: str) -> list[str]:
-        sentences: list[str] = []
-        for sentence in chain.from_iterable(map(self.punkt.tokenize, pieces(paragraph))):
-            if sentence[0].islower() and sentences and CONTINUES.search(sentences[-1][-40:]):
-                sentences[-1] += " " + sentence
-            else:
-                sentences.append(sentence)
-        return sentences
+    abbrev_types: set[str] = field(default_factory=set)
+    collocations: set[tuple[str, str]] = field(default_factory=set)
+    sent_starters: set[str] = field(default_factory=set)
+    ortho_context: dict[str, int] = field(default_factory=lambda: collections.defaultdict(int))
 
 
 class FastSplitter:
@@ -136,7 +116,9 @@ class FastSplitter:
         return None
 
 
-Splitter = NewlineSplitter | PunktSplitter | FastSplitter
+class Splitter(Protocol):
+    def split(self, paragraph: str) -> list[str]:
+        """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
 
 
 @lru_cache(1)
@@ -145,8 +127,12 @@ def get_splitter(name: str = "punkt", language: str = "english", params_file: st
     that ship for `language`."""
     if name == "newline":
         return NewlineSplitter()
-    path = Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
-    return {"punkt": PunktSplitter, "fast": FastSplitter}[name](load_punkt(path))
+    params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")
+    if name == "fast":
+        return FastSplitter(params)
+    from data_preparation.nltk_sentences import PunktSplitter
+
+    return PunktSplitter(params)
 
 
 def word_type(word: str) -> str:
@@ -166,30 +152,6 @@ def pieces(paragraph: str) -> Iterator[str]:
             start = cut + (piece[cut] == " ")
         if start < len(piece):
             yield piece[start:]
-
-
-class LanguageVars(PunktLanguageVars):
-    """Punkt's character classes, with the same typographic marks in every version of nltk and the full stops of more
-    scripts."""
-
-    sent_end_chars = tuple(ENDS)
-    re_boundary_realignment = re.compile(rf"[{CLOSERS}]+?(?:\s+|(?=--)|$)")
-    _re_word_start = rf"[^{OPENERS}{CLOSERS}`:;&#*@\-,]"
-    _re_non_word_chars = rf"(?:[;*:@({{\[{CLOSERS}{re.escape(ENDS.replace('.', ''))}])"
-
-
-def train_punkt(paragraphs: Iterable[str]) -> PunktParameters:
-    """Trains Punkt's parameters with nltk. Ten million characters take half a minute and 1 GB of memory."""
-    trainer = PunktTrainer(lang_vars=LanguageVars())
-    # With nltk's penalty a few "Mr" without a full stop would outweigh thousands with one.
-    trainer.IGNORE_ABBREV_PENALTY = True
-    trainer.train("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
-    # The trainer also accepts words seen once before a comma or similar, most of them noise: count again without them.
-    trainer.find_abbrev_types()
-    params = trainer.get_params()
-    params.abbrev_types = {word for word in params.abbrev_types if ABBREVIATION.fullmatch(word)}
-    trainer.freq_threshold(ortho_thresh=3)
-    return params
 
 
 def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:

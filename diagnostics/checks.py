@@ -32,7 +32,7 @@ from run_config import OptimizerConfig, RunConfig, ScheduleConfig, StartConfig
 from run_setup import TrainingPlan
 from utils import requirements
 from utils.errors import UserError, one_line
-from utils.measure import available_memory
+from utils.memory import available_memory
 from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent

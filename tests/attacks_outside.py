@@ -37,7 +37,7 @@ from attacks import (
 from conftest import write_shards
 from small_runs import steps_folder
 from test_download import CONTENT, HASTY, SHA256, Handler, Server, drops, status, web_page, whole
-from test_measure import machine
+from test_memory import machine
 from test_report import ODD_NAMES
 
 import report

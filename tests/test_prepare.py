@@ -72,12 +72,14 @@ def built(corpus, tmp_path_factory) -> Path:
     return folder
 
 
-def test_it_starts_without_torch():
-    """Each of its workers would wait two seconds for torch."""
-    flags = [sys.executable, "-X", "importtime", "data/prepare.py", "--help"]
+def test_a_run_needs_neither_torch_nor_with_the_fast_splitter_nltk(corpus, tmp_path):
+    """Each of its workers would wait a second for either."""
+    words = ["data/prepare.py", "all", "corpus", corpus / "a.txt", "--output-dir", tmp_path, *SMALL]
+    words += ["--empty-line", "document"]
+    flags = [sys.executable, "-X", "importtime", *words]
     imported = subprocess.run(flags, cwd=ROOT, capture_output=True, text=True, check=True).stderr
-    assert " argparse\n" in imported
-    assert " torch\n" not in imported
+    assert " h5py\n" in imported and list(tmp_path.glob("hdf5/*/training/*.hdf5"))
+    assert " torch\n" not in imported and " nltk\n" not in imported
 
 
 def test_a_folder_of_text_becomes_verified_shards(built):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_preparation.books import clean_book
-from data_preparation.sentences import get_splitter, load_punkt, save_punkt, train_punkt
+from data_preparation.nltk_sentences import PunktSplitter, train_punkt
+from data_preparation.sentences import get_splitter, load_punkt, save_punkt
 from utils.errors import UserError
 
 BOOKS = Path(__file__).parent.parent / "data/sample/books"
@@ -89,8 +90,6 @@ def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
     params = train_punkt(prose[:700])
     path = tmp_path / "params.json"
     save_punkt(params, path, "a test")
-    from data_preparation.sentences import PunktSplitter
-
     trained, loaded = PunktSplitter(params), PunktSplitter(load_punkt(path))
     for paragraph in prose[:400]:
         assert trained.split(paragraph) == loaded.split(paragraph)

@@ -1,10 +1,8 @@
-"""Measures time per phase, and memory."""
+"""Measures time per phase, and the most memory that was held."""
 
 import contextlib
-import math
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -55,58 +53,6 @@ def synchronize(device: torch.device) -> None:
     """Waits for all work on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def available_memory(root: Path = Path("/")) -> float:
-    """Bytes of memory that this process can still allocate: what the machine and the limits of its cgroups leave.
-    Infinite where the system does not tell. root: of the file system that holds /proc and /sys, for tests."""
-    free = _memory_info(root, "MemAvailable:")
-    # File pages that are not in use count as used in a cgroup, but the kernel drops them.
-    return min([free, *(limit - used + cache for limit, used, cache in _cgroup_limits(root))])
-
-
-def total_memory(root: Path = Path("/")) -> float:
-    """Bytes of memory of this machine with its swap space, or of the smallest limit of this process's cgroups.
-    Infinite where the system does not tell."""
-    return min([_memory_info(root, "MemTotal:", "SwapTotal:"), *(limit for limit, *_ in _cgroup_limits(root))])
-
-
-def _memory_info(root: Path, *keys: str) -> float:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
-    return sum(int(line.split()[1]) * 1024.0 for line in lines if line.startswith(keys))
-
-
-def _cgroup_limits(root: Path) -> Iterator[tuple[float, float, float]]:
-    """Limit, use and inactive file pages, in bytes, of each memory cgroup of this process that has a limit: its own and
-    those above it, of version 2 or 1. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            folder, *names = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "
-        elif "memory" in controllers.split(","):
-            folder = root / "sys/fs/cgroup/memory"
-            names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "]
-        else:
-            continue
-        # A container may not see the path that the kernel names, and has its own group at the mount.
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts) + 1):
-            group = folder.joinpath(*parts[:depth])
-            try:
-                limit, used = ((group / name).read_text().strip() for name in names[:2])
-                counters = (group / "memory.stat").read_text().splitlines()
-            except OSError:
-                continue
-            if limit != "max":
-                cache = sum(int(entry.split()[1]) for entry in counters if entry.startswith(names[2]))
-                yield float(limit), float(used), float(cache)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
