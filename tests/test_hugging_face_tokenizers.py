@@ -29,6 +29,7 @@ from data_preparation.vocabulary import train_tokenizer
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer, load_tokenizer
+from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
 
 SQUAD = ROOT / "data" / "sample" / "squad"
@@ -246,6 +247,15 @@ def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_pa
         text = "An un\u0301affable sesquipedalianism\x00, isn't it"
         assert not isinstance(other, BertTokenizer)
         assert other.encode(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path):
+    tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE), lowercase=True).save(str(tmp_path / "tokenizer.json"))
+    words = VOCAB_FILE.read_text().splitlines()
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    assert find_tokenizer(tmp_path) == tmp_path / "vocab.txt"
+    (tmp_path / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
+    assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.json"  # as transformers does
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

@@ -97,13 +97,15 @@ def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """The tokenizer of a model folder: `tokenizer.json`, unless it makes the tokens of BertTokenizer and there is a
-    `vocab.txt`. Raises UserError if there is only a `vocab.txt` for another tokenizer than BertTokenizer."""
+    """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there is a `vocab.txt`
+    with which BertTokenizer makes the same tokens. Raises UserError if there is only a `vocab.txt`, and it is for
+    another tokenizer."""
+    vocab_file = folder / VOCAB_FILE
     if (path := folder / TOKENIZER_JSON).is_file():
-        is_bert = (folder / VOCAB_FILE).is_file() and bert_casing(read_json_object(path, "tokenizer")) is not None
-        if not is_bert:
+        is_bert = vocab_file.is_file() and bert_casing(read_json_object(path, "tokenizer")) is not None
+        if not is_bert or read_vocabulary(vocab_file)[0] != read_vocabulary(path)[0]:
             return path
-    if not (folder / VOCAB_FILE).is_file():
+    if not vocab_file.is_file():
         return None
     files = (folder / TOKENIZER_CONFIG, folder / "added_tokens.json")
     config, added = (read_json_object(path, "the tokenizer's file") if path.is_file() else {} for path in files)
@@ -123,7 +125,7 @@ def find_tokenizer(folder: Path) -> Path | None:
             f"{folder} adds tokens such as {min(added)!r} to {VOCAB_FILE}: save the tokenizer with transformers as "
             f"{TOKENIZER_JSON}, or use another model"
         )
-    return folder / VOCAB_FILE
+    return vocab_file
 
 
 TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
