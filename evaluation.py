@@ -3,6 +3,7 @@
 Legend: n samples.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -88,7 +89,7 @@ def predict(
     seconds: list[float] = []
     done, thousand_started = 0, time.perf_counter()
     # Not compiled: compiled graphs need streams of one fixed size, which would be mostly filler here.
-    eager = torch.compiler.set_stance("force_eager")
+    eager = torch.compiler.set_stance("force_eager") if parallel.model.is_compiled else contextlib.nullcontext()
     nothing = np.zeros(0, np.int64)
     with eager, progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
         for indices in parallel.equalize_inference(batches, lambda: nothing):

@@ -86,6 +86,7 @@ class PreTrainedModel(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
+        self.is_compiled = False  # or a part of it
 
     @property
     def base_model(self) -> "EncoderModel":
@@ -133,12 +134,15 @@ class PreTrainedModel(nn.Module, ABC):
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """Yields names and initial values, from torch's random state, of all parameters whose names start with one of
-        `parts`. Values are always drawn on the CPU, as whole tensors even if the parameters are sharded."""
+        `parts`, but not of those on the meta device. Values are always drawn on the CPU, as whole tensors even if the
+        parameters are sharded."""
         for name, module in self.named_modules():
             if not f"{name}.".startswith(parts):
                 continue
             for key, p in module.named_parameters(prefix=name, recurse=False):
-                value = torch.empty(p.shape, dtype=torch.float32, device="meta" if p.is_meta else "cpu")
+                if p.is_meta:
+                    continue
+                value = torch.empty(p.shape, dtype=torch.float32, device="cpu")
                 if key.endswith("bias"):
                     value.zero_()
                 elif isinstance(module, nn.LayerNorm):

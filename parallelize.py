@@ -73,6 +73,7 @@ def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
         model.base_model.attention_implementation = COMPILED_ON_CPU
     for module in model.layers if what == "layers" else [model]:
         module.compile(fullgraph=True, dynamic=False)
+    model.is_compiled = True
 
 
 def check_parallel(config: RunConfig, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, reported, run_program
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import run_squad
 from data_loading.sample_order import sample_order
@@ -141,6 +143,22 @@ def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files, tmp_path):
     found = parameters(tmp_path / "report.json")
     assert found.items() >= marks.items()
     assert found["sample_number"] >= 1000 and found["time_per_1000"] > 0
+
+
+def test_predictions_after_compiled_training_are_not_compiled(files, tmp_path, monkeypatch):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
+    flags = ("--do-train", "--train-file", files["v1"], "--max-steps", 1, "--compile", "model")
+    assert run(files, tmp_path / "trained", *flags) == 0
+    in_training = len(graphs)
+    torch.compiler.reset()  # else the second run finds the first one's graph
+    assert run(files, tmp_path / "predicted", *flags, "--do-predict", "--predict-file", files["v1"]) == 0
+    assert in_training == len(graphs) - in_training > 0
 
 
 def test_memorized_questions_are_answered_and_scored(trained, files):
