@@ -1,6 +1,7 @@
 """Writes any source as text with one sentence per line and an empty line between documents."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from data_preparation.books import clean_book
 from data_preparation.documents import MAX_DOCUMENT, Document, read_documents, read_text
 from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of
 from data_preparation.options import FormatOptions
-from data_preparation.sentences import get_splitter, save_punkt
+from data_preparation.sentences import (
+    PARAMETERS_FOLDER,
+    FastSplitter,
+    NewlineSplitter,
+    Splitter,
+    load_punkt,
+    save_punkt,
+)
 from utils.errors import UserError
 
 MAX_TRAINING_TEXT = 10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
@@ -41,6 +49,20 @@ def format_span(
                 counts["sentences"] += len(lines)
                 counts["words"] += text.count(" ") + len(lines)
     return counts | {"bad": bad}
+
+
+@lru_cache(1)
+def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
+    """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
+    that ship for `language`."""
+    if name == "newline":
+        return NewlineSplitter()
+    params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")
+    if name == "fast":
+        return FastSplitter(params)
+    from data_preparation.nltk_sentences import PunktSplitter
+
+    return PunktSplitter(params)
 
 
 def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -8,7 +8,6 @@ import collections
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -119,20 +118,6 @@ class FastSplitter:
 class Splitter(Protocol):
     def split(self, paragraph: str) -> list[str]:
         """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
-
-
-@lru_cache(1)
-def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
-    """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
-    that ship for `language`."""
-    if name == "newline":
-        return NewlineSplitter()
-    params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")
-    if name == "fast":
-        return FastSplitter(params)
-    from data_preparation.nltk_sentences import PunktSplitter
-
-    return PunktSplitter(params)
 
 
 def word_type(word: str) -> str:

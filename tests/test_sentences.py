@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_preparation.books import clean_book
+from data_preparation.formatting import get_splitter
 from data_preparation.nltk_sentences import PunktSplitter, train_punkt
-from data_preparation.sentences import get_splitter, load_punkt, save_punkt
+from data_preparation.sentences import load_punkt, save_punkt
 from utils.errors import UserError
 
 BOOKS = Path(__file__).parent.parent / "data/sample/books"
