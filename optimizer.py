@@ -5,6 +5,7 @@ All optimizers follow the protocol of PyTorch's fused optimizers. `apply_step` s
 not zero. The `lr` of a group may be a tensor, so that the schedule can be on the device.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,10 @@ CHUNK = 2**19  # elements per kernel call on a CPU: few enough for its caches, e
 class FusedAdam(torch.optim.Optimizer):
     """Base class: the moments of Adam, updated by torch's fused AdamW kernel. A group without the key `bias_correction`
     has the correction."""
+
+    # torch's wrappers of these two keep torch.compile out of them, and import it for that, which takes half a second.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def _init_moments(self, params: list[Tensor]) -> None:
         for p in params:
