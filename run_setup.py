@@ -122,6 +122,8 @@ def load_fine_tuned(
     with torch.device("meta"):
         model = make_model(head, config)
     check_memory(model, runtime)
+    if runtime.parallel.shard_degree == 1:  # no initial values, since all are loaded
+        model.to_empty(device=runtime.device)
     parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
     load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, has_head=True)
     return parallel
