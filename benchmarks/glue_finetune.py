@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.fine_tuning import (
     add_arguments,
     describe_machine,
+    difference_of_means,
     open_result,
     package_model_folder,
     train_with_transformers,
@@ -155,25 +156,39 @@ def run_transformers(
 IMPLEMENTATIONS = {THIS_PROJECT: run_this_project, TRANSFORMERS: run_transformers}
 
 
-def show_table(result: dict[str, Any]) -> None:
-    print_line(f"{'task':8}{'metric':22}{THIS_PROJECT:>18}{TRANSFORMERS:>18}{'seq/s':>16}{'ratio':>7}")
+def summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """Per task, the means and deviations of both, and this project's scores less those of transformers. A single run
+    has a deviation of 0 and no difference."""
+    summary: dict[str, Any] = {}
     for task_name in FOLDERS:
-        found = [result.get(name, {}).get(task_name) for name in IMPLEMENTATIONS]
-        if None in found:
+        runs = [list(result.get(name, {}).get(task_name, {}).values()) for name in IMPLEMENTATIONS]
+        if not all(runs):
             continue
-        ours, theirs = (summarize(list(runs.values())) for runs in found)
-        rates = [summary["training_sequences_per_second_mean"] for summary in (ours, theirs)]
+        summary[task_name] = {
+            name: mean_and_deviation(found if len(found) > 1 else found * 2)
+            for name, found in zip(IMPLEMENTATIONS, runs, strict=True)
+        }
+        if min(map(len, runs)) > 1:
+            for metric in TASKS[task_name].metrics:
+                ours, theirs = ([run[metric] for run in side] for side in runs)
+                summary[task_name][f"difference of {metric}"] = difference_of_means(ours, theirs)
+    return summary
+
+
+def show_table(summary: dict[str, Any]) -> None:
+    scores = f"{THIS_PROJECT:>18}{TRANSFORMERS:>18}"
+    print_line(f"{'task':8}{'metric':22}{scores}{'seq/s':>16}{'ratio':>7}  difference with its 95% interval")
+    for task_name, found in summary.items():
+        both = [found[name] for name in IMPLEMENTATIONS]
+        ours, theirs = (side["training_sequences_per_second_mean"] for side in both)
         for metric in TASKS[task_name].metrics:
-            scores = [f"{s[f'{metric}_mean']:.4f} +- {s[f'{metric}_std']:.4f}" for s in (ours, theirs)]
-            print_line(
-                f"{task_name:8}{metric:22}{scores[0]:>18}{scores[1]:>18}{rates[0]:8.1f}{rates[1]:8.1f}"
-                f"{rates[0] / rates[1]:7.2f}"
-            )
-
-
-def summarize(runs: list[dict]) -> dict[str, float]:
-    """Means and deviations; of a single run, a deviation of 0."""
-    return mean_and_deviation(runs) if len(runs) > 1 else mean_and_deviation(runs * 2)
+            texts = [f"{side[f'{metric}_mean']:.4f} +- {side[f'{metric}_std']:.4f}" for side in both]
+            scores = "".join(f"{score:>18}" for score in texts)
+            line = f"{task_name:8}{metric:22}{scores}{ours:8.1f}{theirs:8.1f}{ours / theirs:7.2f}"
+            if difference := found.get(f"difference of {metric}"):
+                low, high = difference["interval"]
+                line += f"  {difference['mean']:+.4f} ({low:+.4f} to {high:+.4f})"
+            print_line(line)
 
 
 def main() -> None:
@@ -192,8 +207,9 @@ def main() -> None:
             folder = task_folder(args, task_name, Path(work))
             found = IMPLEMENTATIONS[name](args, task_name, folder, model_folder, Path(work), seed)
         runs[str(seed)] = found | {"machine_info": describe_machine(args)}
+        result["summary"] = summarize(result)
         write_json(output, result)
-    show_table(result)
+    show_table(summarize(result))
     print_line(f"written to {output}")
 
 

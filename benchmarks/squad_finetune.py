@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.fine_tuning import (
     add_arguments,
     describe_machine,
+    difference_of_means,
     open_result,
     package_model_folder,
     train_with_transformers,
@@ -252,11 +252,7 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
     if len(runs) == 2 and min(map(len, runs.values())) > 1:
         for figure in ("exact_match", "f1"):
             ours, theirs = ([run[figure] for run in runs[name]] for name in (THIS_PROJECT, TRANSFORMERS))
-            interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-            summary[f"difference of {figure}"] = {
-                "mean": np.mean(ours) - np.mean(theirs),
-                "interval": [interval.low, interval.high],
-            }
+            summary[f"difference of {figure}"] = difference_of_means(ours, theirs)
     return summary
 
 

@@ -42,4 +42,5 @@ def test_both_implementations_are_scored_and_the_same_command_continues_with_mor
         assert [runs[seed]["matthews_correlation"] for seed in ("42", "43")] == [1.0, 1.0]
         assert all(run["training_sequences_per_second"] > 0 and run["machine_info"]["torch"] for run in runs.values())
     assert "1.0000 +- 0.0000  1.0000 +- 0.0000" in done.stdout
+    assert result["summary"]["cola"]["difference of matthews_correlation"] == {"mean": 0, "interval": [0, 0]}
     assert str(ROOT) not in output.read_text()

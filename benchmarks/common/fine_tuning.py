@@ -6,12 +6,13 @@ import importlib.util
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from benchmarks.common.results import RESULTS, machine_info
@@ -95,6 +96,15 @@ def training_time(report: Path) -> tuple[int, float]:
             seconds += entry["data"]["step_seconds"] * (entry["step"][-1] - steps)
             steps = entry["step"][-1]
     return steps, seconds
+
+
+def difference_of_means(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """The mean of `ours` less that of `theirs`, with a 95% confidence interval (Welch's)."""
+    mean = float(np.mean(ours) - np.mean(theirs))
+    if np.var([*ours]) == np.var([*theirs]) == 0:
+        return {"mean": mean, "interval": [mean, mean]}
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return {"mean": mean, "interval": [float(interval.low), float(interval.high)]}
 
 
 def train_with_transformers(
