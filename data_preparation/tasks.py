@@ -1,8 +1,8 @@
 """Tasks with records: the unit of work of every stage.
 
 A task is a pure function of its input and options. It writes one output and one record (its size, its SHA-256, counts),
-each atomically. A record means that the task is done; there is no other state. So the results do not depend on the
-executor, the number of workers, or how often a run was killed.
+each atomically, and the record first. Both together mean that the task is done; there is no other state. So the results
+do not depend on the executor, the number of workers, or how often a run was killed.
 """
 
 import importlib.metadata
@@ -75,14 +75,14 @@ def run_task(folder: Path, code: str, task: Task) -> Record:
         raise UserError(
             "a Dask worker has another version of this program or of its packages: restart the workers with the same"
         )
-    path = folder / task.output
+    path, where = folder / task.output, record_path(folder, task.output)
     path.parent.mkdir(parents=True, exist_ok=True)
+    where.parent.mkdir(parents=True, exist_ok=True)
     with ONE_AT_A_TIME, atomic_path(path) as temporary:
         counts = task.work(temporary, *task.arguments)
-    record = Record(task.identity, path.stat().st_size, file_digest(path), counts)
-    where = record_path(folder, task.output)
-    where.parent.mkdir(parents=True, exist_ok=True)
-    write_json(where, record._asdict(), indent=None)
+        record = Record(task.identity, temporary.stat().st_size, file_digest(temporary), counts)
+        path.unlink(missing_ok=True)  # the new record must not stand beside an older file
+        write_json(where, record._asdict(), indent=None)
     return record
 
 

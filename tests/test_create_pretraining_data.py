@@ -33,6 +33,7 @@ from benchmarks.data_creation_reference import (
     truncate_pair,
 )
 from data_loading.masking import MaskRule, choose_positions
+from data_preparation import tasks
 from data_preparation.corpus import Corpus, find_text, read_blocks, read_corpus
 from data_preparation.hdf5_writer import shard_attributes
 from data_preparation.options import SampleOptions
@@ -40,7 +41,7 @@ from data_preparation.sample_shards import create_shard
 from data_preparation.sampling import SAMPLE, draw_samples, truncate
 from tokenizer import BertTokenizer
 from utils.errors import UserError
-from utils.files import file_digest, lock_folder
+from utils.files import file_digest, lock_folder, write_json
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 PLAIN_TOKENIZER = PlainTokenizer(VOCAB_FILE)
@@ -432,6 +433,25 @@ def test_each_shard_has_random_numbers_of_its_own(text_folder, tokenizer, tmp_pa
     a, b = read_shard(tmp_path / "a.hdf5"), read_shard(tmp_path / "b.hdf5")
     rows = min(len(a["input_ids"]), len(b["input_ids"]))
     assert (a["input_ids"][:rows] == b["input_ids"][:rows]).all(axis=1).mean() < 0.01
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before its record", "after its record"])
+def test_a_stop_while_a_shard_is_finished_leaves_nothing_in_the_way(text_folder, made, tmp_path, monkeypatch, written):
+    class Stop(BaseException):
+        pass
+
+    def stop(path, *arguments, **options):
+        if written:
+            write_json(path, *arguments, **options)
+        raise Stop
+
+    words = [str(word) for word in command(text_folder, tmp_path, "--num-workers", 1)[1:]]
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "write_json", stop)
+        with pytest.raises(Stop):
+            create_pretraining_data.main(words)
+    create_pretraining_data.main(words)
+    assert digests(tmp_path) == digests(made)
 
 
 def test_killed_at_random_moments_and_rerun_it_makes_the_same_files(text_folder, made, tmp_path):
