@@ -217,10 +217,9 @@ def check_weights(path: Path | None) -> None:
     the model."""
     if path is not None and not path.exists():
         hub_name = f"google-bert/{path}" if str(path) in BERT_MODELS else path
-        raise UserError(
-            f"--init-checkpoint {path} does not exist: check the path, or download the model: hf download {hub_name} "
-            f"--local-dir {path.name}"
-        )
+        download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
+        is_hub_name = not path.is_absolute() and len(path.parts) <= 2
+        raise UserError(f"--init-checkpoint {path} does not exist: check the path{download if is_hub_name else ''}")
 
 
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:

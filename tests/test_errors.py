@@ -209,3 +209,6 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
         code, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
         assert code == 2 and line.startswith(f"error: --init-checkpoint {name} does not exist")
         assert line.endswith(f"hf download {hub_name or name} --local-dir {Path(name).name}")
+    flags = [*words.get(program, []), "--init-checkpoint=results/phase1/100"]
+    _, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
+    assert line == "error: --init-checkpoint results/phase1/100 does not exist: check the path"
