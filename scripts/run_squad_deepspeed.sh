@@ -23,7 +23,7 @@ print_help() {
   echo "usage: bash scripts/run_squad_deepspeed.sh NUM_GPUS MODEL_FILE SQUAD_DIR OUTPUT_DIR [ARGUMENT...]
 
 Fine-tunes a pre-LN BERT on SQuAD v1.1 with the settings of DeepSpeed's BingBertSquad: global batch 24, two epochs,
-float16 (bfloat16 on a CPU), Adam without weight decay and without bias correction. Arguments are positional:"
+float16 (float32 on a CPU), Adam without weight decay and without bias correction. Arguments are positional:"
   print_arguments
   cat <<'HELP'
 

@@ -149,22 +149,25 @@ def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
     assert max(reported(report)) == saved + 2
 
 
-def test_the_data_job_makes_shards_that_the_training_jobs_find(cluster):
+@pytest.mark.parametrize(
+    ("masking", "lengths"),
+    [("static", ("seq_128_pred_20", "seq_512_pred_80")), ("dynamic", ("seq_128", "seq_512"))],
+)
+def test_the_data_job_makes_shards_that_the_training_jobs_find(cluster, masking, lengths):
     text = cluster.folder / "text"
     text.mkdir()
     for number in range(2):
         (text / f"{number}.txt").write_text("".join(f"The quick fox number {number} met {k} dogs. " for k in range(80)))
-    data = str(cluster.folder / "made here")
+    settings = {"MASKING": masking, "BERT_PREP_WORKING_DIR": str(cluster.folder / "made here")}
     options = "--test-fraction 0 --num-workers 1 --dupe-factor 1"
-    result = cluster.run(
-        PHASE="data", SLURM_JOB_NUM_NODES="3", DATASET=f"corpus '{text}' {options}", BERT_PREP_WORKING_DIR=data
-    )
+    result = cluster.run(PHASE="data", SLURM_JOB_NUM_NODES="3", DATASET=f"corpus '{text}' {options}", **settings)
     assert result.returncode == 0, (result.stdout, result.stderr)
     assert "--ntasks=1" in cluster.said("srun")
     cluster.record_only()
-    for phase in ("1", "2"):
-        result = cluster.run(PHASE=phase, BERT_PREP_WORKING_DIR=data)
+    for phase, length in zip(("1", "2"), lengths, strict=True):
+        result = cluster.run(PHASE=phase, **settings)
         assert result.returncode == 0, (result.stdout, result.stderr)
+        assert str(cluster.folder / "made here/hdf5" / length / "training") in cluster.said("srun")
 
 
 def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
@@ -212,7 +215,7 @@ def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
     ("settings", "words"),
     [
         ({"PHASE": "3"}, ["PHASE", "'3'"]),
-        ({"MASKING": "dynamic"}, ["MASKING", "--dupe-factor"]),
+        ({"MASKING": "random"}, ["MASKING", "'random'"]),
         ({"BIN_SIZE": "64"}, ["BIN_SIZE", "LDDL"]),
         ({"IMAGE_VERSION": "24.01"}, ["IMAGE_VERSION", "CONTAINER_IMAGE"]),
         ({"LR": "6e-3"}, ["LR is set", "EXTRA_ARGS=--learning-rate"]),
