@@ -24,7 +24,7 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.sample_shards import create_shards, output_name, shard_tasks
+from data_preparation.sample_shards import create_shards, shard_tasks
 from data_preparation.tasks import Record, Task, is_done, read_record
 from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
@@ -65,9 +65,6 @@ def main(argv: list[str] | None = None) -> None:
     options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
     tokenizer = load_tokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)
-    names = Counter(map(output_name, texts))
-    if len(names) < len(texts):
-        raise UserError(f"two files in {args.input_path} would both make {names.most_common(1)[0][0]}: rename one")
     start = time.perf_counter()
     with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
         for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # temporary files of a killed run

@@ -29,6 +29,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.exists() and not args.output.is_file():
         raise UserError(f"--output {args.output} is not a regular file: choose another path")
     runs = read_runs(args.runs)
+    logs = {session.file.resolve() for run in runs for stage in run.stages for session in stage.sessions}
+    if args.output.resolve() in logs:
+        raise UserError(f"--output {args.output} is a log to report on: choose another path")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(args.output, render(runs))
     for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {args.output}"]:

@@ -34,7 +34,7 @@ from benchmarks.common.results import format_quartiles, precision_name, quartile
 from benchmarks.common.shards import PREDICTIONS, make_shards
 from benchmarks.common.worker import Worker, take_turns
 from tasks.pretraining import PretrainingDataset
-from utils.command_line import ArgumentParser, Arguments, BooleanFlag, decay_factor, positive_int
+from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction_below_one, positive_int
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, one_line, run_main
 from utils.measure import Stopwatch
@@ -54,7 +54,7 @@ def parse_arguments(argv=None) -> Arguments:
     add("--tokens", type=positive_int, default=32768, help="most tokens of a stream")
     add("--heads", type=positive_int, default=16, help="attention heads")
     add("--head-size", type=positive_int, default=64, help="size of a head")
-    add("--dropout", type=decay_factor, default=0.1, help="dropout probability; 0 is measured too")
+    add("--dropout", type=fraction_below_one, default=0.1, help="dropout probability; 0 is measured too")
     add("--amp", action=BooleanFlag, default=True, help="bfloat16; float32 with --no-amp")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--rounds", type=positive_int, default=15, help="turns of each implementation")

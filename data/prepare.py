@@ -44,9 +44,18 @@ from data_preparation.options import (
 )
 from data_preparation.stage import Stage, run, show_plan
 from tasks.glue_files import TASKS
-from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, non_negative_int, positive_int
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    Flag,
+    flags_of,
+    from_flags,
+    non_negative_int,
+    plain_name,
+    positive_int,
+)
 from utils.errors import UserError
-from utils.files import lock_folder, read_json
+from utils.files import lock_folder, read_json_object
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
@@ -100,7 +109,8 @@ def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stag
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
     options = from_flags(VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False)
-    return stages.vocabulary_stage(args.output_dir, sharded, options, read_json(args.bert_config, "model config"))
+    config = read_json_object(args.bert_config, "model config")
+    return stages.vocabulary_stage(args.output_dir, sharded, options, config)
 
 
 def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> list[Stage]:
@@ -172,7 +182,10 @@ def read_lines(path: Path, flag: str) -> list[str]:
     """The lines of a text file, without empty ones and those that start with #."""
     if not path.is_file():
         raise UserError(f"{flag} {path} is not a file: name a text file with one entry per line")
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{flag} {path} is not UTF-8: convert it with iconv") from error
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         raise UserError(f"{flag} {path} has no entry: write one per line")
@@ -192,7 +205,7 @@ COMMON = [
     *RUN,
 ]
 LANGUAGE = [
-    Flag("--language", str, "en", "language code, as in <code>.wikipedia.org"),
+    Flag("--language", plain_name, "en", "language code, as in <code>.wikipedia.org"),
     Flag("--dump-date", str, "latest", "date of the Wikipedia dump: YYYYMMDD or latest"),
 ]
 MIRROR = "address to try first, with the files as on the original server; repeatable"
@@ -324,8 +337,9 @@ def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    if args.command in STAGES and args.dry_run:
-        show_plan(STAGES[args.command](args))
+    chosen = STAGES[args.command](args) if args.command in STAGES else []
+    if chosen and args.dry_run:
+        show_plan(chosen)
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
         if args.command == "verify":
@@ -338,7 +352,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:
             with closing(lock_folder(args.output_dir)):
-                for stage in STAGES[args.command](args):
+                for stage in chosen:
                     run(stage, executor)
 
 

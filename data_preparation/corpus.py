@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_preparation.inputs import kind_of
 from tokenizer import Tokenizer
 from utils.errors import UserError
 
@@ -32,6 +33,8 @@ class Corpus:
 def find_text(path: Path) -> list[Path]:
     """The text shards that `path` names: the file itself, or the .txt and .txt.gz files in the folder, by name."""
     if path.is_file():
+        if not path.name.endswith(TEXT_SUFFIXES) and any(kind_of(path.name)):
+            raise UserError(f"input {path} is not plain text: run data/prepare.py format corpus on it first")
         paths = [path]
     elif path.is_dir():
         paths = sorted(file for file in path.iterdir() if file.name.endswith(TEXT_SUFFIXES) and file.is_file())
@@ -62,6 +65,9 @@ def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
     lines_read, continues_document = 0, False
     for block in read_blocks(path):
         block = block.removesuffix(b"\n")
+        if (position := block.find(b"\0")) >= 0:
+            line = lines_read + block.count(b"\n", 0, position) + 1
+            raise UserError(f"text {path}, line {line}: NUL bytes: this is not UTF-8 text; convert or remove it")
         if continues_document:
             block = b" " + block  # see HuggingFaceTokenizer.encode_lines
         try:

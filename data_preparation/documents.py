@@ -102,11 +102,15 @@ def read_csv(span: Span, text_field: str, on_bad: OnBad) -> Records:
     lines = Lines(span, on_bad)
     try:
         rows = csv.DictReader(lines, strict=True)
-        if text_field not in (rows.fieldnames or ()):
-            names = ", ".join(rows.fieldnames or ())
-            on_bad(span.path, f"no column {text_field!r} (columns: {names}): use --text-field")
+        names = list(rows.fieldnames or ())
+        if names.count(text_field) != 1:
+            found = "two columns" if text_field in names else "no column"
+            on_bad(span.path, f"{found} {text_field!r} (columns: {', '.join(names)}): use --text-field")
             return
         for row in rows:
+            if None in row:
+                on_bad(lines.where(), f'more fields than the {len(names)} columns: quote fields with commas with "')
+                continue
             yield lines.where, row[text_field]
     except csv.Error as error:
         on_bad(lines.where(), f'not valid CSV ({error}): quote fields with " and double quotes inside them')

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 HASH_SEED = 20_181_011  # of the random weights: the hash of a row is a weighted sum modulo 2^64
+MAX_UNKNOWN = 0.05  # share of [UNK] above which the vocabulary does not fit the text
 KEPT_TEXTS = 1024  # of a shard: the texts with the lowest hashes, so that repetitions are counted in a fraction of them
 MAX_KEPT_TEXTS = 1 << 16  # of all shards
 
@@ -21,6 +22,7 @@ class Findings:
     checksummed: int = 0  # shards with a checksum of every data set
     samples: int = 0
     tokens: int = 0
+    unknown: int = 0  # [UNK], before masking
     masked: int = 0
     masked_as_mask: int = 0  # replaced by [MASK]
     masked_as_itself: int = 0  # kept
@@ -71,6 +73,10 @@ class Findings:
         return self.tokens / (self.samples * self.sequence_length)
 
     @property
+    def unknown_share(self) -> float:
+        return self.unknown / self.tokens
+
+    @property
     def masked_share(self) -> float:
         return self.masked / self.tokens
 
@@ -111,6 +117,7 @@ def count_samples(
     originals_nP: np.ndarray,
     labels_n: np.ndarray,
     mask_id: int,
+    unknown_id: int = -1,
 ) -> Findings:
     """Findings of samples, given as in the shards."""
     n, length = ids_nS.shape
@@ -132,6 +139,7 @@ def count_samples(
     findings = Findings(
         samples=n,
         tokens=int(lengths_n.sum()),
+        unknown=int(((unmasked_nS == unknown_id) & (np.arange(length) < lengths_n[:, None])).sum()),
         masked=len(seen),
         masked_as_mask=as_mask,
         masked_as_itself=as_itself,

@@ -7,8 +7,10 @@ import bz2
 import contextlib
 import gzip
 import io
+import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -87,10 +89,39 @@ def open_text(path: str) -> BinaryIO:
     """The decompressed bytes of a file."""
     file, compression = open_input(path), kind_of(path)[1]
     if compression == ".zst":
-        import zstandard
-
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        return io.BufferedReader(ZstdFile(file))
     return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
+
+
+class ZstdFile(io.RawIOBase):
+    """The decompressed bytes of a .zst file. zstandard's own reader takes a truncated file for a complete one."""
+
+    def __init__(self, file: BinaryIO):
+        from zstandard import ZstdDecompressor
+
+        self.file, self.new_frame = file, ZstdDecompressor().decompressobj
+        self.frame: Any = None  # that is being read
+        self.stored = self.text = b""  # not decompressed yet; not returned yet
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.text:
+            if not (stored := self.stored or self.file.read(1 << 14)):
+                if self.frame:
+                    raise EOFError("the file ends inside a frame")
+                return 0
+            self.frame = self.frame or self.new_frame()
+            self.text, self.stored = self.frame.decompress(stored), self.frame.unused_data
+            self.frame = None if self.frame.eof else self.frame
+        count = min(len(buffer), len(self.text))
+        buffer[:count], self.text = self.text[:count], self.text[count:]
+        return count
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
 
 
 def size_of(path: str) -> int:
@@ -119,6 +150,8 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
         if not found:
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
         files += found
+    if len(set(files)) < len(files):
+        raise UserError(f"{Counter(files).most_common(1)[0][0]} is named twice: name each file once")
     return files
 
 
@@ -127,7 +160,17 @@ def list_local(path: Path) -> list[str]:
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is not a regular file or folder: check the path")
-    return [str(file) for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+    return [str(path)] if path.is_file() else [str(file) for file in sorted(walk(path))]
+
+
+def walk(folder: Path, above: Sequence[str] = ()) -> Iterator[Path]:
+    """The files in a folder and its folders. Links are followed, except to a folder that contains them."""
+    above = [*above, os.path.realpath(folder)]
+    for path in folder.iterdir():
+        if path.is_file():
+            yield path
+        elif path.is_dir() and os.path.realpath(path) not in above:
+            yield from walk(path, above)
 
 
 def list_remote(path: str) -> list[str]:
@@ -149,6 +192,8 @@ def plan_spans(files: Sequence[tuple[str, int]], whole_files: Sequence[str] = ()
     spans = []
     for path, size in files:
         format_, compression = kind_of(path)
+        if not size and (compression or format_ == ".parquet"):
+            raise UserError(f"{path} is empty, which no such file is: download it again, or remove it")
         divides = (not compression or (format_, compression) == (".xml", ".bz2")) and format_ != ".csv"
         step = length if divides and format_ not in whole_files else max(size, 1)
         spans += [Span(path, start, min(start + step, size)) for start in range(0, size, step)]

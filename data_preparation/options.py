@@ -15,6 +15,7 @@ from utils.command_line import (
     Arguments,
     Flag,
     fraction,
+    fraction_below_one,
     from_flags,
     non_negative_int,
     option,
@@ -91,7 +92,9 @@ class TextShardOptions:
     """How formatted text is divided into shards and into training and test documents."""
 
     shard_mb: float = option("--shard-mb", positive_float, 100.0, "size of a text shard in MB")
-    test_fraction: float = option("--test-fraction", fraction, 0.05, "fraction of documents for the test split")
+    test_fraction: float = option(
+        "--test-fraction", fraction_below_one, 0.05, "fraction of documents for the test split"
+    )
     random_seed: int = option(*SEED)
     drop_duplicates: str = option(
         "--drop-duplicates",

@@ -26,6 +26,8 @@ MAX_16_BIT_ID = np.iinfo(np.uint16).max
 
 def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_run: bool) -> None:
     """Repacks the shards in `root` and its folders: in place, or to the same relative paths in `output_dir`."""
+    if output_dir is not None and output_dir.resolve().is_relative_to(root.resolve()):
+        raise UserError(f"--output-dir {output_dir} is inside of {root}: choose a folder outside, or leave it out")
     pairs = [
         (path, path if output_dir is None else output_dir / path.relative_to(root))
         for folder in shard_folders(root)
@@ -55,7 +57,7 @@ def is_repacked(source: Path, target: Path) -> bool:
     if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         return False
     shard = Shard(target)
-    return (shard.is_mapped or not len(shard)) and len(shard) == len(Shard(source))
+    return (shard.is_mapped or not len(shard)) and shard.digest == Shard(source).digest
 
 
 def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:

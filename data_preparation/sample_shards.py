@@ -6,6 +6,7 @@ A shard depends on its text, its file name, the options and the seed: not on oth
 import hashlib
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
@@ -17,7 +18,7 @@ import numpy as np
 from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
 from data_loading.masking import MaskRule, choose_positions, mask_tokens, num_sort_words, text_tokens
 from data_preparation.corpus import Corpus, read_corpus
-from data_preparation.findings import KEPT_TEXTS, Findings, count_samples
+from data_preparation.findings import KEPT_TEXTS, MAX_UNKNOWN, Findings, count_samples
 from data_preparation.hdf5_writer import sample_layout, shard_attributes, write_hdf5
 from data_preparation.options import SampleOptions
 from data_preparation.sampling import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
@@ -42,6 +43,9 @@ def shard_tasks(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: 
         attributes = shard_attributes(text["sha256"], tokenizer, options)
         arguments = (path, tokenizer.vocab_file.absolute(), options, attributes)
         tasks.append(Task(output_name(path), create_shard_in_worker, arguments, text["bytes"], attributes))
+    names = Counter(task.output for task in tasks)
+    if len(names) < len(tasks):
+        raise UserError(f"two of the text files would both make {names.most_common(1)[0][0]}: rename one")
     return tasks
 
 
@@ -106,7 +110,8 @@ def create_shard(
     if options.next_sentence_prediction and len(corpus.document_starts) == 2:
         raise UserError(
             f"text {text_path} is one document, and next-sentence prediction draws random sentences from another one: "
-            "give more documents, with an empty line between them, or use --no-nsp"
+            "give more documents, with an empty line between them (data/prepare.py format: --empty-line document), or "
+            "use --no-nsp"
         )
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
     samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
@@ -114,16 +119,22 @@ def create_shard(
     word_edges = tokenizer.word_edges() if options.whole_word_mask else None
     rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
     findings = []
+    ids_of_interest = tokenizer.mask_token_id, tokenizer.unk_token_id
 
     def masked_blocks() -> Iterator[tuple[np.ndarray, ...]]:
         for input_ids, input_mask, segment_ids, labels in unmasked:
             positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
             yield input_ids, input_mask, segment_ids, positions, masked_ids, labels
             lengths = np.count_nonzero(input_mask, axis=1)
-            findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, tokenizer.mask_token_id))
+            findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest))
 
     datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
     total = sum(findings[1:], findings[0])
+    if total.unknown_share > MAX_UNKNOWN:
+        raise UserError(
+            f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary or its casing does "
+            "not fit the text; choose another --vocab-file or casing, or train one (data/prepare.py vocabulary)"
+        )
     total.shards = total.checksummed = 1
     total.keep_lowest(KEPT_TEXTS)
     return {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_preparation.inputs import find_files, plan_spans, total_size
+from data_preparation.inputs import find_files, is_remote, plan_spans, total_size
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
 from data_preparation.stage import MANIFEST, Files, Stage, read_manifest
 from data_preparation.tasks import Task, run_tasks
@@ -78,6 +78,11 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
                 (folder / one.output).unlink()
         return counts | {"bad_skipped": len(bad)}
 
+    for path in paths:
+        if not path:
+            raise UserError("an empty path: name a file or a folder with text")
+        if not is_remote(path) and output_dir.resolve().is_relative_to(Path(path).resolve()):
+            raise UserError(f"{path} contains --output-dir {output_dir}, whose files would become text: choose another")
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
     return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
 
@@ -98,6 +103,8 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
     from data_preparation import near_duplicates, text_shards
 
     weights = dict(options.weights)
+    if len(weights) < len(options.weights):
+        raise UserError("--weights has a text twice: give it one weight")
     if unknown := weights.keys() - {source.name for source in folders}:
         names = ", ".join(source.name for source in folders)
         raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
@@ -146,6 +153,8 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
             output = f"{shard.split}/shard-{shard.number:05d}.txt"
             joins.append(Task(output, text_shards.join_shard, (parts, repeated, options), shard.bytes))
         made = run_tasks(folder, joins, executor, bar.update)
+    if empty := [task.output for task, record in zip(joins, made, strict=True) if not record.counts["documents"]]:
+        raise UserError(f"no document is left for {empty[0]}: raise --weights, or give more text")
     shutil.rmtree(folder / BUCKETS)
     counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("documents", "shards")}
     for shard, record in zip(shards, made, strict=True):

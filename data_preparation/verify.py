@@ -31,8 +31,11 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executo
         findings = verify_folder(folder, tokenizer, executor)
         print(f"{folder}: every row is valid")
         print("\n".join(report_lines(findings, tokenizer)))
-        is_drawn = draw(findings, folder / FIGURE)
-        print(f"figure            {folder / FIGURE if is_drawn else 'none: matplotlib is not installed'}")
+        try:
+            drawn = folder / FIGURE if draw(findings, folder / FIGURE) else "none: matplotlib is not installed"
+        except OSError as error:  # a folder of others can be verified, too
+            drawn = f"none: {folder / FIGURE} cannot be written ({error.strerror})"
+        print(f"figure            {drawn}")
         if samples:
             print("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
         print(flush=True)
@@ -49,10 +52,10 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor)
             f"shard {first.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) than "
             f"{tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was made with"
         )
-    mask_id = tokenizer.mask_token_id if tokenizer else guess_mask_id(first)
+    ids = (tokenizer.mask_token_id, tokenizer.unk_token_id) if tokenizer else (guess_mask_id(first), -1)
     special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
-    examine = partial(examine_shard, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size)
+    examine = partial(examine_shard, mask_and_unknown=ids, special_ids=special_ids, vocab_size=vocab_size)
     total = empty_findings(first)
     with progress_bar(len(paths), "verify", "shard") as bar:
         for found in executor.map(examine, [path.absolute() for path in paths]):
@@ -79,7 +82,9 @@ def guess_mask_id(shard: Shard) -> int:
     return -1
 
 
-def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None, vocab_size: int) -> Findings:
+def examine_shard(
+    path: Path, mask_and_unknown: tuple[int, int], special_ids: tuple[int, int] | None, vocab_size: int
+) -> Findings:
     shard = Shard(path)
     shard.verify_checksums()
     findings = empty_findings(shard)
@@ -90,7 +95,7 @@ def examine_shard(path: Path, mask_id: int, special_ids: tuple[int, int] | None,
         check_samples(shard, rows, block, special_ids)
         lengths = np.count_nonzero(block["input_mask"], axis=1)
         columns = [block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")]
-        findings += count_samples(block["input_ids"], lengths, *columns, mask_id)
+        findings += count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown)
     return findings
 
 
@@ -121,6 +126,8 @@ def write_report(folder: Path, findings: Findings, tokenizer: Tokenizer) -> None
 
 
 def shard_folders(root: Path) -> list[Path]:
+    if root.is_file():
+        raise UserError(f"{root} is a file: give its folder")
     folders = sorted({path.parent for path in root.rglob("*") if path.suffix in SHARD_SUFFIXES})
     if not folders:
         raise UserError(f"{root} contains no HDF5 shard: check the path")
@@ -155,6 +162,7 @@ def report_lines(findings: Findings, tokenizer: Tokenizer | None) -> list[str]:
         + ", ".join(map(str, lengths)),
         *(masked if f.masked else [f"masked            none of {f.tokens:,} tokens: training draws the masks"]),
         f"next sentence     {nsp}",
+        *([f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]"] if tokenizer else []),
         f"ids               up to {f.highest_id} {vocabulary}",
         f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
         f"repeated samples  {about}{f.repeated_samples:,}; without masks {about}{f.distinct_texts:,} distinct",

@@ -24,6 +24,7 @@ from checkpoint.state import find_start
 from checkpoint.writer import KEPT_CHECKPOINTS
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
+from data_preparation.findings import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics import RecordingSink, Reporter
 from parallel.runtime import Runtime
@@ -39,7 +40,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
 LIBRARY_BYTES = 2**30  # CUDA and NCCL
 CHECKED_SAMPLES = 2000
-MAX_UNKNOWN = 0.05  # fraction of all tokens
 # Overfitting: a small model of the same class, without dropout.
 OVERFIT_SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3

@@ -11,6 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 (($# == 1)) || fail 'expected one argument: the folder to create'
 [[ ! -e $1 ]] || fail "$1 exists: choose another folder, or remove it"
+[[ $1 != *\'* ]] || fail "$1 has a quote: choose another folder"
 umask 077
 mkdir -p "$1"
 folder=$(realpath "$1")

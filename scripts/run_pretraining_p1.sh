@@ -6,11 +6,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=common.sh
 source scripts/common.sh
 
+# shellcheck source=setup_environment.sh
+source scripts/setup_environment.sh use
+results=${RESULTS_DIR:-results}
+
 # The global batch is 8 GPUs x 256 sequences x 32 micro-batches = 65,536 sequences of 128 tokens.
 nodes=1 node_rank=0 log_file=''
 launch "${NUM_GPUS:-8}" run_pretraining.py \
   --input-dir "$(find_shards 128 20 "${BERT_PREP_WORKING_DIR:-data}")" \
-  --output-dir results \
+  --output-dir "$results" \
   --bert-model bert-large-uncased \
   --vocab-file vocab/bert-large-uncased-vocab.txt \
   --phase1 \
@@ -26,7 +30,7 @@ launch "${NUM_GPUS:-8}" run_pretraining.py \
   --seed 12439 \
   --num-steps-per-checkpoint 200 \
   --log-freq 1 \
-  --report-file results/dllogger_p1.json \
-  --from-checkpoint results/bert-large-uncased/phase1 \
+  --report-file "$results/dllogger_p1.json" \
+  --from-checkpoint "$results/bert-large-uncased/phase1" \
   --last-step-of-checkpoint auto \
   "$@"

@@ -6,11 +6,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=common.sh
 source scripts/common.sh
 
+# shellcheck source=setup_environment.sh
+source scripts/setup_environment.sh use
+results=${RESULTS_DIR:-results}
+
 # The global batch is 8 GPUs x 32 sequences x 128 micro-batches = 32,768 sequences of 512 tokens.
 nodes=1 node_rank=0 log_file=''
 launch "${NUM_GPUS:-8}" run_pretraining.py \
   --input-dir "$(find_shards 512 80 "${BERT_PREP_WORKING_DIR:-data}")" \
-  --output-dir results \
+  --output-dir "$results" \
   --bert-model bert-large-uncased \
   --vocab-file vocab/bert-large-uncased-vocab.txt \
   --phase2 \
@@ -26,8 +30,8 @@ launch "${NUM_GPUS:-8}" run_pretraining.py \
   --seed 12439 \
   --num-steps-per-checkpoint 200 \
   --log-freq 1 \
-  --report-file results/dllogger_p2.json \
-  --from-phase1-final-params results/bert-large-uncased/phase1/7038 \
-  --from-checkpoint results/bert-large-uncased/phase2 \
+  --report-file "$results/dllogger_p2.json" \
+  --from-phase1-final-params "$results/bert-large-uncased/phase1/7038" \
+  --from-checkpoint "$results/bert-large-uncased/phase2" \
   --last-step-of-checkpoint auto \
   "$@"

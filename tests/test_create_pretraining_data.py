@@ -574,6 +574,13 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
         (b" \n\n\t\n", "text.txt", ["text.txt", "contains no word"]),
         (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
         (b"Only.\n", "text.txt", ["text.txt", "is one document", "--no-nsp"]),
+        ("\n".join(["Some text."] * 9).encode("utf-16-le"), "text.txt", ["text.txt", "line 1", "NUL"]),
+        (b'{"text": "A text."}\n', "text.jsonl", ["text.jsonl", "format corpus"]),
+        (
+            "\n\n".join(["สวัสดี ชาวโลก 🙂."] * 9).encode(),
+            "text.txt",
+            ["text.txt", "% of the tokens are [UNK]", "vocabulary"],
+        ),
         (gzip.compress(b"word " * 9999, mtime=0)[:-20], "text.txt.gz", ["text.txt.gz", "truncated"]),
     ],
 )

@@ -80,6 +80,28 @@ def test_every_compression_of_every_format_is_read(tmp_path, suffix):
     assert found == EXPECTED * len(contents)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_a_truncated_or_empty_compressed_file_is_refused(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    content = compress("\n\n".join(TEXTS).encode(), suffix)
+    for size, reason in ((len(content) // 2, "truncated"), (0, "is empty")):
+        path.write_bytes(content[:size])
+        with pytest.raises(UserError, match=reason):
+            read_all([str(path)])
+
+
+def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.txt").write_text("A text.")
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "folder" / "around").symlink_to(tmp_path / "folder")
+    found = find_files([str(tmp_path / "folder")], (".txt",))
+    assert found == [str(tmp_path / "folder" / "link" / "a.txt")]
+    with pytest.raises(UserError, match=r"a.txt is named twice"):
+        find_files([str(tmp_path / "elsewhere"), str(tmp_path / "elsewhere" / "a.txt")], (".txt",))
+
+
 def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     fsspec = pytest.importorskip("fsspec")
     system = fsspec.filesystem("memory")

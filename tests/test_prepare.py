@@ -244,6 +244,8 @@ BAD_INPUTS = {
     "damaged.txt.bz2": (bz2.compress(b"Some text. " * 99)[:30] + bytes(40), "truncated or damaged"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
+    "comma.csv": (b"id,text\n1,Good one\n2,Hello, world\n", "comma.csv:3: more fields than the 2 columns"),
+    "twice.csv": (b"text,text\na,b\n", "two columns 'text'"),
     "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),
     "deep.jsonl": (b'{"text": "A good one."}\n{"x": ' + b"[" * 200_000 + b"\n", "deep.jsonl:2: not valid JSON"),
 }
@@ -323,9 +325,15 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["all", "corpus"], "name the text"),
         (["all", "corpus", "/nowhere"], "/nowhere does not exist"),
         (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
+        (["all", "corpus", ""], "an empty path"),
+        (["all", "corpus", SAMPLE, "--output-dir", SAMPLE / "out"], "whose files would become text"),
+        (["all", "books", SAMPLE, "--test-fraction", "1"], "--test-fraction"),
+        (["all", "books", SAMPLE, "--weights", "books=2", "books=3"], "--weights has a text twice"),
+        (["format", "corpus", SAMPLE, "--language", "../de"], "--language"),
         (["shard"], "run the format stage first"),
         (["hdf5"], "run the shard stage first"),
         (["verify", "/nowhere"], "no HDF5 shard"),
+        (["verify", ROOT / "README.md"], "give its folder"),
         (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
         (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
         (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
@@ -337,7 +345,9 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
     ],
 )
 def test_bad_commands_are_one_line(tmp_path, arguments, reason):
-    own_folder = [] if arguments[0] in ("verify", "nonsense") else ["--output-dir", tmp_path]
+    own_folder = (
+        [] if arguments[0] in ("verify", "nonsense") or "--output-dir" in arguments else ["--output-dir", tmp_path]
+    )
     assert reason in run(*arguments, *own_folder, code=2).stderr
 
 

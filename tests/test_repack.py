@@ -82,6 +82,11 @@ def test_an_output_folder_leaves_the_originals(nvidia, tmp_path):
     assert digests(nvidia) == before
     assert_same_rows(rows_of(tmp_path / "out"), rows)
     assert all(Shard(path).is_mapped for path in (tmp_path / "out").rglob("*.h5"))
+    for other in (tmp_path / "out").rglob("*.h5"):  # other samples of the same number, and newer
+        with h5py.File(other, "r+") as file:
+            file["next_sentence_labels"][:] = 1 - file["next_sentence_labels"][:]
+    assert "4 of 4 shards to repack" in repack(nvidia, "--output-dir", tmp_path / "out").stdout
+    assert_same_rows(rows_of(tmp_path / "out"), rows)
 
 
 def test_a_dry_run_changes_nothing(nvidia):

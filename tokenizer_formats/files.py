@@ -80,6 +80,8 @@ def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
         raise UserError(f"vocabulary {path}, line {line}: not UTF-8: save the file as UTF-8") from error
     if not content.strip():
         raise UserError(f"vocabulary {path} is empty: fetch it again or train one")
+    if lines[0].startswith("\ufeff"):
+        raise UserError(f"vocabulary {path} begins with a byte order mark: save it as UTF-8 without one")
     vocab: dict[str, int] = {}
     for token_id, token in enumerate(line.removesuffix("\r") for line in lines):
         if not token:

@@ -287,7 +287,7 @@ def plain_name(text: str) -> str:
     return text
 
 
-def decay_factor(text: str) -> float:
+def fraction_below_one(text: str) -> float:
     value = fraction(text)
     if value == 1:
         raise argparse.ArgumentTypeError(f"expected a number < 1, not {text}")
