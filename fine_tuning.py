@@ -173,8 +173,9 @@ class Evaluation:
             logits, _ = predict(trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime)
             scores |= only_numbers(trainer.distributed.on_main(partial(each.finish, logits, None)))
         step = trainer.state.step
-        if step % trainer.config.eval_steps and step < trainer.config.max_steps:
-            return scores  # end of --steps-this-run: an uninterrupted run does not evaluate here
+        if step == 0 or (step % trainer.config.eval_steps and step < trainer.config.max_steps):
+            # Skipped updates only, or the end of --steps-this-run, where an uninterrupted run does not evaluate.
+            return scores
         self.history.append({"step": step, **scores})
         trainer.is_finished = self.is_exhausted
         if trainer.is_finished or self.best() is self.history[-1]:

@@ -56,7 +56,13 @@ class SummedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
         # In place, because a copy costs more than the multiplication. Backward can therefore run only once per forward.
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
-        return grad_MV.mul_(grad_total / ctx.upscale), None
+        factor = grad_total / ctx.upscale
+        if grad_MV.is_cpu or grad_MV.dtype == torch.float32:
+            return grad_MV.mul_(factor), None
+        # A GPU rounds the factor to the tensor's 16 bits before it multiplies.
+        for grad_RV in grad_MV.split(FLOAT32_ROWS.get(grad_MV.device.type, 4096)):
+            grad_RV.copy_(grad_RV.float().mul_(factor))
+        return grad_MV, None
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,10 +73,10 @@ def create_file(path: Path, layout: FileLayout) -> None:
 
 
 def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) -> None:
-    """Writes contiguous CPU tensors to their offsets in a file made by `create_file`, and syncs it."""
+    """Writes tensors to their offsets in a file made by `create_file`, and syncs it."""
     with path.open("r+b") as file:
         for tensor in tensors:
-            rows = tensor.rows.detach()
+            rows = tensor.rows.detach().cpu()
             if rows.numel() == 0:
                 continue
             row_bytes = rows.nbytes // (len(rows) if rows.dim() else 1)

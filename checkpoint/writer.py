@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -131,9 +131,10 @@ class CheckpointWriter:
         if gpu is not None:
             # In a thread, because CUDA repeats an error at the next kernel of the same thread. Without pinning, copies
             # are slower.
-            pinning = threading.Thread(target=pin_memory, args=(self.memory, gpu))
-            pinning.start()
-            pinning.join()
+            with ThreadPoolExecutor(1) as other_thread:
+                is_pinned = other_thread.submit(pin_memory, self.memory, gpu).result()
+            if is_pinned:  # and must not be when it is freed: CUDA would take the next memory at its address for it
+                weakref.finalize(self, unpin_memory, self.memory.data_ptr(), gpu).atexit = False
         return True
 
     def wait(self) -> None:
@@ -143,10 +144,16 @@ class CheckpointWriter:
             writing.result()
 
 
-def pin_memory(memory: Tensor, gpu: torch.device) -> None:
-    """Pins `memory` where it is: `pin_memory=True` of torch.empty would round its size up to a power of two."""
+def pin_memory(memory: Tensor, gpu: torch.device) -> bool:
+    """Pins `memory` where it is: `pin_memory=True` of torch.empty would round its size up to a power of two. Returns
+    whether CUDA has done it."""
     with torch.cuda.device(gpu):
-        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)
+        return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0
+
+
+def unpin_memory(address: int, gpu: torch.device) -> None:
+    with torch.cuda.device(gpu):
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def write_checkpoint(

@@ -102,10 +102,11 @@ class ReplicatedMasters(ParallelModel):
             self._make_buckets()
         torch._foreach_zero_(self.buckets)
         self.missing, self.works = list(self.sizes), []
-        for number, micro_batch in enumerate(batch.micro_batches, 1):
-            self.is_last = number == len(batch.micro_batches)
+        micro_batches = batch.filled_to(1)  # every rank needs sums to log
+        for number, micro_batch in enumerate(micro_batches, 1):
+            self.is_last = number == len(micro_batches)
             yield micro_batch
-        self._reduce(lambda _number: True)  # a rank may have no micro-batch
+        self._reduce(lambda _number: True)  # a parameter may have no gradient
         for work in self.works:
             work.wait()
         for name, gradient in self.gradients.items():

@@ -87,7 +87,8 @@ class ClassificationTask(FineTuningTask):
             return multi_label_sums(logits_NC.float(), labels_N)
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
         if self.class_weights:
-            weight_C = torch.tensor(self.class_weights, device=logits_NC.device)
+            weight_C = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda)
+            weight_C = weight_C.to(logits_NC.device, non_blocking=True)
             loss = F.cross_entropy(logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 

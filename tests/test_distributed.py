@@ -183,7 +183,11 @@ def test_no_thread_of_the_group_is_left_at_the_end(tmp_path):
 def test_other_runtime_errors_are_not_translated():
     with pytest.raises(RuntimeError, match="shapes differ"), translate_peer_failure():
         raise RuntimeError("shapes differ")
+    local = "NCCL error in: NCCLUtils.cpp, unhandled system error, ncclSystemError: No space left on device"
+    with pytest.raises(dist.DistBackendError, match="No space"), translate_peer_failure():
+        raise dist.DistBackendError(local)
     for error in (
+        dist.DistBackendError("NCCL error in: NCCLUtils.cpp, ncclRemoteError: a remote process exited prematurely"),
         RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"),
         dist.DistNetworkError("Broken pipe"),
     ):

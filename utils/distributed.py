@@ -131,7 +131,11 @@ class RankFailure(UserError):
     """Another rank of the run has failed or does not answer."""
 
 
-PEER_FAILURE_SIGNS = ("gloo", "NCCL", "Connection closed", "Connection reset")
+# NCCL's other errors are this rank's own, such as too little shared memory.
+PEER_FAILURE_SIGNS = (
+    *("gloo", "ncclRemoteError", "NCCL communicator was aborted", "remote process exited"),
+    *("Connection closed", "Connection reset"),
+)
 JOIN_FAILURE_SIGNS = (*PEER_FAILURE_SIGNS, "Timed out", "timed out", "wait timeout", "failed to recv", "Broken pipe")
 
 
