@@ -80,10 +80,11 @@ describe_kind() { # kind
 
 # Sets extra_words to the words of EXTRA_ARGS. Quotes group words as in a shell; nothing is expanded or executed.
 # shellcheck disable=SC2034 # for the scripts
-read_extra_args() {
-  xargs -r printf '%s' <<<"${EXTRA_ARGS:-}" >/dev/null 2>&1 ||
-    fail "EXTRA_ARGS is '${EXTRA_ARGS:-}', with a quote that is not closed: close it"
-  mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${EXTRA_ARGS:-}")
+read_extra_args() { # [name_of_the_variable]
+  local name=${1:-EXTRA_ARGS}
+  xargs -r printf '%s' <<<"${!name:-}" >/dev/null 2>&1 ||
+    fail "$name is '${!name:-}', with a quote that is not closed: close it"
+  mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${!name:-}")
 }
 
 # Whether EXTRA_ARGS asks for an estimate of the memory instead of a run.
