@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 HASH_SEED = 20_181_011  # of the random weights: the hash of a row is a weighted sum modulo 2^64
-MAX_UNKNOWN = 0.05  # share of [UNK] above which the vocabulary does not fit the text
+MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the text
 KEPT_TEXTS = 1024  # of a shard: the texts with the lowest hashes, so that repetitions are counted in a fraction of them
 MAX_KEPT_TEXTS = 1 << 16  # of all shards
 

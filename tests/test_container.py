@@ -45,7 +45,7 @@ exec unshare --mount --propagation private bash -euc '
     fi
   done
   unset RESULTS_DIR BERT_PREP_WORKING_DIR
-  exec chroot --userspec="$FAKE_USER" "$FAKE_ROOT" env --chdir="$FAKE_WORKDIR" HOME=/tmp "$@"
+  exec chroot --userspec="$FAKE_USER" "$FAKE_ROOT" env -u PWD --chdir="$FAKE_WORKDIR" HOME=/tmp "$@"
 ' docker "${variables[@]}" "$@"
 """
 
