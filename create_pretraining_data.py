@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     texts = find_text(args.input_path)
     start = time.perf_counter()
     with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
-        for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # temporary files of a killed run
+        for leftover in args.output_dir.glob("*.tmp-*"):  # temporary files of a killed run
             leftover.unlink()
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
