@@ -57,7 +57,9 @@ def is_repacked(source: Path, target: Path) -> bool:
     if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         return False
     shard = Shard(target)
-    return (shard.is_mapped or not len(shard)) and shard.digest == Shard(source).digest
+    if not len(shard):
+        return not len(Shard(source))
+    return shard.is_mapped and (source == target or shard.digest == Shard(source).digest)
 
 
 def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:

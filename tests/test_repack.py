@@ -124,6 +124,17 @@ def test_a_value_that_no_shard_can_have_is_named_and_the_original_stays(nvidia):
     assert not list(nvidia.rglob("*.tmp-*"))
 
 
+@pytest.mark.parametrize("output", [[], ["--output-dir"]])
+def test_an_empty_shard_is_done_when_it_is_there(tmp_path, output):
+    (tmp_path / "shards").mkdir()
+    with h5py.File(tmp_path / "shards" / "empty.h5", "w") as file:
+        for key, values in sample_rows(1, 32, 5, 0).items():
+            file.create_dataset(key, data=values[:0])
+    for _ in range(2):
+        done = repack(tmp_path / "shards", *output, *[tmp_path / "out"] * len(output))
+    assert "0 of 1 shards to repack" in done.stdout
+
+
 def test_a_folder_without_shards_is_refused_and_not_made(tmp_path):
     assert_refused(repack(tmp_path / "none", code=2), "contains no HDF5 shard")
     assert not (tmp_path / "none").exists()
