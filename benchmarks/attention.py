@@ -33,7 +33,7 @@ from benchmarks.common.attention_implementations import IMPLEMENTATIONS, MEASURE
 from benchmarks.common.results import format_quartiles, precision_name, quartiles, write_result
 from benchmarks.common.shards import PREDICTIONS, make_shards
 from benchmarks.common.worker import Worker, take_turns
-from tasks.pretraining import PretrainingDataset
+from data_loading.pretraining_dataset import PretrainingDataset
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, fraction_below_one, positive_int
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, one_line, run_main

@@ -24,9 +24,9 @@ from benchmarks.common.results import format_quartiles, quartiles, write_result
 from data_loading.hdf5_shards import KEYS
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
+from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
-from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.errors import run_main

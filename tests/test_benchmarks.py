@@ -13,8 +13,8 @@ from benchmarks.common.shards import make_shards
 from benchmarks.common.worker import Worker
 from cpu.dropout import CpuDropout
 from cpu.length_bucketed import LengthBucketedFunction
+from data_loading.pretraining_dataset import PretrainingDataset
 from loss import SummedCrossEntropy
-from tasks.pretraining import PretrainingDataset
 from utils.errors import UserError
 
 TOY = ("--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device", "cpu")

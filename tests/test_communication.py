@@ -16,9 +16,9 @@ from benchmarks import scaling_model
 from benchmarks.scaling_model import Collective, Layout, gradient_collectives, optimizer_collectives
 from bert_config import BertConfig
 from data_loading.loader import StepLoader
+from data_loading.pretraining_dataset import PretrainingDataset
 from modeling import BertForPreTraining
 from run_config import LoaderConfig
-from tasks.pretraining import PretrainingDataset
 from trainer import Trainer
 
 STEPS = 2

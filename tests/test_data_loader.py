@@ -10,10 +10,10 @@ from conftest import InMemoryDataset
 
 from data_loading.loader import StepLoader, batches_in_order, make_step_batch
 from data_loading.packing import COMPILED_SIZES, CPU_SIZES, MicroBatchLimits, stream_sizes
+from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from run_setup import likely_sequences
-from tasks.pretraining import PretrainingDataset
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
 

@@ -15,9 +15,9 @@ from data_loading.hdf5_shards import KEYS
 from data_loading.loader import StepLoader, batches_in_order
 from data_loading.masking import Masking
 from data_loading.packing import MicroBatchLimits
+from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_seeds
 from run_config import LoaderConfig
-from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
 
 VOCAB_SIZE = 30522

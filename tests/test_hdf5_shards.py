@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smallest_integers
 from data_loading.mapped_files import MappedFiles, handle_bus_errors
+from data_loading.pretraining_dataset import PretrainingDataset
 from data_preparation.executors import InProcessExecutor
 from data_preparation.options import SampleOptions
 from data_preparation.sample_shards import create_shards, shard_tasks
-from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import file_digest
@@ -196,7 +196,7 @@ READ_TRUNCATED_SHARD = """
 import faulthandler, os, sys
 import numpy as np
 from pathlib import Path
-from tasks.pretraining import PretrainingDataset
+from data_loading.pretraining_dataset import PretrainingDataset
 from utils.errors import run_main
 
 def main():

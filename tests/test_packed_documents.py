@@ -18,9 +18,9 @@ from data_loading.hdf5_shards import KEYS, max_documents
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.packing import TokenStream
+from data_loading.pretraining_dataset import PretrainingDataset
 from modeling import BertForPreTraining
 from run_config import LoaderConfig
-from tasks.pretraining import PretrainingDataset
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 

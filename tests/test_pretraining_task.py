@@ -10,7 +10,8 @@ from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_s
 from data_loading.hdf5_shards import KEYS
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
-from tasks.pretraining import PretrainingDataset, PretrainingTask
+from data_loading.pretraining_dataset import PretrainingDataset
+from tasks.pretraining import PretrainingTask
 from utils.errors import UserError
 
 VOCAB_SIZE = 30522

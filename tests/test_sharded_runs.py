@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, steps_folder, weights
 
 from data_loading.loader import StepLoader
+from data_loading.pretraining_dataset import PretrainingDataset
 from parallel.fsdp import LocalShards
 from run_config import LoaderConfig
-from tasks.pretraining import PretrainingDataset
 
 STEPS = 20
 GLOBAL_BATCH = 23  # not a multiple of 2, 3 or 4

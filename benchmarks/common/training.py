@@ -9,6 +9,7 @@ from torch import nn
 from benchmarks.common.results import ROOT
 from bert_config import BertConfig
 from data_loading.loader import StepBatch
+from data_loading.pretraining_dataset import PretrainingDataset
 from metrics import GlobalBatchStats
 from modeling import PreTrainedModel
 from optimizer import parameter_groups
@@ -26,7 +27,6 @@ from run_config import (
 )
 from run_setup import build_trainer
 from tasks import Task
-from tasks.pretraining import PretrainingDataset
 from trainer import Trainer
 from utils.device import select_device
 

@@ -1,0 +1,290 @@
+"""The data set of pre-training: samples of HDF5 shards as token streams.
+
+Legend: n samples, S sequence length, P predictions per sequence, T tokens in the stream, N sequences, M masked tokens.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from bert_config import ModelConfig
+from data_loading.hdf5_shards import KEYS, MappedShards, Shard, max_documents, open_shards
+from data_loading.masking import Masking
+from data_loading.packing import Label
+from data_loading.row_rules import check_agreement, check_rows, read_rows
+from data_loading.sample_order import sample_seeds
+from run_config import LoaderConfig
+from tokenizer import Tokenizer
+from utils.distributed import DistributedContext
+from utils.errors import PeerError, UserError
+from utils.files import json_digest
+from utils.progress import print_line, progress_bar
+
+EVALUATION_SEED = 0
+MASKED_SHARE = 0.15
+
+
+class PretrainingDataset:
+    """The samples of all shards in a folder, sorted by shard name (see data_loading.loader.StreamDataset).
+
+    vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises UserError if there
+    are no samples, or if shards do not match.
+    """
+
+    stream_labels = (
+        Label("mlm_positions", "target", filler=0),
+        Label("mlm_labels", "target"),
+        Label("nsp_labels", "sequence"),
+    )
+
+    def __init__(self, folder: str | Path, vocab_size: int):
+        self.folder = Path(folder)
+        self.vocab_size = vocab_size
+        self.shards = [shard for shard in open_shards(folder) if len(shard)]
+        if not self.shards:
+            raise UserError(f"the shards in {folder} hold no sample: make them from more text")
+        first = self.shards[0]
+        check_agreement(self.shards)
+        self.sequence_length = first.sequence_length
+        self.predictions_per_sequence = first.predictions_per_sequence
+        self.masking: Masking | None = None
+        self.attributes = first.attributes
+        is_packed = bool(first.attributes.get("pack_documents"))
+        self.max_sequences_per_sample = max_documents(self.sequence_length) if is_packed else 1
+        self.ends = np.cumsum([len(shard) for shard in self.shards])
+        self.firsts = self.ends - [len(shard) for shard in self.shards]
+        kinds: dict[tuple | Shard, list[int]] = {}
+        for number, shard in enumerate(self.shards):
+            kind = tuple(shard.layouts[key].dtype for key in KEYS) if shard.is_mapped else shard
+            kinds.setdefault(kind, []).append(number)
+        # Where the rows of a shard are: in which source, and in which of its shards.
+        self.sources: list[MappedShards | Shard] = []
+        self.source_of, self.place_of = np.zeros((2, len(self.shards)), np.int64)
+        for kind, numbers in kinds.items():
+            self.source_of[numbers], self.place_of[numbers] = len(self.sources), range(len(numbers))
+            self.sources.append(kind if isinstance(kind, Shard) else MappedShards([self.shards[n] for n in numbers]))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def draw_masks(self, masking: Masking) -> None:
+        """Sets the masks of shards that have none."""
+        self.masking, self.predictions_per_sequence = masking, masking.rule.predictions
+
+    @property
+    def has_next_sentence(self) -> bool:
+        return bool(self.attributes.get("next_sentence_prediction", True))
+
+    def digest(self) -> str:
+        """Digest that identifies the data of a run: names, sizes, sampled rows and attributes of the shards,
+        independent of how they are stored. Stored checksums are not used: they may be stale if values were edited."""
+        shards = []
+        for shard in self.shards:
+            stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
+            shards.append([shard.path.name, len(shard), shard.digest, stored])
+        content = [self.sequence_length, self.predictions_per_sequence, shards]
+        return "rows:" + json_digest(content)[:16]
+
+    def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
+        """Raises UserError for duplicate shards, including those in `held_out`, or if the sampled rows of a shard have
+        no masked token."""
+        seen: dict[str, Path] = {}
+        for what, dataset in (("shard", self), ("held-out shard", held_out)):
+            for shard in dataset.shards if dataset is not None else ():
+                if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
+                    raise UserError(f"{what} {shard.path} holds the same samples as {other}: remove one of them")
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Estimated memory of the shards that cannot be memory-mapped, when all are loaded."""
+        per_sample = 4 * self.sequence_length + 3 * self.predictions_per_sequence
+        return sum(len(shard) * per_sample for shard in self.shards if not shard.is_mapped)
+
+    def locate(self, indices: np.ndarray) -> np.ndarray:
+        """Where the samples `indices` are, for `rows`: source, number of the shard in it, and row [3, n]."""
+        number = np.searchsorted(self.ends, indices, side="right")
+        return np.stack([self.source_of[number], self.place_of[number], indices - self.firsts[number]])
+
+    def rows(self, key: str, places: np.ndarray) -> np.ndarray:
+        """The rows of the data set `key` at `places` [3, n] (see `locate`)."""
+        if len(self.sources) == 1:
+            return self.sources[0].gather(key, *places[1:])
+        parts = [(source, np.flatnonzero(places[0] == source)) for source in np.unique(places[0])]
+        found = [self.sources[source].gather(key, *places[1:, here]) for source, here in parts]
+        shape = (places.shape[1], *self.shards[0].layouts[key].shape[1:])
+        out = np.empty(shape, np.result_type(np.uint8, *(values.dtype for values in found)))
+        for (_, here), values in zip(parts, found, strict=True):
+            out[here] = values
+        return out
+
+    def check_ends(self, places: np.ndarray) -> None:
+        """Raises UserError if a mapped shard at `places` [3, n] was cut off. Call it after reading."""
+        for number, source in enumerate(self.sources):
+            if isinstance(source, MappedShards):
+                source.files.check_ends(places[1, places[0] == number])
+
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "PretrainingSamples":
+        return PretrainingSamples(self, indices, sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds)
+
+    def check_rows(self, indices: np.ndarray) -> None:
+        """Raises UserError, naming the shard and the row, if one of the samples is damaged."""
+        numbers = np.searchsorted(self.ends, indices, side="right")
+        for number, row in zip(numbers, indices - self.firsts[numbers], strict=True):
+            rows = np.array([row])
+            check_rows(self.shards[number], rows, read_rows(self.shards[number], rows), self.vocab_size)
+
+
+class PretrainingSamples:
+    """Samples as token streams. Lengths and masked positions are read immediately, for packing; the rest is read when
+    the micro-batch is built. Every row is read once."""
+
+    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray):
+        self.dataset, self.indices, self.places = dataset, indices, dataset.locate(indices)
+        self.documents_nS = dataset.rows("input_mask", self.places)
+        self.mask_nS = self.documents_nS != 0
+        self.masked: dict[str, np.ndarray] = {}  # data sets that are not as in the shards, because masks were drawn
+        if dataset.masking is None:
+            self.positions_nP = dataset.rows("masked_lm_positions", self.places)
+        else:
+            ids_nS = dataset.rows("input_ids", self.places)
+            if not in_range(ids_nS, 0, dataset.vocab_size):
+                dataset.check_rows(indices)
+            self.positions_nP, labels_nP = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
+            self.masked = {"input_ids": ids_nS, "masked_lm_ids": labels_nP}
+        self.lengths = np.count_nonzero(self.mask_nS, axis=1)
+        self.num_sequences = np.ones(len(indices), np.int64)
+        if dataset.max_sequences_per_sample > 1:
+            self.num_sequences = self.documents_nS.max(axis=1, initial=1).astype(np.int64)
+            if not in_range(self.num_sequences, 1, dataset.max_sequences_per_sample + 1):
+                dataset.check_rows(indices)
+        # Position 0 is [CLS], which is never masked, so 0 is padding.
+        self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
+
+    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        mask_NS = self.mask_nS[rows]
+        places = self.places[:, rows]
+
+        def read(key: str) -> np.ndarray:
+            return self.masked[key][rows] if key in self.masked else self.dataset.rows(key, places)
+
+        lengths_N = self.lengths[rows]
+        starts_N = np.cumsum(lengths_N) - lengths_N
+        positions_NP = self.positions_nP[rows].astype(np.int64)
+        is_masked_NP = positions_NP > 0
+        offsets_S = np.arange(self.dataset.sequence_length, dtype=np.int64)
+        column_T = np.broadcast_to(offsets_S, mask_NS.shape)[mask_NS]
+        stream = {
+            "input_ids": read("input_ids")[mask_NS].astype(np.int64),
+            "token_type_ids": read("segment_ids")[mask_NS].astype(np.int64),
+            "position_ids": column_T,
+            "cu_seqlens": np.append(0, np.cumsum(lengths_N)).astype(np.int32),
+            "mlm_positions": (positions_NP + starts_N[:, None])[is_masked_NP],
+            "mlm_labels": read("masked_lm_ids")[is_masked_NP].astype(np.int64),
+            "nsp_labels": read("next_sentence_labels").astype(np.int64),
+        }
+        self.dataset.check_ends(places)
+        is_valid = self._is_valid(stream, lengths_N, positions_NP)
+        if self.dataset.max_sequences_per_sample > 1:
+            document_T = self.documents_nS[rows][mask_NS]
+            begins_T = (column_T == 0) | (document_T != np.roll(document_T, 1))
+            begins_N = np.flatnonzero(begins_T)
+            lengths_N = np.diff(begins_N, append=len(column_T))
+            stream["position_ids"] = np.arange(len(column_T)) - np.repeat(begins_N, lengths_N)
+            stream["cu_seqlens"] = np.append(begins_N, len(column_T)).astype(np.int32)
+            stream["nsp_labels"] = np.full(len(begins_N), -1)
+            is_valid &= len(begins_N) == self.num_sequences[rows].sum()
+        if not is_valid:
+            self.dataset.check_rows(self.indices[rows])
+        return stream
+
+    def _is_valid(self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray) -> bool:
+        """Fast check of a whole stream. Damaged data must stop the run."""
+        last_T = stream["cu_seqlens"][1:] - 1
+        return bool(
+            (lengths_N > 0).all()
+            and (stream["position_ids"][last_T] == lengths_N - 1).all()  # no hole in the mask
+            and in_range(stream["input_ids"], 0, self.dataset.vocab_size)
+            and in_range(stream["mlm_labels"], 0, self.dataset.vocab_size)
+            and in_range(stream["token_type_ids"], 0, 2)
+            and in_range(stream["nsp_labels"], -1, 2)
+            and (positions_NP.min(axis=1, initial=0) >= 0).all()
+            and (positions_NP.max(axis=1, initial=0) < lengths_N).all()
+        )
+
+
+def in_range(values: np.ndarray, low: int, limit: int) -> bool:
+    return values.min(initial=low) >= low and values.max(initial=low) < limit
+
+
+def check_data(
+    dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
+) -> None:
+    """Raises UserError if shards, vocabulary, config and flags do not fit together."""
+    for what, flag, wanted, found in [
+        ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
+        ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
+         dataset.predictions_per_sequence),
+    ]:  # fmt: skip
+        if wanted != found:
+            raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
+    if dataset.sequence_length > bert_config.max_position_embeddings:
+        raise UserError(
+            f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; the config has "
+            f"max_position_embeddings {bert_config.max_position_embeddings}: use shorter sequences or another config"
+        )
+    made_with = dataset.attributes.get("vocab_sha256")
+    if made_with is not None and made_with != tokenizer.vocab_sha256:
+        raise UserError(
+            f"the shards in {dataset.folder} were made with another vocabulary than {tokenizer.vocab_file}: "
+            f"give --vocab-file the one that they were made with, or make them again"
+        )
+
+
+def refuse_mask_flags(dataset: PretrainingDataset, loader: LoaderConfig) -> None:
+    """Raises UserError for flags that say how to draw masks, if the shards have masks."""
+    for flag, is_given in (
+        ("--masked-lm-prob", loader.masked_lm_prob is not None),
+        ("--whole-word-mask", loader.whole_word_mask),
+    ):
+        if is_given and dataset.masking is None:
+            raise UserError(
+                f"{flag} has no effect: the shards in {dataset.folder} were made with masks: leave it out, or make "
+                f"shards with --dynamic-masking"
+            )
+
+
+def open_dataset(
+    folder: Path, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
+) -> PretrainingDataset:
+    dataset = PretrainingDataset(folder, bert_config.vocab_size)
+    if not dataset.predictions_per_sequence:
+        probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
+        dataset.draw_masks(Masking(tokenizer, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
+    check_data(dataset, tokenizer, bert_config, loader)
+    if dataset.bytes_in_memory > 2**30:
+        print_line(
+            f"note: the shards in {folder} are compressed or chunked: reading them takes about "
+            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 data/prepare.py repack {folder} "
+            f"makes mapped ones of them, which take none"
+        )
+    return dataset
+
+
+def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContext) -> None:
+    """Compares the shards with their checksums; each rank reads its share of them. Raises UserError on all ranks if a
+    shard differs; a note says how many have no checksums."""
+    error: UserError | None = None
+    with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
+        for shard in dataset.shards[distributed.rank :: distributed.world_size]:
+            try:
+                shard.verify_checksums()
+            except UserError as raised:
+                error = error or raised
+            bar.update()
+    (failures,) = distributed.all_reduce_sum([error is not None])
+    if failures:
+        raise error or PeerError("another process found a damaged shard")
+    without = [shard for shard in dataset.shards if not shard.has_checksums]
+    if distributed.is_main:
+        found = f"--verify-data: {len(dataset.shards) - len(without)} shards of {dataset.folder} match their checksums"
+        print_line(f"{found}; {len(without)} have none, such as {without[0].path}" if without else found)
