@@ -19,7 +19,7 @@ from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.state import load_weights
 from diagnostics.estimates import print_estimate
 from evaluation import predict
-from metrics import make_reporter
+from metrics.sinks import make_reporter
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, open_report, plan_run, start_runtime

@@ -18,7 +18,7 @@ from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from evaluation import evaluate
 from lr_scheduler import make_schedule
-from metrics import DLLoggerJsonSink, make_reporter
+from metrics.sinks import DLLoggerJsonSink, make_reporter
 from modeling import PreTrainedModel, make_model
 from optimizer import make_optimizer, spec_of
 from parallel.base import ParallelModel

@@ -18,7 +18,8 @@ from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
 from lr_scheduler import rate_table
-from metrics import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics, format_duration, format_metrics
+from metrics.text import format_duration, format_metrics
+from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task

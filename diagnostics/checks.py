@@ -26,7 +26,7 @@ from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from data_preparation.findings import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
-from metrics import RecordingSink, Reporter
+from metrics.sinks import RecordingSink, Reporter
 from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from run_config import OptimizerConfig, RunConfig, ScheduleConfig, StartConfig

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from metrics import Reporter
+from metrics.sinks import Reporter
 from precision import Precision
 from run_config import ParallelConfig
 from utils.distributed import DistributedContext

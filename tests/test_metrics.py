@@ -13,15 +13,9 @@ from conftest import ROOT, log_entries, reported
 from small_runs import run_here, steps_in, train
 
 from bert_config import BertConfig
-from metrics import (
-    DLLoggerJsonSink,
-    GlobalBatchStats,
-    MeasuringWindow,
-    Reporter,
-    format_duration,
-    format_metrics,
-    make_reporter,
-)
+from metrics.sinks import DLLoggerJsonSink, Reporter, make_reporter
+from metrics.text import format_duration, format_metrics
+from metrics.throughput import GlobalBatchStats, MeasuringWindow
 from modeling import BertForPreTraining
 from run_config import RuntimeConfig
 from utils.errors import UserError

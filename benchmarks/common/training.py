@@ -10,7 +10,7 @@ from benchmarks.common.results import ROOT
 from bert_config import BertConfig
 from data_loading.loader import StepBatch
 from data_loading.pretraining_dataset import PretrainingDataset
-from metrics import GlobalBatchStats
+from metrics.throughput import GlobalBatchStats
 from modeling import PreTrainedModel
 from optimizer import parameter_groups
 from parallel.runtime import Runtime

@@ -1,121 +1,22 @@
-"""Metrics of a run: throughput measurement and log sinks.
+"""Log sinks. A new one is a subclass of Sink, an entry in `make_reporter`, and its flag in run_config.RuntimeConfig.
 
 A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for the whole run, (epoch, number) for an
 optimizer step, or "PARAMETER" for settings.
 """
 
-import contextlib
 import datetime
 import json
 import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
 from run_config import RuntimeConfig
 from utils.errors import UserError
-from utils.measure import Stopwatch, peak_memory_bytes, synchronize
 from utils.progress import print_line
-
-
-@dataclass
-class GlobalBatchStats:
-    """Counts over all ranks for one or more global batches."""
-
-    sequences: float = 0
-    tokens: float = 0
-    targets: float = 0
-    flops: float = 0
-
-    def __iadd__(self, other: "GlobalBatchStats") -> "GlobalBatchStats":
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-        return self
-
-
-class MeasuringWindow:
-    """Throughput since the last `restart`: sequences, real tokens and model FLOPs per second, and the fraction of time
-    spent waiting for data. Excludes time inside `paused` (evaluation, checkpoints).
-
-    peak: the device's peak FLOP/s, for the utilization; None if unknown.
-    """
-
-    def __init__(self, device: torch.device, world_size: int, peak: float | None):
-        self.device, self.world_size, self.peak = device, world_size, peak
-        self.restart()
-
-    def restart(self) -> None:
-        self.started, self.waited, self.steps, self.stats = time.perf_counter(), 0.0, 0, GlobalBatchStats()
-
-    def count(self, stats: GlobalBatchStats, waited: float) -> None:
-        """Adds a step. waited: seconds that it waited for data."""
-        self.stats += stats
-        self.waited += waited
-        self.steps += 1
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        before = time.perf_counter()
-        yield
-        self.started += time.perf_counter() - before
-
-    def metrics(self) -> dict[str, float]:
-        seconds, stats = time.perf_counter() - self.started, self.stats
-        metrics = {
-            "step_seconds": seconds / max(self.steps, 1),
-            "sequences_per_second": stats.sequences / seconds,
-            "tokens_per_second": stats.tokens / seconds,
-            "model_tflops": stats.flops / seconds / 1e12 / self.world_size,
-        }
-        if self.peak is not None:
-            metrics["utilization"] = stats.flops / seconds / self.world_size / self.peak
-        if self.device.type == "cuda":
-            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        metrics["data_wait"] = self.waited / max(seconds, 1e-9)
-        return metrics
-
-    def final_metrics(self) -> dict[str, float]:
-        """The metrics after device synchronization, with the process's peak memory."""
-        synchronize(self.device)
-        metrics = self.metrics()
-        if (peak_memory := peak_memory_bytes(self.device)) is not None:
-            metrics["peak_memory_gib"] = peak_memory / 2**30
-        return metrics
-
-
-class Benchmark:
-    """`--benchmark`: metrics of all steps after `warmup_steps`, with the time per phase."""
-
-    def __init__(self, window: MeasuringWindow, stopwatch: Stopwatch, warmup_steps: int):
-        self.window, self.stopwatch = window, stopwatch
-        self.warmup_left = warmup_steps
-
-    def count(self, stats: GlobalBatchStats, waited: float) -> None:
-        self.window.count(stats, waited)
-        self.warmup_left -= 1
-        if self.warmup_left == 0:
-            self.stopwatch.seconds()  # discards the warmup
-            synchronize(self.window.device)
-            self.window.restart()
-
-    def log(self, reporter: "Reporter", seconds: float, raw_seconds: float, final_loss: float | None) -> None:
-        """`seconds`: duration of the whole run; `raw_seconds`: without evaluation and checkpoints."""
-        steps = self.window.steps
-        metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
-        nvidias = {
-            "training_sequences_per_second": metrics["sequences_per_second"],
-            "e2e_train_time": seconds,
-            "raw_train_time": raw_seconds,
-            "final_loss": final_loss,
-        }
-        reporter.log((), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}")
-
 
 Step = tuple[int, ...] | str
 
@@ -254,7 +155,7 @@ class Reporter:
 
 
 def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
-    """Creates the sinks that the flags enable. Add new sinks here."""
+    """Creates the sinks that the flags enable."""
     if not is_main:
         return Reporter()
     sinks: list[Sink] = [TerminalSink()]
@@ -265,51 +166,3 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoardSink(config.tensorboard_dir))
     return Reporter(sinks)
-
-
-def dllogger_metrics(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
-    """A step's metrics under the names of NVIDIA's recipe."""
-    return {
-        "step_cost": metrics["step_seconds"],
-        "step_samples": step_samples,
-        "seqs_per_sec": metrics["sequences_per_second"],
-    }
-
-
-# Terminal format of each metric; {n} is the value formatted by `format_number`.
-FORMATS = {
-    "loss": "loss {:.4f}",
-    "mlm_loss": "mlm {:.4f}",
-    "mlm_accuracy": "({:.1%})",
-    "nsp_loss": "nsp {:.4f}",
-    "nsp_accuracy": "({:.1%})",
-    "learning_rate": "lr {:.3g}",
-    "grad_norm": "grad norm {:.3g}",
-    "loss_scale": "loss scale {:g}",
-    "step_seconds": "{n} s/step",
-    "sequences_per_second": "{n} seq/s",
-    "tokens_per_second": "{n} tokens/s",
-    "model_tflops": "{:.3g} TFLOPS",
-    "utilization": "({:.1%} of peak)",
-    "data_wait": "data wait {:.0%}",
-    "forward_ms": "forward {n} ms",
-    "backward_ms": "backward {n} ms",
-    "optimizer_ms": "optimizer {n} ms",
-    "peak_memory_gib": "{:.1f} GiB",
-}
-
-
-def format_metrics(metrics: Mapping[str, float]) -> str:
-    """`metrics` on one line."""
-    shown = [FORMATS.get(name, name + " {n}").format(value, n=format_number(value)) for name, value in metrics.items()]
-    return "  ".join(shown).replace("  (", " (")
-
-
-def format_number(value: float) -> str:
-    """No decimals from 100 on, three significant digits below."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03."""
-    return str(datetime.timedelta(seconds=round(seconds)))

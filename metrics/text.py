@@ -1,0 +1,42 @@
+"""Metrics, numbers and durations as text for the terminal."""
+
+import datetime
+from collections.abc import Mapping
+
+# Terminal format of each metric; {n} is the value formatted by `format_number`.
+FORMATS = {
+    "loss": "loss {:.4f}",
+    "mlm_loss": "mlm {:.4f}",
+    "mlm_accuracy": "({:.1%})",
+    "nsp_loss": "nsp {:.4f}",
+    "nsp_accuracy": "({:.1%})",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad norm {:.3g}",
+    "loss_scale": "loss scale {:g}",
+    "step_seconds": "{n} s/step",
+    "sequences_per_second": "{n} seq/s",
+    "tokens_per_second": "{n} tokens/s",
+    "model_tflops": "{:.3g} TFLOPS",
+    "utilization": "({:.1%} of peak)",
+    "data_wait": "data wait {:.0%}",
+    "forward_ms": "forward {n} ms",
+    "backward_ms": "backward {n} ms",
+    "optimizer_ms": "optimizer {n} ms",
+    "peak_memory_gib": "{:.1f} GiB",
+}
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """`metrics` on one line."""
+    shown = [FORMATS.get(name, name + " {n}").format(value, n=format_number(value)) for name, value in metrics.items()]
+    return "  ".join(shown).replace("  (", " (")
+
+
+def format_number(value: float) -> str:
+    """No decimals from 100 on, three significant digits below."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    return str(datetime.timedelta(seconds=round(seconds)))
