@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cpu.length_bucketed import LengthBucketedAttention
-from data_loading.packing import AttentionMemory, PassSizes, padded_index, stream_index
+from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
 
 
 class PreparedAttention(Protocol):

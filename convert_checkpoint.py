@@ -18,11 +18,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bert_config import HIDDEN_ACTS, BertConfig
 from checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from checkpoint.model_choice import check_vocab_size
 from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import convert_weights
+from encoders.bert import BertConfig
+from encoders.config import HIDDEN_ACTS
 from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 
 from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
-from data_loading.packing import MicroBatchLimits, TokenStream, filler_stream, stream_sizes
+from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import PredictionConfig
 from tasks import Task
 from tasks.text_sequences import SequenceDataset
+from token_stream import TokenStream
 from utils.errors import UserError
 from utils.progress import progress_bar
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from arguments import make_run_config
-from bert_config import ModelConfig
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.state import load_weights
 from diagnostics.estimates import print_estimate
+from encoders.config import ModelConfig
 from evaluation import predict
 from metrics.sinks import make_reporter
 from parallel.base import ParallelModel

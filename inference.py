@@ -30,7 +30,7 @@ from utils.files import file_digest, read_json_object
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
-    from bert_config import ModelConfig
+    from encoders.config import ModelConfig
     from tasks.predictors import Predictor
 
 WEIGHTS = (".safetensors", ".bin")

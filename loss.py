@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_loading.packing import IGNORED_LABEL, padded_index
+from token_stream import IGNORED_LABEL, padded_index
 
 # Rows of logits converted to float32 at a time: few enough for a CPU's cache, enough to fill a GPU.
 FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}

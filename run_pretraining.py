@@ -78,9 +78,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
-    from bert_config import BertConfig
     from checkpoint.model_choice import choose_model
     from data_loading.pretraining_dataset import open_dataset, refuse_mask_flags, verify_checksums
+    from encoders.bert import BertConfig
     from run_setup import plan_run
     from tasks.pretraining import PretrainingTask
     from tokenizer import load_tokenizer

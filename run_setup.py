@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert_config import ModelConfig
 from checkpoint.identity import identity_of
 from checkpoint.model_choice import ModelChoice
 from checkpoint.state import TrainState, find_start, load_weights
 from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
+from encoders.base import PreTrainedModel
+from encoders.config import ModelConfig
 from evaluation import evaluate
 from lr_scheduler import make_schedule
 from metrics.sinks import DLLoggerJsonSink, make_reporter
-from modeling import PreTrainedModel, make_model
+from modeling import make_model
 from optimizer import make_optimizer, spec_of
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config

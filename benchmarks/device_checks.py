@@ -36,8 +36,8 @@ from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_
 from benchmarks.optimizer_step import check_forms
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
+from encoders.bert import BertForPreTraining
 from loss import FLOAT32_ROWS, summed_cross_entropy
-from modeling import BertForPreTraining
 from optimizer import apply_step, make_optimizer
 from parallel.ddp import ReplicatedModel
 from parallel.runtime import Runtime

@@ -34,7 +34,7 @@ from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS
 from checkpoint.model_choice import choose_model
 from diagnostics.estimates import MemoryEstimate, MemorySettings, estimate_memory
-from modeling import BertForPreTraining
+from encoders.bert import BertForPreTraining
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes

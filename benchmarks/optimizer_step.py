@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.results import compare, format_quartiles, quartiles, write_result
 from benchmarks.common.training import LEARNING_RATE, MODELS, load_bert_config
 from benchmarks.common.worker import take_turns
-from modeling import BertForPreTraining
+from encoders.bert import BertForPreTraining
 from optimizer import Lamb, apply_step, parameter_groups
 from run_config import OptimizerConfig
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int

@@ -36,14 +36,15 @@ from benchmarks.common.training import (
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
 from data_loading.loader import StepBatch, make_step_batch, to_device
-from data_loading.packing import IGNORED_LABEL, MicroBatchLimits, stream_sizes
+from data_loading.packing import MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
-from modeling import BertForPreTraining
+from encoders.bert import BertForPreTraining
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
 from run_setup import likely_sequences
 from tasks.pretraining import PretrainingTask
+from token_stream import IGNORED_LABEL
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.device import peak_flops, set_num_threads
 from utils.errors import UserError, run_main

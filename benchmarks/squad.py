@@ -40,14 +40,15 @@ from benchmarks.common.training import (
 )
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, Worker, take_turns
 from data_loading.loader import make_step_batch, to_device, to_tensors
-from data_loading.packing import MicroBatchLimits, TokenStream, stream_sizes
+from data_loading.packing import MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
+from encoders.bert import BertForQuestionAnswering
 from evaluation import prediction_batches, prediction_limits
-from modeling import BertForQuestionAnswering
 from run_config import LoaderConfig, ParallelConfig, PredictionConfig
 from tasks.squad import SquadTask
 from tasks.squad_features import LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
+from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.device import select_device, set_num_threads

@@ -10,8 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_config import VOCAB_MULTIPLE, BertConfig, ModelConfig, ModernBertConfig, config_from_dict
 from checkpoint.folder import CONFIG_FILE, RECORD_FILE, find_checkpoint, find_model_folder
+from encoders.bert import BertConfig
+from encoders.config import VOCAB_MULTIPLE, ModelConfig
+from encoders.modernbert import ModernBertConfig
+from modeling import config_from_dict
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE, find_tokenizer

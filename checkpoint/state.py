@@ -41,7 +41,7 @@ from utils.errors import UserError
 from utils.files import lock_folder, read_json_object, temporary_path
 from utils.progress import print_line
 
-if TYPE_CHECKING:  # modeling imports this package
+if TYPE_CHECKING:  # layers above this one
     from optimizer import OptimizerSpec
     from parallel.base import ParallelModel
     from precision import LossScale

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_config import ModelConfig
 from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, WEIGHT_FILES
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, open_safetensors
+from encoders.config import ModelConfig
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
@@ -217,7 +217,11 @@ def select_weights(
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):
-    """`model_class` with the config and the weights in `folder`; see PreTrainedModel.from_pretrained."""
+    """`model_class` with the config and the weights in `folder`: a checkpoint of this project or a Hugging Face model
+    folder. kwargs: further arguments of the class.
+
+    Heads missing from the folder keep their initial weights; a message names them. Raises UserError for any other
+    missing, unexpected or misshapen tensor."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")

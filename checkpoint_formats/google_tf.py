@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert_config import BertConfig
 from checkpoint_formats.source_weights import SourceWeights, find_file
+from encoders.bert import BertConfig
 from utils.errors import UserError
 from utils.progress import progress_bar
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_config import BertConfig
 from checkpoint.weights import forbidden_class
 from checkpoint_formats.source_weights import SourceWeights, find_file
+from encoders.bert import BertConfig
 from utils.errors import UserError
 
 try:

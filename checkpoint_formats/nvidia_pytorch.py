@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from bert_config import BertConfig
 from checkpoint.weights import read_torch_file, state_dict_of
 from checkpoint_formats.source_weights import SourceWeights, find_file
+from encoders.bert import BertConfig
 
 # A checkpoint from the middle of a run contains its data loader with a shard as NumPy arrays.
 DATA_LOADER_CLASSES = (

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_config import BertConfig
-from modeling import BertForPreTraining, BertForQuestionAnswering
+from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"

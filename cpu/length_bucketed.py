@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpu.dropout import apply_mask, dropout_mask
-from data_loading.packing import AttentionMemory, PassSizes
+from token_stream import AttentionMemory, PassSizes
 
 # Minimum ratio of the shortest to the longest sequence of a bucket. Padding then increases the work of attention by at
 # most a fifth, which costs less than a separate batched product.

@@ -31,7 +31,7 @@ class Samples(Protocol):
     num_sequences: np.ndarray
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples `rows` as one token stream (see data_loading/packing.py)."""
+        """The samples `rows` as one token stream (see token_stream.py)."""
 
 
 class StreamDataset(Protocol):

@@ -1,30 +1,22 @@
-"""Packing of sequences into micro-batches, filler up to fixed sizes, token streams and their padded view.
+"""Packing of sequences into micro-batches, and filler up to fixed sizes.
 
-A token stream is a micro-batch of concatenated sequences without padding, as a dict of arrays:
+A micro-batch is a token stream (token_stream.py) as a dict of arrays: the arrays of STREAM_INPUTS, and the labels that
+the data set declares, each with its axis (see `Label`).
 
-    input_ids, token_type_ids, position_ids  [T]    all tokens
-    cu_seqlens                               [N+1]  cumulative sequence lengths, starting with 0
-    and the labels that the data set declares, each with its axis (see `Label`)
-
-Legend: T tokens in the stream, N sequences, M targets (masked tokens), S padded length, n samples to pack, K costs of a
-sample.
+Legend: T tokens in the stream, N sequences, M targets (masked tokens), n samples to pack, K costs of a sample.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from run_config import LoaderConfig
+from token_stream import IGNORED_LABEL, TOKEN_ARRAYS
 
-IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 CPU_SIZES, COMPILED_SIZES = 32, 4  # see `stream_sizes`
-TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
-STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
 
 
 class Label(NamedTuple):
@@ -76,38 +68,6 @@ class MicroBatchLimits:
         shares = [-(-size * self.num_sizes // limit) for size, limit in zip(sizes, limits, strict=True) if limit]
         share = min(max(*shares, 1), self.num_sizes)
         return [-(-limit * share // self.num_sizes) for limit in limits]
-
-
-@dataclass(frozen=True)
-class PassSizes:
-    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward pass.
-
-    tokens, sequences, targets: maximum T, N and M; 0 targets without masked tokens. product, residual, mask: bytes per
-    element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
-    attention.IMPLEMENTATIONS."""
-
-    tokens: int
-    sequences: int
-    targets: int
-    max_seqlen: int
-    product: int
-    residual: int
-    mask: int
-    attention: str
-    autocast: bool
-    device_type: str
-
-    def pairs(self, num_heads: int) -> int:
-        """Number of token pairs over all heads and sequences."""
-        return self.sequences * num_heads * self.max_seqlen**2
-
-
-class AttentionMemory(NamedTuple):
-    """Bytes that attention saves for the backward pass, and temporary bytes of the backward pass besides the input's
-    gradient."""
-
-    kept: int
-    backward: int = 0
 
 
 def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
@@ -170,71 +130,3 @@ def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
     micro-batches than others. `labels`: those of a real stream."""
     filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
     return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}
-
-
-# --- the model's input ------------------------------------------------------------------------------------------------
-
-
-class TokenStream(NamedTuple):
-    """A token stream as model input. Tokens after `cu_seqlens[-1]` are filler."""
-
-    input_ids: Tensor  # [T]
-    token_type_ids: Tensor  # [T]
-    position_ids: Tensor  # [T]
-    cu_seqlens: Tensor  # [N+1], int32
-    max_seqlen: int  # upper bound of the sequence lengths
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.input_ids)
-
-    @classmethod
-    def from_batch(cls, micro_batch: Mapping[str, Tensor], max_seqlen: int) -> "TokenStream":
-        """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible length: reading the
-        actual one from the device would synchronize."""
-        return cls(*(micro_batch[name] for name in STREAM_INPUTS), max_seqlen)
-
-    @classmethod
-    def from_padded(
-        cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> "tuple[TokenStream, Tensor]":
-        """Converts padded input [B, S], whose mask is 1 on real tokens. Returns the stream and the indices [T] of its
-        tokens in the flattened input. Raises ValueError for other dimensions or left padding."""
-        if input_ids.dim() != 2:
-            raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
-        real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        # The pooler reads the first token of each sequence.
-        if not bool(real_BS[:, 0].all()):
-            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        position_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        flat_T = real_BS.flatten().nonzero().squeeze(1)
-        tokens = (values.flatten()[flat_T] for values in (input_ids, token_type_ids, position_BS))
-        cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
-        return cls(*tokens, cu_seqlens, input_ids.shape[1]), flat_T
-
-
-# --- the padded view of a stream --------------------------------------------------------------------------------------
-
-
-def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """For each position of a padded view: the index of its token in the stream, and whether it is real; both [N, S]."""
-    offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
-    starts_N1, lengths_N1 = cu_seqlens[:-1, None], cu_seqlens.diff()[:, None]
-    return (starts_N1 + offsets_S).clamp(max=num_tokens - 1), offsets_S < lengths_N1
-
-
-def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor:
-    """For each token of the stream [T]: its index in the flattened padded view [N * S]; the last index for filler."""
-    tokens_T = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
-    place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
-    return place_T.clamp(max=(len(cu_seqlens) - 1) * max_seqlen - 1)
-
-
-def to_padded(states: Tensor, flat_T: Tensor, batch: int, length: int) -> Tensor:
-    """Scatters the stream's `states` [T, ...] to the indices `flat_T` of a padded tensor [batch, length, ...], zero
-    elsewhere."""
-    padded = states.new_zeros(batch * length, *states.shape[1:])
-    return padded.index_copy(0, flat_T, states).unflatten(0, (batch, length))

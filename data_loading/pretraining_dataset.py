@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_config import ModelConfig
 from data_loading.hdf5_shards import KEYS, MappedShards, Shard, max_documents, open_shards
 from data_loading.masking import Masking
 from data_loading.packing import Label
 from data_loading.row_rules import check_agreement, check_rows, read_rows
 from data_loading.sample_order import sample_seeds
+from encoders.config import ModelConfig
 from run_config import LoaderConfig
 from tokenizer import Tokenizer
 from utils.distributed import DistributedContext

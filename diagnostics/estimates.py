@@ -17,13 +17,15 @@ from torch import nn
 
 from attention import COMPILED_ON_CPU, default_implementation
 from checkpoint.model_choice import choose_model
-from data_loading.packing import MicroBatchLimits, PassSizes
+from data_loading.packing import MicroBatchLimits
+from encoders.base import PreTrainedModel
 from loss import FLOAT32_ROWS
-from modeling import PreTrainedModel, make_model
+from modeling import make_model
 from optimizer import SPECS
 from parallelize import check_parallel
 from precision import DTYPES, Precision
 from run_config import RunConfig
+from token_stream import PassSizes
 from utils.errors import reports_errors
 from utils.progress import print_line
 

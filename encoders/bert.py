@@ -1,9 +1,13 @@
-"""BERT's encoder (Devlin et al., 2018): absolute positions, post-LN (pre-LN by config), GELU.
+"""BERT (Devlin et al., 2018): absolute positions, post-LN (pre-LN by config), GELU. Config, layers and heads.
 
-Legend: T tokens in the stream, N sequences, R tokens whose output is used, H heads, D head size, E hidden size.
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, H heads, D head size, E
+hidden size, V vocabulary (padded to a multiple of 64 in memory).
 """
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -11,10 +15,79 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention import IMPLEMENTATIONS, PreparedAttention
-from bert_config import BertConfig
 from cpu.dropout import Dropout
-from data_loading.packing import PassSizes, TokenStream
+from encoders.base import EncoderModel, PreTrainedModel
+from encoders.config import FOREIGN_KEYS, ModelConfig
+from encoders.heads import (
+    MaskedLanguageModel,
+    QuestionAnswering,
+    SentenceEmbedding,
+    SequenceClassification,
+    TokenClassification,
+    vocabulary_logits,
+)
 from encoders.modules import ACTIVATIONS, Embedding, LayerMemory, Linear, VocabularyEmbedding
+from token_stream import PassSizes, TokenStream
+
+PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
+
+
+@dataclass(frozen=True)
+class BertConfig(ModelConfig):
+    """BERT's architecture, with the keys of Google's and Hugging Face's `config.json`."""
+
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pre_layer_norm: bool = False  # LayerNorm before attention and feed-forward, and after the last layer
+
+    model_types = ("bert", PRE_LN_MODEL_TYPE)
+    # Keys that change the meaning of weights of the same shapes.
+    meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm")
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        """Builds a config from the content of `config.json`. Raises ValueError for a missing key, and for an unknown
+        key unless `"model_type": "bert"` is set, as in Hugging Face's files, which contain many other keys."""
+        # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
+        optional = {"layer_norm_eps", "pre_layer_norm"}
+        model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
+        foreign = {"model_type": model_type, "position_embedding_type": "absolute"}
+        known = {field.name for field in dataclasses.fields(cls)} | FOREIGN_KEYS.keys() | foreign.keys()
+        unknown = sorted(values.keys() - known)
+        if unknown and values.get("model_type") not in cls.model_types:
+            raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
+        for key, expected in foreign.items():
+            if values.get(key, expected) != expected:
+                raise ValueError(f"{key} is {values[key]!r}; this model is BERT: {expected!r}")
+        return cls.from_values(values, optional)
+
+    @property
+    def model_type(self) -> str:
+        """transformers has no pre-LN BERT, so a pre-LN config has another model type: transformers would load it as
+        post-LN."""
+        return PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert"
+
+    # The names that ModernBERT has for the same settings.
+    classifier_pooling = "cls"
+
+    @property
+    def embedding_dropout(self) -> float:
+        return self.hidden_dropout_prob
+
+    @property
+    def classifier_dropout(self) -> float:
+        return self.hidden_dropout_prob
+
+    def with_dropout(self, prob: float) -> Self:
+        return dataclasses.replace(self, hidden_dropout_prob=prob, attention_probs_dropout_prob=prob)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 
 class BertEmbeddings(nn.Module):
@@ -40,7 +113,14 @@ class BertSelfAttention(nn.Module):
         self.query = Linear(config.hidden_size, config.hidden_size)
         self.key = Linear(config.hidden_size, config.hidden_size)
         self.value = Linear(config.hidden_size, config.hidden_size)
-        self.qkv: nn.Module | None = None  # fused, see `prepare_for_inference`
+        self.qkv: nn.Module | None = None  # fused, see `fuse`
+
+    def fuse(self) -> None:
+        """Keeps the fused weights only, for inference."""
+        weight, bias = self.fuse_qkv()
+        self.qkv = Linear(*weight.T.shape)
+        self.qkv.weight, self.qkv.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.query = self.key = self.value = None
 
     def fuse_qkv(self) -> tuple[Tensor, Tensor]:
         """Fused weight [3E, E] and bias [3E] of query, key and value, so that one product reads and casts the hidden
@@ -162,3 +242,137 @@ class BertPooler(nn.Module):
 
     def forward(self, first_NE: Tensor) -> Tensor:
         return torch.tanh(self.dense(first_NE))
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class BertPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "bert"
+    config_class = BertConfig
+    span_dropout = 0.0
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.bert = BertModel(self.config, pooling)
+
+    def make_transform(self) -> nn.Module:
+        return nn.Identity()
+
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        value.normal_(std=self.config.initializer_range)
+
+    @torch.no_grad()
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        for module in self.modules():
+            if isinstance(module, BertSelfAttention):
+                module.fuse()
+        super().prepare_for_inference(dtype)
+
+
+class BertModel(BertPreTrainedModel, EncoderModel):
+    """The encoder with its pooler."""
+
+    optional_heads = ("pooler.",)
+
+    def __init__(self, config: BertConfig, pooling: str | None = "cls"):
+        super().__init__(config, pooling)
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.pooler = BertPooler(config) if pooling == "cls" else None
+        self.init_weights()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.encoder.layer
+
+    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
+        return self.encoder(hidden_TE, attentions, output_R)
+
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        return [self.prepare_attention(stream, hidden_TE)] * len(self.layers)
+
+
+class BertPredictionHeadTransform(nn.Module):
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_ME: Tensor) -> Tensor:
+        return self.LayerNorm(self.activation(self.dense(hidden_ME)))
+
+
+class BertLMPredictionHead(nn.Module):
+    """The masked-token head. The output matrix is tied to the word embeddings."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+
+    def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
+        return vocabulary_logits(self.transform(hidden_ME), embedding_VE, self.bias, len(self.bias))
+
+
+class BertPreTrainingHeads(nn.Module):
+    def __init__(self, config: BertConfig, next_sentence: bool):
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+        if next_sentence:
+            self.seq_relationship = Linear(config.hidden_size, 2)
+
+
+class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
+    """BERT with the masked-language-model head only."""
+
+    optional_heads = ("cls.",)
+    next_sentence = False
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.add_encoder("cls" if self.next_sentence else None)
+        self.cls = BertPreTrainingHeads(config, self.next_sentence)
+        self.init_weights("cls.")
+
+    def predictions(self, hidden_ME: Tensor) -> Tensor:
+        return self.cls.predictions(hidden_ME, self.word_embeddings.weight)
+
+
+class BertForPreTraining(BertForMaskedLM):
+    """BERT with the masked-language-model and next-sentence heads."""
+
+    optional_heads = ("cls.", "bert.pooler.")
+    next_sentence = True
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        hidden = self.config.hidden_size
+        masked_tokens = super().head_flops(num_tokens, num_sequences, num_targets)
+        return masked_tokens + num_sequences * (2 * hidden**2 + 4 * hidden)
+
+
+class BertForQuestionAnswering(BertPreTrainedModel, QuestionAnswering):
+    optional_heads = ("qa_outputs.",)
+    classifier_name = "qa_outputs"
+
+
+class BertForSequenceClassification(BertPreTrainedModel, SequenceClassification):
+    optional_heads = ("classifier.", "bert.pooler.")
+
+
+class BertForTokenClassification(BertPreTrainedModel, TokenClassification):
+    optional_heads = ("classifier.",)
+
+
+class BertForSentenceEmbedding(BertPreTrainedModel, SentenceEmbedding):
+    pass
+
+
+MODELS = {
+    "pretraining": BertForPreTraining,
+    "masked_lm": BertForMaskedLM,
+    "question_answering": BertForQuestionAnswering,
+    "sequence_classification": BertForSequenceClassification,
+    "token_classification": BertForTokenClassification,
+    "sentence_embedding": BertForSentenceEmbedding,
+}

@@ -1,16 +1,129 @@
-"""ModernBERT's encoder (Warner et al., 2024): rotary positions, pre-norm, GeGLU, local and global attention, no biases.
+"""ModernBERT (Warner et al., 2024): rotary positions, pre-norm, GeGLU, local and global attention, no biases. Config,
+layers and heads.
 
-Legend: T tokens in the stream, N sequences, R tokens whose output is used, H heads, D head size, E hidden size.
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, H heads, D head size, E
+hidden size.
 """
 
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from attention import IMPLEMENTATIONS, PreparedAttention
-from bert_config import ModernBertConfig
+from attention import IMPLEMENTATIONS, PreparedAttention, RotaryAttention, rotary_table
 from cpu.dropout import Dropout
-from data_loading.packing import PassSizes, TokenStream
+from encoders.base import EncoderModel, PreTrainedModel
+from encoders.config import ModelConfig
+from encoders.heads import (
+    MaskedLanguageModel,
+    QuestionAnswering,
+    SentenceEmbedding,
+    SequenceClassification,
+    TokenClassification,
+    vocabulary_logits,
+)
 from encoders.modules import ACTIVATIONS, LayerMemory, Linear, VocabularyEmbedding
+from token_stream import PassSizes, TokenStream
+
+
+@dataclass(frozen=True)
+class ModernBertConfig(ModelConfig):
+    """ModernBERT's architecture, with the keys and defaults of Hugging Face's `config.json`.
+
+    local_attention: window of the local layers; a token attends to half as many tokens on each side. Token ids are
+    those of the vocabulary, for other libraries; they are ignored when configs are compared."""
+
+    hidden_activation: str = "gelu"
+    max_position_embeddings: int = 8192
+    initializer_range: float = 0.02
+    initializer_cutoff_factor: float = 2.0
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
+    attention_bias: bool = False
+    attention_dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    mlp_bias: bool = False
+    mlp_dropout: float = 0.0
+    decoder_bias: bool = True
+    classifier_pooling: str = "cls"
+    classifier_dropout: float = 0.0
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
+    global_attn_every_n_layers: int = 3
+    local_attention: int = 128
+    global_rope_theta: float = 160_000.0
+    local_rope_theta: float = 10_000.0
+    pad_token_id: int | None = dataclasses.field(default=None, compare=False)
+    cls_token_id: int | None = dataclasses.field(default=None, compare=False)
+    sep_token_id: int | None = dataclasses.field(default=None, compare=False)
+    bos_token_id: int | None = dataclasses.field(default=None, compare=False)
+    eos_token_id: int | None = dataclasses.field(default=None, compare=False)
+
+    model_types = ("modernbert",)
+    model_type = "modernbert"
+    # global_rope_theta may change: a later phase with longer sequences has a larger one.
+    meaning = (
+        *("num_attention_heads", "hidden_activation", "classifier_activation", "norm_eps", "local_attention"),
+        *("global_attn_every_n_layers", "local_rope_theta"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_size % 2:
+            raise ValueError(f"the head size {self.head_size} is odd: rotary positions need an even one")
+        if min(self.global_rope_theta, self.local_rope_theta) < 1:
+            raise ValueError("rope thetas must be at least 1")
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        """Builds a config from the content of `config.json`, in the form of transformers 4 or 5 (`layer_types` and
+        `rope_parameters`). Raises ValueError for a missing size and for a value that is not supported."""
+        values = dict(values)
+        if values.get("rope_scaling") is not None:
+            raise ValueError(f"rope_scaling is {values['rope_scaling']!r}; only null is supported")
+        for kind, key in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
+            rope = (values.get("rope_parameters") or {}).get(kind) or {}
+            if unsupported := {name for name in rope if name not in ("rope_type", "rope_theta")}:
+                raise ValueError(f"rope_parameters has {min(unsupported)!r}, which is not supported")
+            if rope.get("rope_type", "default") != "default":
+                raise ValueError(f"rope_type is {rope['rope_type']!r}; only 'default' is supported")
+            if "rope_theta" in rope:
+                values[key] = rope["rope_theta"]
+        if (types := values.get("layer_types")) is not None:
+            full = [index for index, kind in enumerate(types) if kind == "full_attention"]
+            every = full[1] if len(full) > 1 else len(types)
+            if types != ["sliding_attention" if index % every else "full_attention" for index in range(len(types))]:
+                raise ValueError("layer_types has full_attention in other layers than every n-th from the first on")
+            values["global_attn_every_n_layers"] = every
+        optional = {field.name for field in dataclasses.fields(cls)} - {
+            field.name for field in dataclasses.fields(ModelConfig)
+        }
+        return cls.from_values(values, optional)
+
+    def is_global(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, attends to the whole sequence."""
+        return layer % self.global_attn_every_n_layers == 0
+
+    def with_dropout(self, prob: float) -> Self:
+        names = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout")
+        return dataclasses.replace(self, **dict.fromkeys(names, prob))
+
+    def with_vocabulary(self, tokenizer: Any) -> Self:
+        return dataclasses.replace(
+            self,
+            pad_token_id=tokenizer.pad_token_id,
+            cls_token_id=tokenizer.cls_token_id,
+            sep_token_id=tokenizer.sep_token_id,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
+        )
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 
 def make_norm(config: ModernBertConfig) -> nn.LayerNorm:
@@ -110,3 +223,131 @@ class ModernBertLayer(nn.Module):
             weight_copies=cached,
             cached_copies=cached,
         )
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class ModernBertPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "model"
+    config_class = ModernBertConfig
+    optional_heads = ("head.", "classifier.")
+
+    @property
+    def span_dropout(self) -> float:
+        return self.config.classifier_dropout
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.model = ModernBertModel(self.config, pooling)
+
+    def make_transform(self) -> nn.Module:
+        return ModernBertPredictionHead(self.config)
+
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        """A normal distribution, truncated at `initializer_cutoff_factor` standard deviations."""
+        config = self.config
+        std = config.initializer_range
+        if name.endswith(("Wo", "head.dense")):
+            std /= math.sqrt(2 * config.num_hidden_layers)
+        elif name == "classifier":
+            std = config.hidden_size**-0.5
+        limit = config.initializer_cutoff_factor * std
+        nn.init.trunc_normal_(value, std=std, a=-limit, b=limit)
+
+
+class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
+    """The encoder. Local layers attend to a window; local and global layers have rotary positions of different
+    frequencies."""
+
+    optional_heads = ()
+
+    def __init__(self, config: ModernBertConfig, pooling: str | None = None):
+        super().__init__(config, pooling)
+        self.embeddings = ModernBertEmbeddings(config)
+        self.layers = nn.ModuleList(ModernBertLayer(config, index) for index in range(config.num_hidden_layers))
+        self.final_norm = make_norm(config)
+        self.init_weights()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self._modules["layers"]
+
+    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
+        for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
+            hidden_TE = layer(hidden_TE, attention)
+        return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
+
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        config = self.config
+        prepared: dict[int | None, PreparedAttention] = {}  # by window
+        for layer in self.layers:
+            if layer.window not in prepared:
+                theta = config.global_rope_theta if layer.window is None else config.local_rope_theta
+                prepared[layer.window] = RotaryAttention(
+                    self.prepare_attention(stream, hidden_TE, layer.window),
+                    rotary_table(stream.position_ids, config.head_size, theta),
+                )
+        return [prepared[layer.window] for layer in self.layers]
+
+
+class ModernBertPredictionHead(nn.Module):
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
+        self.activation = ACTIVATIONS[config.classifier_activation]
+        self.norm = make_norm(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden)))
+
+
+class ModernBertDecoder(nn.Module):
+    """The bias of the output matrix, which is tied to the token embeddings."""
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
+
+
+class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
+    """ModernBERT with the masked-language-model head."""
+
+    optional_heads = ("head.", "decoder.")
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.head = self.make_transform()
+        self.decoder = ModernBertDecoder(config)
+        self.init_weights(self.optional_heads)
+
+    def predictions(self, hidden_ME: Tensor) -> Tensor:
+        return vocabulary_logits(
+            self.head(hidden_ME), self.word_embeddings.weight, self.decoder.bias, self.config.vocab_size
+        )
+
+
+class ModernBertForQuestionAnswering(ModernBertPreTrainedModel, QuestionAnswering):
+    pass
+
+
+class ModernBertForSequenceClassification(ModernBertPreTrainedModel, SequenceClassification):
+    pass
+
+
+class ModernBertForTokenClassification(ModernBertPreTrainedModel, TokenClassification):
+    pass
+
+
+class ModernBertForSentenceEmbedding(ModernBertPreTrainedModel, SentenceEmbedding):
+    optional_heads = ()
+
+
+MODELS = {
+    "pretraining": ModernBertForMaskedLM,
+    "masked_lm": ModernBertForMaskedLM,
+    "question_answering": ModernBertForQuestionAnswering,
+    "sequence_classification": ModernBertForSequenceClassification,
+    "token_classification": ModernBertForTokenClassification,
+    "sentence_embedding": ModernBertForSentenceEmbedding,
+}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_config import ModelConfig
+from encoders.config import ModelConfig
 
 # Values of `hidden_act` and `hidden_activation` in a config.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -21,9 +21,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see packing.PassSizes): activations saved for backward (`kept`, including
-    its input; `input` alone; `linear_outputs`), peak activation gradients (`backward`), and 16-bit or fused copies of
-    weights, during the layer's own pass (`weight_copies`) or the whole forward pass (`cached_copies`)."""
+    """Bytes of one layer in a training step (see token_stream.PassSizes): activations saved for backward (`kept`,
+    including its input; `input` alone; `linear_outputs`), peak activation gradients (`backward`), and 16-bit or fused
+    copies of weights, during the layer's own pass (`weight_copies`) or the whole forward pass (`cached_copies`)."""
 
     kept: int
     input: int

@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 class ParallelModel:
     """A model in one process, and the base class of the other strategies.
 
-    model: the plain modeling.PreTrainedModel, for its config and names. module: the module to call in the forward pass.
+    model: the plain PreTrainedModel, for its config and names. module: the module to call in the forward pass.
     shard_group: the process group over which the rows of parameters are sharded, or None. saves_rows: whether this
     rank's rows are saved in checkpoints; each row is saved by one rank. masters_device: the device of the optimizer, if
     not the model's.

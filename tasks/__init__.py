@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch w
     import numpy as np
     from torch import Tensor, nn
 
-    from bert_config import ModelConfig
     from data_loading.loader import MicroBatch
+    from encoders.config import ModelConfig
     from tasks.text_sequences import SequenceDataset
 
 

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_config import ModelConfig
 from data_loading.loader import MicroBatch
-from data_loading.packing import IGNORED_LABEL, TokenStream
+from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.text_files import Row, write_table
 from tasks.text_sequences import SequenceDataset, encode
+from token_stream import IGNORED_LABEL, TokenStream
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line

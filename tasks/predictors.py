@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bert_config import ModelConfig
-from data_loading.packing import TokenStream
+from encoders.config import ModelConfig
 from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
@@ -22,6 +21,7 @@ from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_files import Row
 from tasks.text_sequences import SequenceDataset, encode
+from token_stream import TokenStream
 from tokenizer import Tokenizer
 from tokenizer_formats.files import MASK
 from utils.errors import UserError, one_line

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
-from data_loading.packing import TokenStream
+from token_stream import TokenStream
 
 
 class PretrainingTask:

@@ -14,12 +14,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
-from data_loading.packing import TokenStream
 from loss import span_sum
 from tasks import FineTuningTask, PredictionSet
 from tasks.squad_features import DEFAULTS, LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tasks.squad_scores import evaluate
+from token_stream import TokenStream
 from utils.files import write_json
 from utils.progress import print_line
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_loading.packing import IGNORED_LABEL, Label
+from data_loading.packing import Label
+from token_stream import IGNORED_LABEL
 from utils.progress import progress_bar
 
 
@@ -63,7 +64,7 @@ class SequenceDataset:
         return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The sequences `indices` [N] as a token stream (see data_loading/packing.py), with all labels."""
+        """The sequences `indices` [N] as a token stream (see token_stream.py), with all labels."""
         length_N = self.lengths[indices]
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)

@@ -12,13 +12,12 @@ from processes import exit_codes, start_several
 from small_runs import RunInputs, losses, resuming, train, weights
 from torch import Tensor, nn
 
-from bert_config import BertConfig
-from data_loading.packing import TokenStream
+from encoders.bert import BertConfig, BertForPreTraining
 from loss import pretraining_sums
-from modeling import BertForPreTraining
 from parallelize import parallelize
 from precision import Precision
 from run_config import ACTIVATION_CHECKPOINTS, ParallelConfig
+from token_stream import TokenStream
 from utils.distributed import DistributedContext
 
 CPU = torch.device("cpu")

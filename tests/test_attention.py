@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import IMPLEMENTATIONS, default_implementation, flash_supports, prepare_attention
-from bert_config import BertConfig
 from cpu import length_bucketed
 from cpu.length_bucketed import length_buckets
-from modeling import BertForPreTraining
+from encoders.bert import BertConfig, BertForPreTraining
 from parallelize import choose_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

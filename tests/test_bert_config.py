@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import ROOT, TINY
 
-from bert_config import BertConfig
+from encoders.bert import BertConfig
 
 
 @pytest.mark.parametrize(

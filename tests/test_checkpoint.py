@@ -17,7 +17,8 @@ from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 import checkpoint.folder
 from checkpoint.folder import BadCheckpoint, is_valid, newest_checkpoint, verify_checkpoint
-from modeling import BertForPreTraining
+from checkpoint.weights import load_pretrained
+from encoders.bert import BertForPreTraining
 from utils.errors import UserError
 
 FILES = (
@@ -78,7 +79,7 @@ def test_no_file_of_a_folder_is_pickled(finished):
 
 def test_transformers_opens_a_folder_and_gives_the_same_logits(inputs, finished):
     folder = steps_folder(finished) / "8"
-    theirs, ours = AutoModelForPreTraining.from_pretrained(folder).eval(), BertForPreTraining.from_pretrained(folder)
+    theirs, ours = AutoModelForPreTraining.from_pretrained(folder).eval(), load_pretrained(BertForPreTraining, folder)
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
         ids, mask, types = (
             torch.from_numpy(file[key][:].astype("int64")) for key in ("input_ids", "input_mask", "segment_ids")

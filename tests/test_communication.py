@@ -13,10 +13,9 @@ from conftest import TINY
 from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import RunInputs
 
-from bert_config import BertConfig
 from data_loading.loader import StepLoader
 from data_loading.pretraining_dataset import PretrainingDataset
-from modeling import BertForPreTraining
+from encoders.bert import BertConfig, BertForPreTraining
 from run_config import LoaderConfig
 from trainer import Trainer
 

@@ -15,9 +15,9 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
-from checkpoint.weights import open_model_weights
+from checkpoint.weights import load_pretrained, open_model_weights
 from checkpoint_formats import google_tf, nvidia_paddle
-from modeling import BertForPreTraining, BertForQuestionAnswering
+from encoders.bert import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
 
 EXPECTED = np.load(FIXTURES / "expected.npz")
@@ -33,7 +33,7 @@ def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
     theirs, problems = HFForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not problems["missing_keys"] and not problems["unexpected_keys"]
     with torch.no_grad():
-        ours, theirs = BertForPreTraining.from_pretrained(folder).eval()(**INPUTS), theirs.eval()(**INPUTS)
+        ours, theirs = load_pretrained(BertForPreTraining, folder).eval()(**INPUTS), theirs.eval()(**INPUTS)
     for prediction_logits in (ours.prediction_logits, theirs.prediction_logits):
         torch.testing.assert_close(prediction_logits[IS_REAL], mlm[IS_REAL], **tolerance)
     for nsp_logits in (ours.seq_relationship_logits, theirs.seq_relationship_logits):
@@ -43,7 +43,7 @@ def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
 def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
     logits = torch.as_tensor(logits)
     with torch.no_grad():
-        ours = BertForQuestionAnswering.from_pretrained(folder).eval()(**INPUTS)
+        ours = load_pretrained(BertForQuestionAnswering, folder).eval()(**INPUTS)
         theirs = HFForQuestionAnswering.from_pretrained(folder).eval()(**INPUTS)
     for output in (ours, theirs):
         torch.testing.assert_close(output.start_logits[IS_REAL], logits[..., 0][IS_REAL], **tolerance)

@@ -10,10 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import run_setup
 from benchmarks.common.training import RandomDataset, batch_stats
-from bert_config import BertConfig, ModelConfig, ModernBertConfig
 from data_loading.loader import make_step_batch
-from data_loading.packing import STREAM_INPUTS, Label, MicroBatchLimits
-from modeling import BertForPreTraining, BertForQuestionAnswering, ModernBertForMaskedLM, PreTrainedModel
+from data_loading.packing import Label, MicroBatchLimits
+from encoders.base import PreTrainedModel
+from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
+from encoders.config import ModelConfig
+from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from optimizer import make_optimizer
 from parallel.runtime import Runtime
 from precision import Precision
@@ -32,6 +34,7 @@ from tasks import Task
 from tasks.pretraining import PretrainingTask
 from tasks.squad import SquadTask
 from tasks.squad_features import LABELS
+from token_stream import STREAM_INPUTS
 from trainer import Trainer
 
 META = torch.device("meta")

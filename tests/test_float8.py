@@ -12,8 +12,7 @@ from torch import nn
 
 import precision as precision_module
 import run_setup
-from bert_config import config_from_dict
-from modeling import make_model
+from modeling import config_from_dict, make_model
 from precision import Precision, select_precision, use_float8
 from utils.errors import UserError
 

@@ -15,13 +15,12 @@ from transformers import AutoConfig, BertTokenizerFast
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
-from bert_config import BertConfig
 from checkpoint.rows import open_safetensors
-from checkpoint.weights import select_weights
+from checkpoint.weights import load_pretrained, select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
-from data_loading.packing import MicroBatchLimits, TokenStream
+from data_loading.packing import MicroBatchLimits
+from encoders.bert import BertConfig, BertForSequenceClassification
 from fine_tuning import mean_and_deviation
-from modeling import BertForSequenceClassification
 from tasks.glue import (
     ClassificationTask,
     TextDataset,
@@ -33,6 +32,7 @@ from tasks.glue import (
     write_predictions,
 )
 from tasks.glue_files import TASKS, Examples, custom_task
+from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError, error_message
 
@@ -81,7 +81,7 @@ def test_logits_are_those_of_transformers_from_its_folder_and_from_ours(tmp_path
         HFConfig(**TINY, id2label=id2label, label2id={v: k for k, v in id2label.items()})
     )
     peer.eval().save_pretrained(tmp_path)
-    model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
     assert model.config.labels == labels
     batch = padded(TextDataset(examples, TOKENIZER, 40), 40)
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     torch.manual_seed(0)
     peer = HFForSequenceClassification(HFConfig(**TINY, num_labels=1 if regression else 3)).eval()
     peer.save_pretrained(tmp_path)
-    model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
     values = np.array([0.5, -100.0, 2.25]) if regression else np.array([0, 2, 1])
     dataset = TextDataset(examples, TOKENIZER, 40, values)
     limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)

@@ -6,10 +6,9 @@ from conftest import ROOT
 from launch_scripts import Checkout, pretraining_runs
 
 from arguments import make_run_config
-from bert_config import BertConfig
 from checkpoint.model_choice import choose_model
 from diagnostics.estimates import MemorySettings, estimate_memory
-from modeling import BertForPreTraining
+from encoders.bert import BertConfig, BertForPreTraining
 
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse

@@ -16,9 +16,10 @@ LAYERS = {
     "setup": {"run_setup", "fine_tuning", "arguments", "diagnostics", "checkpoint_formats", "reporting", "elastic"},
     "training": {"trainer", "evaluation", "tasks", "data_preparation"},
     "strategies": {"parallelize", "parallel"},
-    "model": {"modeling", "encoders", "attention", "cpu", "loss", "optimizer", "lr_scheduler", "precision", "metrics"},
+    "optimization": {"optimizer", "lr_scheduler", "precision", "metrics"},
     "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},
-    "configs": {"run_config", "bert_config"},
+    "model": {"modeling", "encoders", "attention", "cpu", "loss", "token_stream"},
+    "configs": {"run_config"},
     "utils": {"utils"},
 }
 RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

@@ -25,7 +25,7 @@ from small_runs import run_here
 
 import run_pretraining
 import run_squad
-from bert_config import BertConfig
+from encoders.bert import BertConfig
 from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer

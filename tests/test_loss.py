@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_loading.packing import IGNORED_LABEL
 from loss import pretraining_sums, span_sum, summed_cross_entropy
+from token_stream import IGNORED_LABEL
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # absolute, of a gradient of that type
 

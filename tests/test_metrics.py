@@ -12,11 +12,10 @@ import torch
 from conftest import ROOT, log_entries, reported
 from small_runs import run_here, steps_in, train
 
-from bert_config import BertConfig
+from encoders.bert import BertConfig, BertForPreTraining
 from metrics.sinks import DLLoggerJsonSink, Reporter, make_reporter
 from metrics.text import format_duration, format_metrics
 from metrics.throughput import GlobalBatchStats, MeasuringWindow
-from modeling import BertForPreTraining
 from run_config import RuntimeConfig
 from utils.errors import UserError
 

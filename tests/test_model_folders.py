@@ -6,8 +6,9 @@ from conftest import ROOT
 from small_runs import choose_model_of
 from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
-import modeling
 import run_squad
+from checkpoint.weights import load_pretrained
+from encoders import bert
 from tokenizer import BertTokenizer as OurTokenizer
 
 # The published shapes but for their width.
@@ -63,7 +64,7 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
     assert isinstance(choice.tokenizer, OurTokenizer)
     assert choice.tokenizer.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    loaded = modeling.BertForQuestionAnswering.from_pretrained(tmp_path).state_dict()
+    loaded = load_pretrained(bert.BertForQuestionAnswering, tmp_path).state_dict()
     expected = theirs.state_dict()
     assert loaded.keys() == expected.keys()
     for name, tensor in expected.items():

@@ -9,10 +9,10 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 
-from bert_config import BertConfig
-from data_loading.packing import TokenStream
+from checkpoint.weights import load_pretrained
+from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel
 from loss import pretraining_sums, span_sum
-from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
+from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -227,13 +227,13 @@ def test_folder_of_transformers_gives_the_same_logits(tmp_path, batch):
     torch.manual_seed(3)
     theirs = HFForPreTraining(HFConfig(**TINY)).eval()
     theirs.save_pretrained(tmp_path)
-    ours = BertForPreTraining.from_pretrained(tmp_path).eval()
+    ours = load_pretrained(BertForPreTraining, tmp_path).eval()
     real = batch["padded"]["attention_mask"].bool()
     expected = theirs(**batch["padded"])
     torch.testing.assert_close(ours(**batch["padded"]).prediction_logits[real], expected.prediction_logits[real])
-    assert BertModel.from_pretrained(tmp_path).config.hidden_size == 32
+    assert load_pretrained(BertModel, tmp_path).config.hidden_size == 32
     with pytest.raises(UserError, match="does not exist"):
-        BertModel.from_pretrained(tmp_path / "nowhere")
+        load_pretrained(BertModel, tmp_path / "nowhere")
 
 
 def minilm_folder():
@@ -257,7 +257,7 @@ def test_hidden_states_of_real_weights_agree_with_transformers():
         "attention_mask": torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows]),
     }
     theirs = AutoModel.from_pretrained(minilm_folder(), attn_implementation="eager").eval()
-    ours = BertModel.from_pretrained(minilm_folder()).eval()
+    ours = load_pretrained(BertModel, minilm_folder()).eval()
     real = padded["attention_mask"].bool()
     with torch.no_grad():
         expected, found = theirs(**padded), ours(**padded)

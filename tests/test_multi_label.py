@@ -15,9 +15,10 @@ from transformers import BertForSequenceClassification as HFForSequenceClassific
 from transformers import BertTokenizerFast, pipeline
 
 import run_glue
+from checkpoint.weights import load_pretrained
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from modeling import BertForSequenceClassification
+from encoders.bert import BertForSequenceClassification
 from tasks.glue import ClassificationTask, score
 from tasks.glue_files import custom_task
 from tokenizer import BertTokenizer
@@ -47,7 +48,7 @@ def test_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
     expected = peer(**encoded, labels=torch.from_numpy(labels_NC).float())
     expected.loss.backward()
     model, limits = (
-        BertForSequenceClassification.from_pretrained(tmp_path).eval(),
+        load_pretrained(BertForSequenceClassification, tmp_path).eval(),
         MicroBatchLimits.for_batch(8, 16, 0, num_sizes),
     )
     (micro_batch,) = make_step_batch(dataset, np.arange(5), limits).micro_batches

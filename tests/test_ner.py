@@ -13,9 +13,10 @@ from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import BertTokenizerFast
 
 import run_glue
+from checkpoint.weights import load_pretrained
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from modeling import BertForTokenClassification
+from encoders.bert import BertForTokenClassification
 from tasks.ner import TaggedDataset, TokenClassificationTask, entities, entity_scores, read_sentences
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -72,7 +73,7 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     peer.save_pretrained(tmp_path)
     expected = peer(**encoded, labels=labels)
     expected.loss.backward()
-    model = BertForTokenClassification.from_pretrained(tmp_path).eval()
+    model = load_pretrained(BertForTokenClassification, tmp_path).eval()
     torch.testing.assert_close(model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5)
     task, limits = TokenClassificationTask(32, labels=LABELS), MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
     batch = make_step_batch(dataset, np.arange(4), limits)

@@ -14,9 +14,9 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 import optimizer as optimizers
-from bert_config import BertConfig, ModernBertConfig
 from data_loading.sample_order import sample_order
-from modeling import BertForPreTraining, ModernBertForMaskedLM
+from encoders.bert import BertConfig, BertForPreTraining
+from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from optimizer import SPECS, Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
 from run_config import OPTIMIZERS, OptimizerConfig
 from utils.errors import UserError

@@ -13,14 +13,13 @@ from conftest import CLS, SEP, VOCAB_FILE, assert_refused, pretraining_command, 
 from small_runs import losses, resuming, run_here, weights
 
 import create_pretraining_data
-from bert_config import BertConfig
 from data_loading.hdf5_shards import KEYS, max_documents
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
-from data_loading.packing import TokenStream
 from data_loading.pretraining_dataset import PretrainingDataset
-from modeling import BertForPreTraining
+from encoders.bert import BertConfig, BertForPreTraining
 from run_config import LoaderConfig
+from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 

@@ -9,20 +9,10 @@ from conftest import TINY, InMemoryDataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_config import BertConfig
-from data_loading.packing import (
-    COMPILED_SIZES,
-    MicroBatchLimits,
-    TokenStream,
-    filler_stream,
-    pack,
-    pad_stream,
-    padded_index,
-    stream_index,
-    to_padded,
-)
+from data_loading.packing import COMPILED_SIZES, MicroBatchLimits, filler_stream, pack, pad_stream
+from encoders.bert import BertConfig, BertForPreTraining
 from loss import pretraining_sums
-from modeling import BertForPreTraining
+from token_stream import TokenStream, padded_index, stream_index, to_padded
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 

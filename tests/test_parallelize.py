@@ -13,10 +13,9 @@ from small_runs import losses, train
 from torch._dynamo.utils import counters
 
 import run_setup
-from bert_config import BertConfig
 from data_loading.loader import StepBatch, StepLoader
 from data_loading.packing import COMPILED_SIZES
-from modeling import BertForPreTraining
+from encoders.bert import BertConfig, BertForPreTraining
 from optimizer import make_optimizer
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel

@@ -9,8 +9,8 @@ from conftest import TINY, assert_refused
 from small_runs import RunInputs, run_here, steps_folder, train
 from transformers import AutoModel
 
-from bert_config import BertConfig
-from modeling import BertForPreTraining
+from checkpoint.weights import load_pretrained
+from encoders.bert import BertConfig, BertForPreTraining
 
 CONFIG = BertConfig(
     **{**TINY, "vocab_size": 1000, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -85,7 +85,7 @@ def test_a_folder_says_that_it_is_pre_ln_and_opens_here(trained_folder):
     _, folder = trained_folder
     config = json.loads((folder / "config.json").read_text())
     assert config["pre_layer_norm"] is True
-    assert BertForPreTraining.from_pretrained(folder).config.pre_layer_norm
+    assert load_pretrained(BertForPreTraining, folder).config.pre_layer_norm
 
 
 def test_transformers_refuses_the_folder_instead_of_computing_post_ln(trained_folder):

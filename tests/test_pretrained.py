@@ -10,10 +10,9 @@ from small_runs import run_here, steps_folder, train, weights
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
-from bert_config import BertConfig
 from checkpoint.rows import LazyTensor
-from checkpoint.weights import checkpoint_shapes, copy_rows, open_model_weights, select_weights
-from modeling import BertForPreTraining, BertForQuestionAnswering, BertModel
+from checkpoint.weights import checkpoint_shapes, copy_rows, load_pretrained, open_model_weights, select_weights
+from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel
 from utils.errors import UserError
 
 SMALL = {**TINY, "vocab_size": 1000, "num_hidden_layers": 1}
@@ -48,14 +47,14 @@ def assert_same(model, folder, prefix="") -> None:
 
 
 def test_folder_of_transformers_is_loaded_into_every_model(folder, capsys):
-    pretraining = BertForPreTraining.from_pretrained(folder)
+    pretraining = load_pretrained(BertForPreTraining, folder)
     assert_same(pretraining, folder, "bert.")
     given = load_file(folder / "model.safetensors")
     assert torch.equal(pretraining.cls.seq_relationship.weight, given["cls.seq_relationship.weight"])
     assert capsys.readouterr().out == ""
-    assert_same(BertModel.from_pretrained(folder), folder)
+    assert_same(load_pretrained(BertModel, folder), folder)
     assert "are not used by BertModel" in capsys.readouterr().out
-    questions = BertForQuestionAnswering.from_pretrained(folder)
+    questions = load_pretrained(BertForQuestionAnswering, folder)
     assert_same(questions, folder, "bert.")
     assert "has no qa_outputs.bias, qa_outputs.weight: they start from their initial values" in capsys.readouterr().out
     assert 0.001 < questions.qa_outputs.weight.std() < 0.1
@@ -67,12 +66,12 @@ def test_encoder_without_prefix_is_loaded_into_models_with_heads(folder, tmp_pat
     (tmp_path / "encoder").mkdir()
     save_file(stripped, tmp_path / "encoder" / "model.safetensors")
     (tmp_path / "encoder" / "config.json").write_text((folder / "config.json").read_text())
-    assert_same(BertForPreTraining.from_pretrained(tmp_path / "encoder"), folder, "bert.")
-    assert_same(BertModel.from_pretrained(tmp_path / "encoder"), folder)
+    assert_same(load_pretrained(BertForPreTraining, tmp_path / "encoder"), folder, "bert.")
+    assert_same(load_pretrained(BertModel, tmp_path / "encoder"), folder)
 
 
 def test_old_names_buffers_and_copies_of_tied_weights_are_accepted(folder):
-    expected = BertForPreTraining.from_pretrained(folder).state_dict()
+    expected = load_pretrained(BertForPreTraining, folder).state_dict()
 
     def edit(tensors):
         for name in list(tensors):
@@ -84,14 +83,14 @@ def test_old_names_buffers_and_copies_of_tied_weights_are_accepted(folder):
         tensors["cls.predictions.decoder.bias"] = torch.zeros(1000)
 
     change(folder, edit)
-    found = BertForPreTraining.from_pretrained(folder).state_dict()
+    found = load_pretrained(BertForPreTraining, folder).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
     change(folder, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()}))
-    model = BertForPreTraining.from_pretrained(folder)
+    model = load_pretrained(BertForPreTraining, folder)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     given = load_file(folder / "model.safetensors")["bert.pooler.dense.weight"]
     assert torch.equal(model.bert.pooler.dense.weight, given.float())
@@ -116,7 +115,7 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
     tensors = {**load_file(folder / "model.safetensors"), **changed}
     save_file({name: t for name, t in tensors.items() if t is not None}, folder / "model.safetensors")
     with pytest.raises(UserError) as caught:
-        BertForPreTraining.from_pretrained(folder)
+        load_pretrained(BertForPreTraining, folder)
     assert str(folder) in str(caught.value)
     for word in words:
         assert word in str(caught.value)
@@ -129,7 +128,7 @@ def test_required_head_must_be_in_the_folder(folder):
 
 def test_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match=r"model folder .*nowhere does not exist"):
-        BertModel.from_pretrained(tmp_path / "nowhere")
+        load_pretrained(BertModel, tmp_path / "nowhere")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
-from data_loading.packing import STREAM_INPUTS
 from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
+from token_stream import STREAM_INPUTS
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from benchmarks.common.results import ROOT
-from bert_config import BertConfig
 from data_loading.loader import StepBatch
 from data_loading.pretraining_dataset import PretrainingDataset
+from encoders.base import PreTrainedModel
+from encoders.bert import BertConfig
 from metrics.throughput import GlobalBatchStats
-from modeling import PreTrainedModel
 from optimizer import parameter_groups
 from parallel.runtime import Runtime
 from precision import select_precision

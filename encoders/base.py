@@ -1,0 +1,236 @@
+"""The base classes of all models: initial weights, inference mode, costs; and of encoders: input, pooling, attention.
+
+Every model takes either of two inputs:
+
+    padded    model(input_ids, attention_mask, token_type_ids), each [B, S]; the mask is 1 on real tokens
+    stream    model(stream), a token_stream.TokenStream: whole sequences end to end without padding
+
+Padded input is converted to a stream first. All token-wise layers run on real tokens only; only attention uses the
+sequence boundaries (attention.py). Models also report the FLOPs and memory of a step (`training_flops`,
+`activation_memory`).
+
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
+E hidden size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attention import PreparedAttention, default_implementation, prepare_attention
+from cpu.packed_linear import PackedLinear
+from encoders.config import ModelConfig
+from encoders.modules import LayerMemory, VocabularyEmbedding
+from token_stream import PassSizes, TokenStream, to_padded
+
+
+class ActivationMemory(NamedTuple):
+    """Bytes of the activations of a training step; `head` excludes the logits of masked tokens."""
+
+    embeddings: int
+    embeddings_backward: int
+    layers: list[LayerMemory]
+    head: int
+
+
+class EncoderOutput(NamedTuple):
+    last_hidden_state: (
+        Tensor  # [T, E] of a stream, [B, S, E] of padded input, zero on padding; or [M, E] at `output_positions`
+    )
+    pooler_output: Tensor | None  # [N, E] or [B, E]; None without a pooler
+
+
+class PreTrainedModel(nn.Module, ABC):
+    """Base class: initial weights, inference mode, and costs.
+
+    base_model_prefix: name of the encoder in models with a head. optional_heads: prefixes of tensors that a model
+    folder may lack."""
+
+    base_model_prefix: str
+    optional_heads: tuple[str, ...]
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.architecture = type(self).__name__  # sharding changes the class
+        self.is_compiled = False  # or a part of it
+
+    @property
+    def base_model(self) -> "EncoderModel":
+        """The encoder of a model with a head."""
+        return getattr(self, self.base_model_prefix, self)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.base_model.layers
+
+    @property
+    def word_embeddings(self) -> VocabularyEmbedding:
+        return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
+
+    def training_flops(self, lengths_N, num_targets: float) -> float:
+        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with `num_targets` masked
+        tokens: matrix products only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
+        lengths_N = np.asarray(lengths_N, dtype=np.float64)
+        layers = sum(layer.forward_flops(lengths_N) for layer in self.layers)
+        return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_targets))
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of columns of the output's `logits`."""
+        return self.config.num_labels
+
+    @abstractmethod
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        """Forward FLOPs of the matrix products after the last layer."""
+
+    def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
+        hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
+        # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
+        pooled = sizes.sequences if self.base_model.pooling == "cls" else 0
+        rows = sizes.targets + pooled if sizes.targets else tokens
+        # On a CPU, a dropout mask has as many bytes per element as the states.
+        mask = (residual if sizes.mask > 1 else 1) if self.config.embedding_dropout else 0
+        *first, last = self.layers
+        return ActivationMemory(
+            embeddings=tokens * hidden * (residual + mask),
+            embeddings_backward=3 * tokens * hidden * residual,
+            layers=[*(layer.memory(sizes, tokens) for layer in first), last.memory(sizes, rows)],
+            head=rows * hidden * (3 * sizes.product + 2 * residual),
+        )
+
+    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
+        """Yields names and initial values, from torch's random state, of all parameters whose names start with one of
+        `parts`, but not of those on the meta device. Values are always drawn on the CPU, as whole tensors even if the
+        parameters are sharded."""
+        for name, module in self.named_modules():
+            if not f"{name}.".startswith(parts):
+                continue
+            for key, p in module.named_parameters(prefix=name, recurse=False):
+                if p.is_meta:
+                    continue
+                value = torch.empty(p.shape, dtype=torch.float32, device="cpu")
+                if key.endswith("bias"):
+                    value.zero_()
+                elif isinstance(module, nn.LayerNorm):
+                    value.fill_(1.0)
+                else:
+                    self.draw_matrix(name, value)
+                if isinstance(module, VocabularyEmbedding):
+                    value[module.vocab_size :] = 0
+                yield key, value
+
+    @abstractmethod
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        """Draws the initial weight of the linear layer or embedding `name`."""
+
+    @torch.no_grad()
+    def init_weights(self, parts: str | tuple[str, ...] = "") -> None:
+        """Initializes all parameters whose names start with one of `parts`."""
+        parameters = dict(self.named_parameters())
+        for name, value in self.initial_values(parts):
+            parameters[name].copy_(value)
+
+    @torch.no_grad()
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in every forward pass. The
+        logits are the same. Inference only: do not train or save the model afterwards."""
+        for module in list(self.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):
+                    child.to(dtype)
+                    setattr(module, name, PackedLinear(child) if PackedLinear.supports(child.weight) else child)
+
+
+class EncoderModel(PreTrainedModel):
+    """The base class of encoders. `attention_implementation` is a key of attention.IMPLEMENTATIONS, or `auto`: the
+    fastest one for the device.
+
+    pooling: `cls` for the pooled state of the first token of each sequence, `mean` for the mean over its tokens, or
+    None. With `output_positions` [M], indices into the stream (or the flattened padded input), the last hidden states
+    are [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the first tokens
+    that are pooled."""
+
+    embeddings: nn.Module
+
+    def __init__(self, config: ModelConfig, pooling: str | None):
+        super().__init__(config)
+        self.pooling = pooling
+        self.pooler: nn.Module | None = None
+        self.attention_implementation = "auto"
+
+    @abstractmethod
+    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
+        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only. `attentions`: one per layer."""
+
+    @abstractmethod
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        """Prepares the attention of each layer."""
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        output_positions: Tensor | None = None,
+    ) -> EncoderOutput:
+        if not isinstance(input_ids, TokenStream):
+            return self._forward_padded(input_ids, attention_mask, token_type_ids, output_positions)
+        stream = input_ids
+        hidden_TE = self.embeddings(stream)
+        attentions = self.prepare_attentions(stream, hidden_TE)
+        if self.pooling == "mean":
+            last_TE = self.encode(hidden_TE, attentions)
+            return EncoderOutput(last_TE, sequence_means(last_TE, stream.cu_seqlens))
+        if self.pooling is None:
+            return EncoderOutput(self.encode(hidden_TE, attentions, output_positions), None)
+        # An empty filler sequence may start at T. Its pooled state is not used.
+        first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
+        if output_positions is None:
+            last_TE = self.encode(hidden_TE, attentions)
+            return EncoderOutput(last_TE, self._pool(last_TE[first_N]))
+        last_RE = self.encode(hidden_TE, attentions, torch.cat([first_N, output_positions]))
+        first_NE, last_ME = last_RE.tensor_split([len(first_N)])
+        return EncoderOutput(last_ME, self._pool(first_NE))
+
+    def _forward_padded(self, input_ids, attention_mask, token_type_ids, output_positions) -> EncoderOutput:
+        stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
+        if output_positions is not None:
+            return self(stream, output_positions=torch.searchsorted(flat_T, output_positions))
+        encoded = self(stream)
+        return EncoderOutput(to_padded(encoded.last_hidden_state, flat_T, *input_ids.shape), encoded.pooler_output)
+
+    def pooled(self, input_ids: Tensor | TokenStream, *padded: Tensor | None) -> Tensor:
+        """The pooled states [N, E], without the other hidden states."""
+        token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
+        nothing = token_ids.new_empty(0) if self.pooling == "cls" else None
+        return self(input_ids, *padded, output_positions=nothing).pooler_output
+
+    def _pool(self, first_NE: Tensor) -> Tensor:
+        return first_NE if self.pooler is None else self.pooler(first_NE)
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
+
+    def prepare_attention(self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None) -> PreparedAttention:
+        implementation = self.attention_implementation
+        if implementation == "auto":
+            device = hidden_TE.device
+            autocast = torch.is_autocast_enabled(device.type) if device.type == "cuda" else False
+            dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
+            implementation = default_implementation(device, dtype)
+        return prepare_attention(implementation, stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window)
+
+
+def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The mean of the hidden states of each sequence, [N, E]."""
+    tokens_T = torch.arange(len(hidden_TE), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)  # N for filler
+    sums = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1], dtype=torch.float32)
+    sums_NE = sums.index_add(0, sequence_T, hidden_TE.float())[:-1]
+    return sums_NE / cu_seqlens.diff().clamp(min=1)[:, None]

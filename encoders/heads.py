@@ -1,0 +1,186 @@
+"""Heads that all encoders have: masked language model, spans, classification, embeddings.
+
+Legend: T tokens in the stream, N sequences, M masked tokens, B batch, S padded length, E hidden size, C labels, V
+vocabulary (padded to a multiple of 64 in memory).
+"""
+
+import math
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cpu.dropout import Dropout
+from encoders.base import PreTrainedModel
+from encoders.config import ModelConfig
+from encoders.modules import Linear
+from loss import PreTrainingSums, pretraining_sums
+from token_stream import TokenStream
+
+
+class PreTrainingOutput(NamedTuple):
+    prediction_logits: Tensor  # [M, V] at `mlm_positions`; without them [T, V], or [B, S, V] of padded input
+    seq_relationship_logits: Tensor | None = None  # [N, 2] or [B, 2]; None without the next-sentence head
+
+
+class SpanOutput(NamedTuple):
+    start_logits: Tensor  # [T], or [B, S] of padded input
+    end_logits: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """Start and end logits, [T, 2] or [B, S, 2]."""
+        return torch.stack(self, dim=-1)
+
+
+class ClassificationOutput(NamedTuple):
+    logits: Tensor  # [N, C], or [B, C] of padded input; of tokens [T, C] or [B, S, C]
+
+
+def vocabulary_logits(hidden_ME: Tensor, embedding_VE: Tensor, bias: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [M, V] of an output matrix that is tied to the word embeddings. Those of the vocabulary's padding rows are
+    -inf, so their probability and gradient are exactly zero."""
+    bias = embedding_VE.new_zeros(vocab_size) if bias is None else bias
+    bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
+    return F.linear(hidden_ME, embedding_VE, bias_V)
+
+
+class MaskedLanguageModel(PreTrainedModel):
+    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the stream (or the
+    flattened padded input), the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
+    nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss too."""
+
+    @abstractmethod
+    def predictions(self, hidden_ME: Tensor) -> Tensor:
+        """Logits of the vocabulary with its padding."""
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        mlm_positions: Tensor | None = None,
+        labels: tuple[Tensor, Tensor] | None = None,
+    ) -> PreTrainingOutput | PreTrainingSums:
+        hidden, pooled_NE = self.base_model(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
+        logits = self.predictions(hidden)
+        if mlm_positions is None:  # drop the vocabulary padding
+            logits = logits[..., : self.config.vocab_size]
+        output = PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
+        return output if labels is None else pretraining_sums(*output, *labels)
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        hidden = self.config.hidden_size
+        return num_targets * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
+
+
+class ClassificationModel(PreTrainedModel):
+    """An encoder with a linear layer on its output; ModernBERT transforms the output first (`head`)."""
+
+    classifier_name = "classifier"
+
+    def add_classifier(self, num_outputs: int, dropout: float) -> None:
+        self.head = self.make_transform()
+        self.dropout = Dropout(dropout)
+        setattr(self, self.classifier_name, Linear(self.config.hidden_size, num_outputs))
+        self.init_weights(self.optional_heads)
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        return getattr(self, self.classifier_name)(self.dropout(self.head(hidden)))
+
+    def classifier_flops(self, rows: float, num_outputs: int) -> float:
+        hidden = self.config.hidden_size
+        transform = 0 if isinstance(self.head, nn.Identity) else 2 * hidden**2
+        return rows * (transform + 2 * hidden * num_outputs)
+
+
+class QuestionAnswering(ClassificationModel):
+    """An encoder with a span head: a start and an end logit per token."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.add_classifier(2, self.span_dropout)
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> SpanOutput:
+        hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return SpanOutput(*self.classify(hidden).unbind(dim=-1))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return self.classifier_flops(num_tokens, 2)
+
+
+class SequenceClassification(ClassificationModel):
+    """An encoder with a classifier on the pooled state: a logit per label, or the predicted value if there is one label
+    (regression)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(config.classifier_pooling)
+        self.add_classifier(config.num_labels, config.classifier_dropout)
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        return ClassificationOutput(self.classify(self.base_model.pooled(input_ids, attention_mask, token_type_ids)))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        pooler = self.base_model.head_flops(num_tokens, num_sequences, num_targets)
+        return pooler + self.classifier_flops(num_sequences, self.config.num_labels)
+
+
+class TokenClassification(ClassificationModel):
+    """An encoder with a classifier on each token: a logit per label of the config."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.add_classifier(config.num_labels, config.classifier_dropout)
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return ClassificationOutput(self.classify(hidden))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return self.classifier_flops(num_tokens, self.config.num_labels)
+
+
+class SentenceEmbedding(PreTrainedModel):
+    """The mean of the last hidden states of each sequence, as the `logits` [N, E] of the output."""
+
+    optional_heads = ()
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder("mean")
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+        return 0.0  # the mean has no matrix products
+
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        return ClassificationOutput(self.base_model.pooled(input_ids, attention_mask, token_type_ids))
+
+    @property
+    def num_outputs(self) -> int:
+        return self.config.hidden_size
