@@ -4,11 +4,14 @@
     python3 benchmarks/device_checks.py --device cuda
     python3 benchmarks/device_checks.py --model tiny --device cpu
 
-The reference is this project in float32 with padded attention on the CPU. Without dropout, the loss and the gradient of
-every parameter are compared with it, tensor by tensor, as ||difference|| / ||reference||. With dropout, the gradient is
-compared with differences of the loss along three directions, with the same dropout masks. The forms of LAMB, AdamW and
-the loss of many rows are compared with references of their own. On a GPU, whole steps must not make the host wait for
-the device. A check that raises an error does not end the others. The exit code is 1 if a check fails.
+Each attention implementation alone, on a stream of unequal lengths, is compared with a float64 loop over the sequences:
+output, gradient and dropout mask (common/attention_check.py); its time is printed, too.
+
+The reference of whole steps is this project in float32 with padded attention on the CPU. Without dropout, the loss and
+the gradient of every parameter are compared with it, tensor by tensor, as ||difference|| / ||reference||. With dropout,
+the gradient is compared with differences of the loss along three directions, with the same dropout masks. The forms of
+LAMB, AdamW and the loss of many rows are compared with references of their own. On a GPU, whole steps must not make the
+host wait for the device. A check that raises an error does not end the others. The exit code is 1 if a check fails.
 """
 
 import contextlib
@@ -30,7 +33,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from attention import default_implementation
+from attention import default_implementation, prepare_attention
+from benchmarks.common.attention_check import check
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.optimizer_step import check_forms
@@ -48,6 +52,7 @@ from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.device import select_device, set_num_threads
 from utils.errors import one_line, run_main
+from utils.measure import Stopwatch
 from utils.progress import print_line
 
 FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
@@ -220,6 +225,37 @@ def check_direction(args: Arguments, device: torch.device, case: Case, part: str
     return {"gradient": error, "limit": limit, "passed": error < limit}
 
 
+# --- attention --------------------------------------------------------------------------------------------------------
+
+ATTENTION = {
+    "cuda": {"flash": (BFLOAT16,), "efficient": (FLOAT32, BFLOAT16), "padded": (FLOAT32, BFLOAT16)},
+    "cpu": {"length_bucketed": (FLOAT32, BFLOAT16), "padded": (FLOAT32, BFLOAT16)},
+}
+STREAM_SEQUENCES, CALLS = 8, 8
+
+
+def check_attention(args: Arguments, device: torch.device, name: str, dtype: torch.dtype, dropout_prob: float) -> dict:
+    """One implementation with the model's heads; also milliseconds of a call, forward and with the backward pass."""
+    config = load_bert_config(args.model)
+    heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    torch.manual_seed(0)
+    lengths = np.random.default_rng(0).integers(1, args.seq_length + 1, STREAM_SEQUENCES).tolist()
+    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+    qkv_T3HD = torch.randn(sum(lengths), 3, heads, size, dtype=dtype, device=device, requires_grad=True)
+    grad_THD = torch.randn(sum(lengths), heads, size, dtype=dtype, device=device)
+    attend = prepare_attention(name, cu_seqlens, args.seq_length, sum(lengths))
+    found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
+    stopwatch = Stopwatch(device)
+    with stopwatch.lap("forward_ms"):
+        for _ in range(CALLS):
+            attend(qkv_T3HD, dropout_prob)
+    with stopwatch.lap("both_ms"):
+        for _ in range(CALLS):
+            torch.autograd.grad(attend(qkv_T3HD, dropout_prob), qkv_T3HD, grad_THD)
+    milliseconds = {kind: 1e3 * lap / CALLS for kind, (lap,) in stopwatch.seconds().items()}
+    return found | milliseconds | {"passed": found["wrong"] is None}
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +332,11 @@ def check_preset_size(device: torch.device) -> dict:
 def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], dict]]:
     fast = default_implementation(device, torch.bfloat16)
     checks = {case.title: partial(check_gradients, args, device, case) for case in cases(device)}
+    for name, precisions in ATTENTION[device.type].items():
+        for precision in precisions:
+            for dropout_prob in (0.0, 0.1):
+                title = f"attention {name}, {str(precision.dtype).removeprefix('torch.')}, dropout {dropout_prob:g}"
+                checks[title] = partial(check_attention, args, device, name, precision.dtype, dropout_prob)
     checks["DDP, one process"] = partial(check_replica, args, device)
     dropout_cases = [Case("fp32", FLOAT32), Case(f"{fast}, bf16", BFLOAT16, fast)]
     for case in dropout_cases:
@@ -318,8 +359,8 @@ def run_check(title: str, check: Callable[[], dict]) -> dict:
         result = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "passed": False}
     result = {"check": title, **result, "seconds": round(time.monotonic() - started, 2)}
     figures = [f"{key} {value:.1e}" for key, value in result.items() if isinstance(value, float) and key != "seconds"]
-    notes = [result[key] for key in ("worst", "error") if key in result and not result["passed"]]
-    print_line(f"{'ok  ' if result['passed'] else 'FAIL'} {title:36} {'  '.join(figures + notes)}")
+    notes = [result[key] for key in ("worst", "wrong", "error") if key in result and not result["passed"]]
+    print_line(f"{'ok  ' if result['passed'] else 'FAIL'} {title:46} {'  '.join(figures + notes)}")
     return result
 
 

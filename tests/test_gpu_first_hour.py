@@ -50,7 +50,7 @@ def test_kernels_and_defaults_start_the_benchmarks_which_have_tests_of_their_own
     monkeypatch.setattr(gpu_first_hour, "benchmark", lambda *_: None)
     run_call("kernels", folder, tmp_path)
     run_call("defaults", folder, tmp_path)
-    names = ("attention", "device_checks", "optimizer_step", "startup_and_checkpoints")
+    names = ("device_checks", "optimizer_step", "startup_and_checkpoints")
     assert started == [f"benchmarks/{name}.py" for name in names]
 
 
