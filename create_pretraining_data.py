@@ -13,9 +13,8 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from data_preparation.corpus import find_text
-from data_preparation.executors import open_executor
-from data_preparation.findings import Findings
+from data_preparation.engine.executors import open_executor
+from data_preparation.engine.work_units import Record, WorkUnit, is_done, read_record
 from data_preparation.options import (
     CASING,
     DYNAMIC_MASKING,
@@ -24,8 +23,9 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.sample_shards import create_shards, shard_tasks
-from data_preparation.tasks import Record, Task, is_done, read_record
+from data_preparation.samples.corpus import find_text
+from data_preparation.samples.create_shards import create_shards, shard_units
+from data_preparation.samples.sample_statistics import SampleStatistics
 from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from utils.errors import UserError
@@ -73,25 +73,25 @@ def main(argv: list[str] | None = None) -> None:
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
             for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)
         ]
-        tasks = shard_tasks(described, tokenizer, options)
-        to_do = [task for task in tasks if not is_made(args.output_dir, task, args.overwrite)]
-        records, findings = create_shards(args.output_dir, tasks, executor, "samples")
+        units = shard_units(described, tokenizer, options)
+        to_do = [unit for unit in units if not is_made(args.output_dir, unit, args.overwrite)]
+        records, statistics = create_shards(args.output_dir, units, executor, "samples")
     seconds = time.perf_counter() - start
-    print(f"{len(to_do)} shards made, {len(tasks) - len(to_do)} were complete already", file=sys.stderr)
-    print(summary(records, findings, options), file=sys.stderr)
-    megabytes = sum(task.size for task in to_do) / 1e6
+    print(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already", file=sys.stderr)
+    print(summary(records, statistics, options), file=sys.stderr)
+    megabytes = sum(unit.size for unit in to_do) / 1e6
     print(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s", file=sys.stderr)
 
 
-def is_made(folder: Path, task: Task, overwrite: bool) -> bool:
-    """Whether the shard of `task` exists. Raises UserError if another one has its name, unless `overwrite`."""
-    path, old = folder / task.output, read_record(folder, task.output)
-    if is_done(old, task):
+def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
+    """Whether the shard of `unit` exists. Raises UserError if another one has its name, unless `overwrite`."""
+    path, old = folder / unit.output, read_record(folder, unit.output)
+    if is_done(old, unit):
         return True
     if path.exists() and not overwrite:
         changes = [
             f"{name} {old.identity.get(name)}, not {value}"
-            for name, value in task.identity.items()
+            for name, value in unit.identity.items()
             if old and old.identity.get(name) != value
         ]
         reason = f"was made with {changes[0]}" if changes else "has no record, or has changed since"
@@ -99,18 +99,20 @@ def is_made(folder: Path, task: Task, overwrite: bool) -> bool:
     return False
 
 
-def summary(records: list[Record], findings: Findings, options: SampleOptions) -> str:
+def summary(records: list[Record], statistics: SampleStatistics, options: SampleOptions) -> str:
     """What the shards contain, and what truncation and padding cost."""
     counts = Counter()
     for record in records:
         counts.update({name: value for name, value in record.counts.items() if isinstance(value, int)})
-    masked = f"{findings.masked_share:.1%} of their tokens masked" if findings.masked else "masked when they are read"
+    masked = (
+        f"{statistics.masked_share:.1%} of their tokens masked" if statistics.masked else "masked when they are read"
+    )
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['corpus_tokens']:,} tokens "
-        f"-> {findings.samples:,} samples\n"
+        f"-> {statistics.samples:,} samples\n"
         f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
-        f"samples are filled to {findings.fill:.1%}; {masked}; "
-        f"{findings.random_next_share:.1%} with a random next"
+        f"samples are filled to {statistics.fill:.1%}; {masked}; "
+        f"{statistics.random_next_share:.1%} with a random next"
     )
 
 

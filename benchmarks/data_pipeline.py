@@ -29,8 +29,8 @@ CORES = (1, 64, 1024)
 PROGRAM = """
 import json, resource, sys, time
 from data import prepare
-from data_preparation import tasks
-tasks.SMALL_WORK = 0
+from data_preparation.engine import work_units
+work_units.SMALL_WORK = 0
 start = time.perf_counter()
 prepare.main(sys.argv[1:])
 own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

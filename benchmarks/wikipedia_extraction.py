@@ -18,9 +18,9 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from data_preparation.wikipedia import PAGE_END, PAGE_START, read_page
-from data_preparation.wikipedia_names import FILE_ALIASES
-from data_preparation.wikitext import prose_of
+from data_preparation.sources.wikipedia import PAGE_END, PAGE_START, read_page
+from data_preparation.sources.wikipedia_names import FILE_ALIASES
+from data_preparation.sources.wikitext import prose_of
 from utils.command_line import ArgumentParser
 from utils.errors import UserError, run_main
 

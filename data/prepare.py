@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
-from data_preparation import download, glue, stages
-from data_preparation.executors import open_executor
+from data_preparation import stages
+from data_preparation.engine.executors import open_executor
+from data_preparation.engine.runner import Stage, run, show_plan
 from data_preparation.options import (
     CASING,
     DYNAMIC_MASKING,
@@ -42,7 +43,7 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.stage import Stage, run, show_plan
+from data_preparation.sources import download, glue
 from tasks.glue_files import TASKS
 from utils.command_line import (
     ArgumentParser,
@@ -343,11 +344,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
         if args.command == "verify":
-            from data_preparation.verify import report_on_folders
+            from data_preparation.samples.verify import report_on_folders
 
             report_on_folders(args.folder, args.vocab_file, args.samples, executor)
         elif args.command == "repack":
-            from data_preparation.repack import repack_folders
+            from data_preparation.samples.repack import repack_folders
 
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from data_preparation.inputs import find_files, is_remote, plan_spans, total_size
+from data_preparation.engine.input_files import find_files, is_remote
+from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
+from data_preparation.engine.work_units import WorkUnit, run_units
 from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
-from data_preparation.stage import MANIFEST, Files, Stage, read_manifest
-from data_preparation.tasks import Task, run_tasks
+from data_preparation.sources.spans import plan_spans, total_size
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import progress_bar
@@ -25,7 +26,7 @@ TEXT_FORMATS = (".txt", ".jsonl", ".csv", ".parquet")
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
 SPLITS = ("training", "test")
 TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
-BUCKETS = ".buckets"  # folder of the documents of each task, in the order of their shards
+BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 
 
 def download_stage(name: str, folder: Path, fetch: Callable[..., Any], options: dict[str, Any]) -> Stage:
@@ -47,8 +48,8 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
     }
 
     def make(folder: Path, inputs: Files, executor: Executor) -> dict[str, Any]:
-        from data_preparation.formatting import COUNTS, format_span, train_parameters
-        from data_preparation.sentences import PARAMETERS_FOLDER
+        from data_preparation.text.formatting import COUNTS, format_span, train_parameters
+        from data_preparation.text.sentences import PARAMETERS_FOLDER
 
         files = find_inputs()
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
@@ -60,20 +61,20 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
                 print(f"format {name}: no sentence parameters ship for {options.language}: training them", flush=True)
                 parameters = (folder / f"sentences-{options.language}.json").absolute()
                 chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
-                training = Task(parameters.name, train_parameters, (dataset, chosen, options), total_size(chosen))
-                run_tasks(folder, [training], executor)
-            tasks = [
-                Task(f"part-{number:05d}.txt", format_span, (dataset, span, options, parameters), span.size)
+                training = WorkUnit(parameters.name, train_parameters, (dataset, chosen, options), total_size(chosen))
+                run_units(folder, [training], executor)
+            units = [
+                WorkUnit(f"part-{number:05d}.txt", format_span, (dataset, span, options, parameters), span.size)
                 for number, span in enumerate(spans)
             ]
-            records = run_tasks(folder, tasks, executor, bar.update)
+            records = run_units(folder, units, executor, bar.update)
         bad = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
         if bad:
             write_atomically(folder / "skipped.log", "".join(bad).encode("utf-8", "backslashreplace"))
         counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
         if counts["documents"] == 0:
             raise UserError(f"no document with text in {', '.join(files[:3])}: check the input")
-        for one, record in zip(tasks, records, strict=True):
+        for one, record in zip(units, records, strict=True):
             if record.bytes == 0:
                 (folder / one.output).unlink()
         return counts | {"bad_skipped": len(bad)}
@@ -100,7 +101,7 @@ def shard_stage(output_dir: Path, find_folders: Callable[[], list[Path]], option
 
 
 def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, executor: Executor) -> dict[str, Any]:
-    from data_preparation import near_duplicates, text_shards
+    from data_preparation.text import near_duplicates, text_shards
 
     weights = dict(options.weights)
     if len(weights) < len(options.weights):
@@ -116,12 +117,12 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
         for spans in text_shards.plan_buckets(plan_spans(files))
     ]
     buckets = [
-        Task(f"{BUCKETS}/{number:05d}", text_shards.bucket_spans, (spans, total, options), total_size(spans))
+        WorkUnit(f"{BUCKETS}/{number:05d}", text_shards.bucket_spans, (spans, total, options), total_size(spans))
         for number, (spans, _) in enumerate(planned)
     ]
-    paths = [(folder / task.output).absolute() for task in buckets]
+    paths = [(folder / unit.output).absolute() for unit in buckets]
     with progress_bar(2 * total, "shard") as bar:
-        records = run_tasks(folder, buckets, executor, bar.update)
+        records = run_units(folder, buckets, executor, bar.update)
         sizes = np.array([record.counts["bytes"] for record in records])
         documents = np.array([record.counts["documents"] for record in records])
         if not documents.any():
@@ -130,13 +131,13 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
         repeated = None
         if options.drop_duplicates == "near":
             signatures = [
-                Task(f"{task.output}.signatures", near_duplicates.sign_documents, (path,), task.size)
-                for task, path in zip(buckets, paths, strict=True)
+                WorkUnit(f"{unit.output}.signatures", near_duplicates.sign_documents, (path,), unit.size)
+                for unit, path in zip(buckets, paths, strict=True)
             ]
-            run_tasks(folder, signatures, executor)
+            run_units(folder, signatures, executor)
             signed = [path.with_name(f"{path.name}.signatures") for path in paths]
-            find = Task(f"{BUCKETS}/repeated", near_duplicates.find_repeated, (signed,), total)
-            run_tasks(folder, [find], executor)
+            find = WorkUnit(f"{BUCKETS}/repeated", near_duplicates.find_repeated, (signed,), total)
+            run_units(folder, [find], executor)
             repeated = (folder / find.output).absolute()
         weighted = np.array([weight for _, weight in planned]) @ sizes
         shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), total, options)
@@ -151,9 +152,9 @@ def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, ex
                     weight = weight if shard.split == "training" else 1.0
                     parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
             output = f"{shard.split}/shard-{shard.number:05d}.txt"
-            joins.append(Task(output, text_shards.join_shard, (parts, repeated, options), shard.bytes))
-        made = run_tasks(folder, joins, executor, bar.update)
-    if empty := [task.output for task, record in zip(joins, made, strict=True) if not record.counts["documents"]]:
+            joins.append(WorkUnit(output, text_shards.join_shard, (parts, repeated, options), shard.bytes))
+        made = run_units(folder, joins, executor, bar.update)
+    if empty := [unit.output for unit, record in zip(joins, made, strict=True) if not record.counts["documents"]]:
         raise UserError(f"no document is left for {empty[0]}: raise --weights, or give more text")
     shutil.rmtree(folder / BUCKETS)
     counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("documents", "shards")}
@@ -207,7 +208,7 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
     """config: model config to copy, with the size of the vocabulary."""
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
-        from data_preparation.vocabulary import train_tokenizer
+        from data_preparation.text.vocabulary import train_tokenizer
         from tokenizer import load_tokenizer
 
         files = shards_of_split(sharded, "training")
@@ -247,24 +248,24 @@ def hdf5_stage(
         return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
-        from data_preparation.sample_shards import create_shards, shard_tasks
-        from data_preparation.verify import write_report
+        from data_preparation.samples.create_shards import create_shards, shard_units
+        from data_preparation.samples.verify import write_report
         from tokenizer import load_tokenizer, model_files
 
         tokenizer = load_tokenizer(vocab_file, do_lower_case)
         texts = shards_of_split(sharded, split)
         hashed = [text if "sha256" in text else text | {"sha256": file_digest(text["path"])} for text in texts]
-        tasks = shard_tasks(hashed, tokenizer, options)
-        _, findings = create_shards(folder, tasks, executor, name)
+        units = shard_units(hashed, tokenizer, options)
+        _, statistics = create_shards(folder, units, executor, name)
         for file_name, content in model_files(tokenizer, {"max_position_embeddings": length}).items():
             write_atomically(folder / file_name, content)
-        write_report(folder, findings, tokenizer)
+        write_report(folder, statistics, tokenizer)
         return {
-            "samples": findings.samples,
-            "shards": findings.shards,
-            "%_full": round(100 * findings.fill, 1),
-            "%_masked": round(100 * findings.masked_share, 1),
-            "%_random_next": round(100 * findings.random_next_share, 1),
+            "samples": statistics.samples,
+            "shards": statistics.shards,
+            "%_full": round(100 * statistics.fill, 1),
+            "%_masked": round(100 * statistics.masked_share, 1),
+            "%_random_next": round(100 * statistics.random_next_share, 1),
         }
 
     values = options.as_dict() | {"do_lower_case": do_lower_case}

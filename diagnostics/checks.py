@@ -24,7 +24,7 @@ from checkpoint.state import find_start
 from checkpoint.writer import KEPT_CHECKPOINTS
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from data_preparation.findings import MAX_UNKNOWN
+from data_preparation.samples.sample_statistics import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics.sinks import RecordingSink, Reporter
 from parallel.runtime import Runtime

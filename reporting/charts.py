@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reporting.records import Point, Stage
+from reporting.records import Point, RunPhase
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
 MAX_POINTS, MAX_HOVERS, MAX_MARKS = 160, 60, 60  # per line; per chart; resumes, skips and evaluations per line
@@ -22,7 +22,7 @@ class Series(NamedTuple):
 
     label: str
     style: int
-    stage: Stage
+    stage: RunPhase
 
 
 class Axis:

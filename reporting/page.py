@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from reporting.charts import Series, make_chart
-from reporting.records import STAGE_TITLES, UNUSABLE, Run, Stage, differences, is_score, numbers, printable
+from reporting.records import STAGE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
 
 # The order of the charts; other metrics follow.
 ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "learning_rate", "grad_norm")
@@ -63,7 +63,7 @@ def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
     ]
 
 
-def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
+def stage_facts(stage: RunPhase) -> dict[tuple[str, bool], str]:
     """The summary of a stage, by label and whether it is a final score."""
     results = {name: v for name, v in numbers(stage.results).items() if name not in REPEATED_RESULTS}
     scores = {name: show(name, value) for name, value in results.items() if is_score(name)}
@@ -90,7 +90,7 @@ def stage_facts(stage: Stage) -> dict[tuple[str, bool], str]:
     return facts | {(title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)}
 
 
-def score_tables(stage: Stage) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def score_tables(stage: RunPhase) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of the scores per class and of the confusion matrix, if the log has them."""
     for name in [name for name in stage.results if name.endswith("per_class")]:
         prefix = name.removesuffix("per_class")

@@ -61,7 +61,7 @@ class Session:
 
 
 @dataclass
-class Stage:
+class RunPhase:
     """One phase or task of a run. `seed`: given if the run has this stage with several seeds. Scores are fractions."""
 
     name: str
@@ -85,7 +85,7 @@ class Run:
     """`unusable`: file and line number of each invalid line."""
 
     name: str
-    stages: list[Stage]
+    stages: list[RunPhase]
     unusable: list[tuple[Path, int]]
 
     @property
@@ -204,7 +204,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     ]
 
 
-def make_stages(sessions: list[Session]) -> list[Stage]:
+def make_stages(sessions: list[Session]) -> list[RunPhase]:
     """The stages of a run in the order of training. Sessions with different seeds are stages of their own."""
     by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in STAGE_TITLES}
     for session in sorted(sessions, key=lambda session: session.started):
@@ -216,9 +216,9 @@ def make_stages(sessions: list[Session]) -> list[Stage]:
     ]
 
 
-def make_stage(name: str, seed: Any, sessions: list[Session]) -> Stage:
+def make_stage(name: str, seed: Any, sessions: list[Session]) -> RunPhase:
     """Joins sessions: from the first step that a session logs, its records replace those of the sessions before."""
-    stage = Stage(name, seed, sessions, sessions[-1].settings)
+    stage = RunPhase(name, seed, sessions, sessions[-1].settings)
     before = 0.0  # seconds in earlier sessions
     for session in sessions:
         if session.steps:
@@ -247,7 +247,7 @@ def is_score(name: str) -> bool:
     return SCORE.search(name) is not None and not name.endswith("_thresh")
 
 
-def add_points(stage: Stage, session: Session, before: float) -> None:
+def add_points(stage: RunPhase, session: Session, before: float) -> None:
     scale = math.nan
     for step, time, metrics in session.steps:
         point = Point(step, before + time - session.started, metrics)
@@ -262,7 +262,7 @@ def add_points(stage: Stage, session: Session, before: float) -> None:
         stage.points.append(point)
 
 
-def comparable(stage: Stage) -> dict[str, Any]:
+def comparable(stage: RunPhase) -> dict[str, Any]:
     """Settings without the paths of the run's own folder."""
     output_dir = str(stage.settings.get("output_dir", ""))
     settings = {name: value for name, value in stage.settings.items() if name not in ("output_dir", "report_file")}
@@ -272,7 +272,7 @@ def comparable(stage: Stage) -> dict[str, Any]:
     return settings
 
 
-def differences(stages: list[Stage]) -> dict[str, list[Any]]:
+def differences(stages: list[RunPhase]) -> dict[str, list[Any]]:
     """Settings that differ between the stages, with the value in each stage."""
     values = [comparable(stage) for stage in stages]
     rows = {name: [value.get(name) for value in values] for name in sorted(set().union(*values))}

@@ -41,7 +41,7 @@ from test_memory import machine
 from test_report import ODD_NAMES
 
 import report
-from data_preparation import download as downloads
+from data_preparation.sources import download as downloads
 from utils import measure
 from utils.files import LOCK_FILE
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from data_preparation import documents as reader
-from data_preparation.books import clean_book
-from data_preparation.documents import MAX_DOCUMENT
-from data_preparation.inputs import Span
+from data_preparation.sources import documents as reader
+from data_preparation.sources.books import clean_book
+from data_preparation.sources.documents import MAX_DOCUMENT
+from data_preparation.sources.spans import Span
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/books"

@@ -33,12 +33,12 @@ from benchmarks.data_creation_reference import (
     truncate_pair,
 )
 from data_loading.masking import MaskRule, choose_positions
-from data_preparation import tasks
-from data_preparation.corpus import Corpus, find_text, read_blocks, read_corpus
-from data_preparation.hdf5_writer import shard_attributes
+from data_preparation.engine import work_units
 from data_preparation.options import SampleOptions
-from data_preparation.sample_shards import create_shard
-from data_preparation.sampling import SAMPLE, draw_samples, truncate
+from data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
+from data_preparation.samples.create_shards import create_shard
+from data_preparation.samples.drawing import SAMPLE, draw_samples, truncate
+from data_preparation.samples.hdf5_writer import shard_attributes
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import file_digest, lock_folder, write_json
@@ -340,7 +340,7 @@ def test_one_document_has_no_random_next_and_is_refused(tokenizer, tmp_path):
 
 
 def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("data_preparation.corpus.READ_BLOCK", 16)
+    monkeypatch.setattr("data_preparation.samples.corpus.READ_BLOCK", 16)
     text = tmp_path / "text.txt"
     long_line = " ".join(WORDS[:200])
     text.write_bytes(f"\n\n  \none two\r\n\u200b\n\n\nthree\n\t\n{long_line}\nfour\n\n{'x' * 90} five".encode())
@@ -357,7 +357,7 @@ def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(tmp_path_fac
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_preparation.corpus.READ_BLOCK", size)
+        patch.setattr("data_preparation.samples.corpus.READ_BLOCK", size)
         blocks = list(read_blocks(path))
     assert b"".join(blocks).decode() == content
     assert all(block.endswith(b"\n") or following.startswith(b" ") for block, following in pairwise(blocks))
@@ -447,7 +447,7 @@ def test_a_stop_while_a_shard_is_finished_leaves_nothing_in_the_way(text_folder,
 
     words = [str(word) for word in command(text_folder, tmp_path, "--num-workers", 1)[1:]]
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "write_json", stop)
+        patch.setattr(work_units, "write_json", stop)
         with pytest.raises(Stop):
             create_pretraining_data.main(words)
     create_pretraining_data.main(words)

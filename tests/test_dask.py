@@ -62,7 +62,7 @@ def python_path() -> str:
 
 def prepare(folder: Path, *extra: object, environment: dict[str, str] | None = None) -> subprocess.Popen:
     """Starts all stages on the sample books; every stage is worth workers."""
-    program = "from data import prepare; from data_preparation import tasks; tasks.SMALL_WORK = 0; "
+    program = "from data import prepare; from data_preparation.engine import work_units; work_units.SMALL_WORK = 0; "
     program += "prepare.run_main(prepare.main)"
     words = [sys.executable, "-c", program, "all", "books", SAMPLE, "--output-dir", folder, *TEXT, *extra]
     timeout = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import SHARED, needs_shared_data
 
-from data_preparation import download, glue
-from data_preparation.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
+from data_preparation.sources import download, glue
+from data_preparation.sources.download import Checksum, RetryPolicy, fetch, fetch_books, fetch_squad, fetch_wikipedia
 from utils.errors import UserError
 
 CONTENT = random.Random(7).randbytes(300_000)

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smallest_integers
 from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from data_loading.pretraining_dataset import PretrainingDataset
-from data_preparation.executors import InProcessExecutor
+from data_preparation.engine.executors import InProcessExecutor
 from data_preparation.options import SampleOptions
-from data_preparation.sample_shards import create_shards, shard_tasks
+from data_preparation.samples.create_shards import create_shards, shard_units
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import file_digest
@@ -327,7 +327,7 @@ def shards_with_index(tmp_path: Path, count: int) -> Path:
         text.write_text(f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n")
     described = [{"path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)} for path in texts]
     folder.mkdir()
-    tasks = shard_tasks(described, BertTokenizer(VOCAB_FILE), SampleOptions(16, 3))
+    tasks = shard_units(described, BertTokenizer(VOCAB_FILE), SampleOptions(16, 3))
     create_shards(folder, tasks, InProcessExecutor(), "test")
     return folder
 

@@ -23,9 +23,9 @@ import create_pretraining_data
 import inference
 import run_glue
 import run_squad
-from data_preparation import corpus
 from data_preparation.options import VocabularyOptions
-from data_preparation.vocabulary import train_tokenizer
+from data_preparation.samples import corpus
+from data_preparation.text.vocabulary import train_tokenizer
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer, load_tokenizer

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from data_preparation import documents, inputs
-from data_preparation.documents import read_documents
-from data_preparation.executors import InProcessExecutor
-from data_preparation.inputs import Span, find_files, plan_spans
+from data_preparation.engine import input_files
+from data_preparation.engine.executors import InProcessExecutor
+from data_preparation.engine.input_files import find_files
+from data_preparation.engine.runner import run
 from data_preparation.options import FormatOptions
-from data_preparation.stage import run
+from data_preparation.sources import documents, spans
+from data_preparation.sources.documents import read_documents
+from data_preparation.sources.spans import Span, plan_spans
 from data_preparation.stages import format_stage
 from utils.errors import UserError
 
@@ -25,8 +27,8 @@ TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for n
 
 def read_all(paths: list[str], **options) -> list[str]:
     """The texts of files, read in the spans that tasks get."""
-    spans = plan_spans([(path, inputs.size_of(path)) for path in paths])
-    found = [document for span in spans for document in read_documents(span, **options)]
+    found = plan_spans([(path, input_files.size_of(path)) for path in paths])
+    found = [document for span in found for document in read_documents(span, **options)]
     return [" ".join(" ".join(document.paragraphs).split()) for document in found]
 
 
@@ -39,8 +41,8 @@ EXPECTED = [" ".join(text.split()) for text in TEXTS]
 
 @pytest.mark.parametrize("length", [97, 1000, 9_999])
 def test_spans_of_any_length_give_each_line_once(tmp_path, monkeypatch, length):
-    monkeypatch.setattr(inputs, "SPAN_BYTES", length)
-    monkeypatch.setattr(inputs, "MAX_SPANS", 10_000_000)
+    monkeypatch.setattr(spans, "SPAN_BYTES", length)
+    monkeypatch.setattr(spans, "MAX_SPANS", 10_000_000)
     path = tmp_path / "a.jsonl"
     path.write_bytes(write_jsonl())
     assert read_all([str(path)]) == EXPECTED
@@ -50,7 +52,7 @@ def test_spans_of_any_length_give_each_line_once(tmp_path, monkeypatch, length):
 
 @pytest.mark.parametrize("length", [100, 5_000, 10**9])
 def test_row_groups_of_parquet_are_read_once(tmp_path, monkeypatch, length):
-    monkeypatch.setattr(inputs, "SPAN_BYTES", length)
+    monkeypatch.setattr(spans, "SPAN_BYTES", length)
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table({"id": list(range(len(TEXTS))), "text": TEXTS})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
@@ -163,7 +165,7 @@ def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(
 
 
 def test_errors_name_the_line_in_the_file_also_in_later_spans(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "SPAN_BYTES", 1000)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 1000)
     lines = write_jsonl().splitlines(keepends=True)
     lines[150] = b'{"text": \n'
     path = tmp_path / "a.jsonl"
@@ -171,7 +173,7 @@ def test_errors_name_the_line_in_the_file_also_in_later_spans(tmp_path, monkeypa
     with pytest.raises(UserError, match=re.escape(f"{path}:151: not valid JSON")):
         read_all([str(path)])
     found = []
-    spans = plan_spans([(str(path), path.stat().st_size)])
-    for span in spans:
+    planned = plan_spans([(str(path), path.stat().st_size)])
+    for span in planned:
         found += read_documents(span, on_bad=lambda where, why: None)
     assert len(found) == len(TEXTS) - 1

@@ -25,7 +25,7 @@ from conftest import assert_refused, run_program
 from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, wait_until
 
 from data import prepare
-from data_preparation import tasks
+from data_preparation.engine import work_units
 from utils import progress
 from utils.errors import run_main
 from utils.files import lock_folder
@@ -135,7 +135,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, workers, monkeypatch):
-    monkeypatch.setattr(tasks, "SMALL_WORK", 0)  # so little text is not worth workers otherwise
+    monkeypatch.setattr(work_units, "SMALL_WORK", 0)  # so little text is not worth workers otherwise
     arguments = ["all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", workers, *SMALL]
     prepare.main([str(argument) for argument in arguments])
     assert digests(tmp_path / "data") == digests(built)
@@ -180,7 +180,7 @@ def check_against_manifest(path: Path) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     program = (
         "import os, sys, time\n"
-        "from data_preparation.executors import open_executor\n"
+        "from data_preparation.engine.executors import open_executor\n"
         "def write_pid_and_sleep(folder):\n"
         "    open(f'{folder}/{os.getpid()}.pid', 'w').close()\n"
         f"    time.sleep({2 * PATIENCE})\n"
@@ -211,7 +211,7 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
     if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a file system")
     program = (
-        "from data_preparation.executors import open_executor\n"
+        "from data_preparation.engine.executors import open_executor\n"
         "from utils.errors import run_main\n"
         "def main():\n"
         "    with open_executor('local', 2):\n"
@@ -397,7 +397,7 @@ def test_a_full_disk_is_one_line_that_names_the_place(corpus, tmp_path, monkeypa
     def no_room(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("data_preparation.formatting.bounded", no_room)
+    monkeypatch.setattr("data_preparation.text.formatting.bounded", no_room)
     arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--num-workers", "1"]
     with pytest.raises(SystemExit) as ended:
         run_main(lambda: prepare.main(arguments))

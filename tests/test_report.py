@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import report
 from reporting import charts
-from reporting.records import Run, Stage, differences, read_runs
+from reporting.records import Run, RunPhase, differences, read_runs
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # NumPy's, such as a division by zero in a chart
 
@@ -62,12 +62,12 @@ def only_run(path: Path) -> Run:
     return run
 
 
-def only_stage(path: Path) -> Stage:
+def only_stage(path: Path) -> RunPhase:
     (stage,) = only_run(path).stages
     return stage
 
 
-def losses(stage: Stage) -> list[tuple[int, float]]:
+def losses(stage: RunPhase) -> list[tuple[int, float]]:
     return [(point.step, point.metrics["loss"]) for point in stage.points]
 
 

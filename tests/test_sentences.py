@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation.books import clean_book
-from data_preparation.formatting import get_splitter
-from data_preparation.nltk_sentences import PunktSplitter, train_punkt
-from data_preparation.sentences import load_punkt, save_punkt
+from data_preparation.sources.books import clean_book
+from data_preparation.text.formatting import get_splitter
+from data_preparation.text.nltk_sentences import PunktSplitter, train_punkt
+from data_preparation.text.sentences import load_punkt, save_punkt
 from utils.errors import UserError
 
 BOOKS = Path(__file__).parent.parent / "data/sample/books"
@@ -112,6 +112,6 @@ def test_missing_or_foreign_parameters_are_an_error(tmp_path):
 
 
 def test_the_splitters_need_no_download_and_no_pickle():
-    files = list((Path(__file__).parent.parent / "data_preparation/punkt").iterdir())
+    files = list((Path(__file__).parent.parent / "data_preparation/text/punkt").iterdir())
     assert [file.name for file in files] == ["english.json"]
     assert re.search(r'"abbreviations"', files[0].read_text(encoding="utf-8"))

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation import inputs, text_shards
-from data_preparation.executors import InProcessExecutor
+from data_preparation.engine.executors import InProcessExecutor
+from data_preparation.engine.runner import run
 from data_preparation.options import TextShardOptions
-from data_preparation.stage import run
+from data_preparation.sources import spans
 from data_preparation.stages import shard_stage
+from data_preparation.text import text_shards
 from utils.errors import UserError
 
 WORDS = ["the", "of", "and", "to", "in", "was", "he", "that", "his", "it", "with", "as", "for", "had", "you"]
@@ -74,7 +75,7 @@ def documents_in(sharded: Path) -> dict[str, list[str]]:
 def test_every_document_lands_whole_in_exactly_one_shard(tmp_path_factory, documents, shard_bytes, fraction, span):
     folder = tmp_path_factory.mktemp("shards")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "SPAN_BYTES", span)
+        patch.setattr(spans, "SPAN_BYTES", span)
         patch.setattr(text_shards, "BUCKET_BYTES", 3 * span)
         sharded = shard(write_formatted(folder / "text", documents), folder, shard_bytes, fraction)
     found = documents_in(sharded)
@@ -190,7 +191,7 @@ def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
 def test_near_duplicates_are_dropped_on_request_and_other_documents_are_not(tmp_path, monkeypatch):
     pytest.importorskip("datasketch")
     monkeypatch.setattr(text_shards, "BUCKET_BYTES", 20_000)  # several buckets
-    monkeypatch.setattr(inputs, "SPAN_BYTES", 20_000)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 20_000)
     rng = random.Random(1)
     vocabulary = [f"word{number}" for number in range(5000)]
     documents = [" ".join(rng.choices(vocabulary, k=300)) for _ in range(150)]

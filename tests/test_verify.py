@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from data_loading.hdf5_shards import KEYS
-from data_preparation import verify
-from data_preparation.executors import InProcessExecutor, open_executor
-from data_preparation.findings import MAX_KEPT_TEXTS, Findings, count_samples
-from data_preparation.hdf5_writer import shard_attributes
+from data_preparation.engine.executors import InProcessExecutor, open_executor
 from data_preparation.options import SampleOptions
-from data_preparation.sample_shards import create_shard
-from data_preparation.verify import sample_lines
+from data_preparation.samples import verify
+from data_preparation.samples.create_shards import create_shard
+from data_preparation.samples.hdf5_writer import shard_attributes
+from data_preparation.samples.sample_statistics import MAX_KEPT_TEXTS, SampleStatistics, count_samples
+from data_preparation.samples.verify import sample_lines
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -63,7 +63,7 @@ def write_shard(path: Path, samples: dict[str, np.ndarray], nvidia: bool = False
         file.attrs.update(attributes)
 
 
-def verify_folder(folder: Path, tokenizer: BertTokenizer | None) -> Findings:
+def verify_folder(folder: Path, tokenizer: BertTokenizer | None) -> SampleStatistics:
     return verify.verify_folder(folder, tokenizer, InProcessExecutor())
 
 
@@ -86,7 +86,7 @@ def folder(tmp_path, tokenizer) -> Path:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
     with open_executor("local", workers) as executor:
-        findings = verify.verify_folder(folder, tokenizer, executor)
+        statistics = verify.verify_folder(folder, tokenizer, executor)
     lengths, masked, as_mask, as_itself, random_next = [], 0, 0, 0, 0
     for number in range(3):
         samples = make_samples(number, 40)
@@ -98,12 +98,12 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
                     masked += 1
                     as_mask += samples["input_ids"][row][position] == MASK
                     as_itself += samples["input_ids"][row][position] == label
-    assert (findings.shards, findings.samples, findings.tokens) == (3, 120, sum(lengths))
-    assert (findings.masked, findings.masked_as_mask, findings.masked_as_itself) == (masked, as_mask, as_itself)
-    assert findings.masked_as_other == masked - as_mask - as_itself
-    assert findings.labels.tolist() == [0, 120 - random_next, random_next]
-    assert findings.lengths.tolist() == np.bincount(lengths, minlength=LENGTH + 1).tolist()
-    assert findings.positions.sum() == masked
+    assert (statistics.shards, statistics.samples, statistics.tokens) == (3, 120, sum(lengths))
+    assert (statistics.masked, statistics.masked_as_mask, statistics.masked_as_itself) == (masked, as_mask, as_itself)
+    assert statistics.masked_as_other == masked - as_mask - as_itself
+    assert statistics.labels.tolist() == [0, 120 - random_next, random_next]
+    assert statistics.lengths.tolist() == np.bincount(lengths, minlength=LENGTH + 1).tolist()
+    assert statistics.positions.sum() == masked
 
 
 def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tmp_path, tokenizer):
@@ -144,7 +144,7 @@ def test_repetitions_are_estimated_in_bounded_memory():
     assert total.is_estimate and len(total.kept) <= 2 * MAX_KEPT_TEXTS
     assert abs(total.repeated_samples - 100_000) < 1_500
     assert abs(total.distinct_texts - 200_000) < 1_500
-    assert vars(Findings.from_json(total.to_json())).keys() == vars(total).keys()
+    assert vars(SampleStatistics.from_json(total.to_json())).keys() == vars(total).keys()
 
 
 def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):
@@ -238,8 +238,8 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
         attributes = shard_attributes("0" * 64, tokenizer, options)
         create_shard(folder / f"{name}.hdf5", text, name, tokenizer, options, attributes)
     write_shard(folder / "c.hdf5", make_samples(3, 40), **attributes)
-    findings = verify_folder(folder, tokenizer)
-    assert (findings.shards, findings.checksummed) == (3, 2)
+    statistics = verify_folder(folder, tokenizer)
+    assert (statistics.shards, statistics.checksummed) == (3, 2)
     with h5py.File(folder / "a.hdf5") as file:
         for key in KEYS:
             assert file[key].attrs["crc32"] == zlib.crc32(file[key][:].tobytes())

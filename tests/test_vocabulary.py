@@ -11,7 +11,7 @@ import pytest
 from transformers import BertTokenizer as HuggingFaceTokenizer
 
 from data_preparation.options import VocabularyOptions
-from data_preparation.vocabulary import train_vocabulary
+from data_preparation.text.vocabulary import train_vocabulary
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -60,7 +60,7 @@ def test_casing_is_kept_or_folded_as_asked(text):
 
 def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
     program = (
-        "import sys; from pathlib import Path; from data_preparation.vocabulary import *;"
+        "import sys; from pathlib import Path; from data_preparation.text.vocabulary import *;"
         "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
     )
     outputs = {

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation import bzip2
-from data_preparation.documents import Document, raise_error
-from data_preparation.inputs import Span
-from data_preparation.wikipedia import read_dump
-from data_preparation.wikitext import prose_of
-from data_preparation.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
+from data_preparation.sources import bzip2
+from data_preparation.sources.documents import Document, raise_error
+from data_preparation.sources.spans import Span
+from data_preparation.sources.wikipedia import read_dump
+from data_preparation.sources.wikitext import prose_of
+from data_preparation.sources.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"

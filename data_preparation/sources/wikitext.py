@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from data_preparation.wikipedia_names import FILE_ALIASES, REFERENCE_HEADINGS, words
-from data_preparation.wikitext_formulas import short_formula
-from data_preparation.wikitext_templates import template_text
+from data_preparation.sources.wikipedia_names import FILE_ALIASES, REFERENCE_HEADINGS, words
+from data_preparation.sources.wikitext_formulas import short_formula
+from data_preparation.sources.wikitext_templates import template_text
 
 # Elements that are removed with their content. Of other elements only the tags are removed.
 DROPPED_ELEMENTS = words(

@@ -12,8 +12,8 @@ Legend: T tokens of the shard, L its sentences, D its documents, n samples, S se
 import numpy as np
 
 from data_loading.hdf5_shards import max_documents
-from data_preparation.corpus import Corpus
 from data_preparation.options import SampleOptions
+from data_preparation.samples.corpus import Corpus
 from tokenizer import Tokenizer
 
 NO_LABEL = -1  # next_sentence_labels without next-sentence prediction

@@ -1,7 +1,7 @@
 """Reads any part of a bzip2 file: every block (at most 900 kB of text) can be decompressed by itself.
 
 A block starts with a magic number at any bit of the file. With a header before it and its checksum after it, it is a
-bzip2 file of its own, so that plain and multistream files are read by many tasks.
+bzip2 file of its own, so that plain and multistream files are read by many units.
 """
 
 import bz2

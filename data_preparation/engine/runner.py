@@ -17,8 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_preparation.inputs import identity_of, is_remote, size_of
-from data_preparation.tasks import RECORDS, package_versions, read_record
+from data_preparation.engine.input_files import identity_of, is_remote, size_of
+from data_preparation.engine.work_units import RECORDS, package_versions, read_record
 from utils.errors import UserError
 from utils.files import TEMPORARY_SUFFIX, json_digest, publish_folder, write_json
 

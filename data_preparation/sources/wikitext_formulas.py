@@ -2,7 +2,7 @@
 
 import re
 
-from data_preparation.wikipedia_names import words
+from data_preparation.sources.wikipedia_names import words
 
 MAX_FORMULA = 60  # characters; a longer one is not part of a sentence
 

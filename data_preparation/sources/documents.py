@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
-from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of, open_input
+from data_preparation.engine.input_files import kind_of, open_input
+from data_preparation.sources.spans import MAX_LINE, Lines, OnBad, Span
 from utils.errors import UserError
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.

@@ -1,7 +1,7 @@
-"""Tasks with records: the unit of work of every stage.
+"""Units of work with records, of which every stage consists.
 
-A task is a pure function of its input and options. It writes one output and one record (its size, its SHA-256, counts),
-each atomically, and the record first. Both together mean that the task is done; there is no other state. So the results
+A unit is a pure function of its input and options. It writes one output and one record (its size, its SHA-256, counts),
+each atomically, and the record first. Both together mean that the unit is done; there is no other state. So the results
 do not depend on the executor, the number of workers, or how often a run was killed.
 """
 
@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_preparation.executors import InProcessExecutor
+from data_preparation.engine.executors import InProcessExecutor
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest, json_digest, write_json
 
@@ -25,7 +25,7 @@ SMALL_WORK = 4_000_000  # bytes of input below which starting workers takes long
 ONE_AT_A_TIME = threading.Lock()  # a Dask worker may have several threads, which would share tokenizers
 
 
-class Task(NamedTuple):
+class WorkUnit(NamedTuple):
     """One output file of a stage.
 
     output: path in the stage's folder.
@@ -49,38 +49,38 @@ class Record(NamedTuple):
     counts: dict[str, Any]
 
 
-def run_tasks(
-    folder: Path, tasks: Sequence[Task], executor: Executor, progress: Callable[[int], Any] = lambda _: None
+def run_units(
+    folder: Path, units: Sequence[WorkUnit], executor: Executor, progress: Callable[[int], Any] = lambda _: None
 ) -> list[Record]:
-    """Runs the tasks that have no valid record and returns the records of all, in the order of `tasks`.
+    """Runs the units that have no valid record and returns the records of all, in the order of `units`.
 
-    progress: called with the input bytes of each task that is done.
+    progress: called with the input bytes of each unit that is done.
     """
-    records = {task.output: read_record(folder, task.output) for task in tasks}
-    to_do = [task for task in tasks if not is_done(records[task.output], task)]
-    work = sum(task.size for task in to_do)
-    progress(sum(task.size for task in tasks) - work)
+    records = {unit.output: read_record(folder, unit.output) for unit in units}
+    to_do = [unit for unit in units if not is_done(records[unit.output], unit)]
+    work = sum(unit.size for unit in to_do)
+    progress(sum(unit.size for unit in units) - work)
     if work < SMALL_WORK:
         executor = InProcessExecutor()
-    made = executor.map(partial(run_task, folder, code_version()), to_do)
-    for task, record in zip(to_do, made, strict=True):
-        records[task.output] = record
-        progress(task.size)
-    return [records[task.output] for task in tasks]
+    made = executor.map(partial(run_unit, folder, code_version()), to_do)
+    for unit, record in zip(to_do, made, strict=True):
+        records[unit.output] = record
+        progress(unit.size)
+    return [records[unit.output] for unit in units]
 
 
-def run_task(folder: Path, code: str, task: Task) -> Record:
-    """Runs in a worker. code: `code_version()` of the program that submits the task."""
+def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:
+    """Runs in a worker. code: `code_version()` of the program that submits the unit."""
     if code != code_version():
         raise UserError(
             "a Dask worker has another version of this program or of its packages: restart the workers with the same"
         )
-    path, where = folder / task.output, record_path(folder, task.output)
+    path, where = folder / unit.output, record_path(folder, unit.output)
     path.parent.mkdir(parents=True, exist_ok=True)
     where.parent.mkdir(parents=True, exist_ok=True)
     with ONE_AT_A_TIME, atomic_path(path) as temporary:
-        counts = task.work(temporary, *task.arguments)
-        record = Record(task.identity, temporary.stat().st_size, file_digest(temporary), counts)
+        counts = unit.work(temporary, *unit.arguments)
+        record = Record(unit.identity, temporary.stat().st_size, file_digest(temporary), counts)
         path.unlink(missing_ok=True)  # the new record must not stand beside an older file
         write_json(where, record._asdict(), indent=None)
     return record
@@ -99,17 +99,17 @@ def read_record(folder: Path, output: str) -> Record | None:
         return None
 
 
-def is_done(record: Record | None, task: Task) -> bool:
-    return record is not None and record.identity == task.identity
+def is_done(record: Record | None, unit: WorkUnit) -> bool:
+    return record is not None and record.identity == unit.identity
 
 
 @cache
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
-    root = Path(__file__).resolve().parents[1]
-    patterns = ("data_preparation/*.py", "data_preparation/*.json", "tokenizer.py", "tokenizer_formats/*.py")
+    root = Path(__file__).resolve().parents[2]
+    patterns = ("data_preparation/**/*.py", "data_preparation/**/*.json", "tokenizer.py", "tokenizer_formats/*.py")
     files = sorted(path for pattern in patterns for path in root.glob(pattern))
-    return json_digest([[path.name, file_digest(path)] for path in files] + [package_versions()])
+    return json_digest([[str(path.relative_to(root)), file_digest(path)] for path in files] + [package_versions()])
 
 
 def package_versions() -> dict[str, str]:

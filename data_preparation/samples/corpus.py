@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_preparation.inputs import kind_of
+from data_preparation.engine.input_files import kind_of
 from tokenizer import Tokenizer
 from utils.errors import UserError
 

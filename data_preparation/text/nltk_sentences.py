@@ -7,7 +7,7 @@ from itertools import chain
 
 from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTrainer
 
-from data_preparation.sentences import CLOSERS, ENDS, OPENERS, PunktParameters, pieces
+from data_preparation.text.sentences import CLOSERS, ENDS, OPENERS, PunktParameters, pieces
 
 # “What?” said he: the sentence continues.
 CONTINUES = re.compile(rf"[^\W\d_]*[?!\u2026][{CLOSERS}]+$")

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_preparation.download import PINS
+from data_preparation.sources.download import PINS
 from tasks.glue_files import TASKS
 from utils.files import write_atomically
 

@@ -7,7 +7,7 @@ stay, because they are prose.
 import re
 from collections.abc import Iterator
 
-from data_preparation.documents import Document, split_paragraphs
+from data_preparation.sources.documents import Document, split_paragraphs
 
 # Characters. A shorter section is front matter before the first chapter; later it is joined to the next section.
 MIN_CHARACTERS = 500

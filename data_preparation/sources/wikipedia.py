@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from data_preparation.bzip2 import read_blocks
-from data_preparation.documents import Document, raise_error
-from data_preparation.inputs import OnBad, Span, open_input
-from data_preparation.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
-from data_preparation.wikitext import prose_of
+from data_preparation.engine.input_files import open_input
+from data_preparation.sources.bzip2 import read_blocks
+from data_preparation.sources.documents import Document, raise_error
+from data_preparation.sources.spans import OnBad, Span
+from data_preparation.sources.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
+from data_preparation.sources.wikitext import prose_of
 
 READ_SIZE = 1 << 20
 BZIP2_START = b"BZh"

@@ -6,11 +6,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_preparation.books import clean_book
-from data_preparation.documents import MAX_DOCUMENT, Document, read_documents, read_text
-from data_preparation.inputs import MAX_LINE, Lines, OnBad, Span, kind_of
+from data_preparation.engine.input_files import kind_of
 from data_preparation.options import FormatOptions
-from data_preparation.sentences import (
+from data_preparation.sources.books import clean_book
+from data_preparation.sources.documents import MAX_DOCUMENT, Document, read_documents, read_text
+from data_preparation.sources.spans import MAX_LINE, Lines, OnBad, Span
+from data_preparation.text.sentences import (
     PARAMETERS_FOLDER,
     FastSplitter,
     NewlineSplitter,
@@ -60,7 +61,7 @@ def get_splitter(name: str = "punkt", language: str = "english", params_file: st
     params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")
     if name == "fast":
         return FastSplitter(params)
-    from data_preparation.nltk_sentences import PunktSplitter
+    from data_preparation.text.nltk_sentences import PunktSplitter
 
     return PunktSplitter(params)
 
@@ -78,7 +79,7 @@ def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:
 def read_source(dataset: str, span: Span, options: FormatOptions, on_bad: OnBad) -> Iterator[Document]:
     """dataset: `wikicorpus`, `books` or `corpus`."""
     if dataset == "wikicorpus":
-        from data_preparation.wikipedia import read_dump
+        from data_preparation.sources.wikipedia import read_dump
 
         yield from read_dump(span, on_bad)
         return
@@ -107,7 +108,7 @@ def train_parameters(output: Path, dataset: str, spans: Sequence[Span], options:
             if left <= 0:
                 return
 
-    from data_preparation.nltk_sentences import train_punkt
+    from data_preparation.text.nltk_sentences import train_punkt
 
     params = train_punkt(chain.from_iterable(map(paragraphs, spans)))
     save_punkt(params, output, f"trained on the corpus for {options.language}")

@@ -17,12 +17,12 @@ import numpy as np
 
 from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
 from data_loading.masking import MaskRule, choose_positions, mask_tokens, num_sort_words, text_tokens
-from data_preparation.corpus import Corpus, read_corpus
-from data_preparation.findings import KEPT_TEXTS, MAX_UNKNOWN, Findings, count_samples
-from data_preparation.hdf5_writer import sample_layout, shard_attributes, write_hdf5
+from data_preparation.engine.work_units import Record, WorkUnit, run_units
 from data_preparation.options import SampleOptions
-from data_preparation.sampling import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
-from data_preparation.tasks import Record, Task, run_tasks
+from data_preparation.samples.corpus import Corpus, read_corpus
+from data_preparation.samples.drawing import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
+from data_preparation.samples.hdf5_writer import sample_layout, shard_attributes, write_hdf5
+from data_preparation.samples.sample_statistics import KEPT_TEXTS, MAX_UNKNOWN, SampleStatistics, count_samples
 from tokenizer import Tokenizer, load_tokenizer
 from utils.errors import UserError
 from utils.files import write_json
@@ -35,38 +35,40 @@ def output_name(text_path: Path) -> str:
     return text_path.name.removesuffix(".gz").removesuffix(".txt") + ".hdf5"
 
 
-def shard_tasks(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[Task]:
-    """The tasks that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
-    tasks = []
+def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[WorkUnit]:
+    """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
+    units = []
     for text in texts:
         path = Path(text["path"]).absolute()
         attributes = shard_attributes(text["sha256"], tokenizer, options)
         arguments = (path, tokenizer.vocab_file.absolute(), options, attributes)
-        tasks.append(Task(output_name(path), create_shard_in_worker, arguments, text["bytes"], attributes))
-    names = Counter(task.output for task in tasks)
-    if len(names) < len(tasks):
+        units.append(WorkUnit(output_name(path), create_shard_in_worker, arguments, text["bytes"], attributes))
+    names = Counter(unit.output for unit in units)
+    if len(names) < len(units):
         raise UserError(f"two of the text files would both make {names.most_common(1)[0][0]}: rename one")
-    return tasks
+    return units
 
 
-def create_shards(folder: Path, tasks: list[Task], executor: Executor, title: str) -> tuple[list[Record], Findings]:
-    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. tasks: see `shard_tasks`."""
-    with progress_bar(sum(task.size for task in tasks), title) as bar:
-        records = run_tasks(folder, tasks, executor, bar.update)
-    findings = [Findings.from_json(record.counts["findings"]) for record in records]
+def create_shards(
+    folder: Path, units: list[WorkUnit], executor: Executor, title: str
+) -> tuple[list[Record], SampleStatistics]:
+    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. units: see `shard_units`."""
+    with progress_bar(sum(unit.size for unit in units), title) as bar:
+        records = run_units(folder, units, executor, bar.update)
+    statistics = [SampleStatistics.from_json(record.counts["findings"]) for record in records]
     shards = [
         {
-            "name": task.output,
+            "name": unit.output,
             "bytes": record.bytes,
             "sha256": record.sha256,
-            "input_sha256": task.identity["input_sha256"],
+            "input_sha256": unit.identity["input_sha256"],
             "datasets": record.counts["datasets"],
         }
-        for task, record in zip(tasks, records, strict=True)
+        for unit, record in zip(units, records, strict=True)
     ]
-    attributes = {name: value for name, value in tasks[0].identity.items() if name != "input_sha256"}
+    attributes = {name: value for name, value in units[0].identity.items() if name != "input_sha256"}
     write_index(folder, attributes, shards)
-    return records, sum(findings[1:], findings[0])
+    return records, sum(statistics[1:], statistics[0])
 
 
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
@@ -99,7 +101,7 @@ def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
 def create_shard(
     output: Path, text_path: Path, name: str, tokenizer: Tokenizer, options: SampleOptions, attributes: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes the samples of the text in `text_path` to `output`. Returns counts, findings and the data sets.
+    """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the data sets.
 
     name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives no sample.
     """
@@ -118,7 +120,7 @@ def create_shard(
     layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
     word_edges = tokenizer.word_edges() if options.whole_word_mask else None
     rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
-    findings = []
+    statistics = []
     ids_of_interest = tokenizer.mask_token_id, tokenizer.unk_token_id
 
     def masked_blocks() -> Iterator[tuple[np.ndarray, ...]]:
@@ -126,10 +128,10 @@ def create_shard(
             positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
             yield input_ids, input_mask, segment_ids, positions, masked_ids, labels
             lengths = np.count_nonzero(input_mask, axis=1)
-            findings.append(count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest))
+            statistics.append(count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest))
 
     datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
-    total = sum(findings[1:], findings[0])
+    total = sum(statistics[1:], statistics[0])
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(
             f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary or its casing does "

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from data_loading.row_rules import check_agreement, check_rows, read_rows, refuse
-from data_preparation.findings import Findings, count_samples
+from data_preparation.samples.sample_statistics import SampleStatistics, count_samples
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
 from utils.errors import UserError
 from utils.files import atomic_path, write_atomically
@@ -20,7 +20,7 @@ from utils.progress import progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
 FIGURE = "distributions.png"
-SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[1] / "vocab"
+SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[2] / "vocab"
 
 
 def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executor: Executor) -> None:
@@ -28,11 +28,11 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executo
     for folder in shard_folders(root):
         found = vocab_file or find_vocabulary(folder)
         tokenizer = load_tokenizer(found) if found else None
-        findings = verify_folder(folder, tokenizer, executor)
+        statistics = verify_folder(folder, tokenizer, executor)
         print(f"{folder}: every row is valid")
-        print("\n".join(report_lines(findings, tokenizer)))
+        print("\n".join(report_lines(statistics, tokenizer)))
         try:
-            drawn = folder / FIGURE if draw(findings, folder / FIGURE) else "none: matplotlib is not installed"
+            drawn = folder / FIGURE if draw(statistics, folder / FIGURE) else "none: matplotlib is not installed"
         except OSError as error:  # a folder of others can be verified, too
             drawn = f"none: {folder / FIGURE} cannot be written ({error.strerror})"
         print(f"figure            {drawn}")
@@ -41,7 +41,7 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executo
         print(flush=True)
 
 
-def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor) -> Findings:
+def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor) -> SampleStatistics:
     """Reads every shard in `folder`. Raises UserError that names the first invalid shard and row."""
     paths = find_shards(folder)
     shards = [Shard(path) for path in paths]
@@ -66,9 +66,9 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor)
     return total
 
 
-def empty_findings(shard: Shard) -> Findings:
+def empty_findings(shard: Shard) -> SampleStatistics:
     length = shard.sequence_length
-    return Findings(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int), positions=np.zeros(length, int))
+    return SampleStatistics(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int), positions=np.zeros(length, int))
 
 
 def guess_mask_id(shard: Shard) -> int:
@@ -84,19 +84,19 @@ def guess_mask_id(shard: Shard) -> int:
 
 def examine_shard(
     path: Path, mask_and_unknown: tuple[int, int], special_ids: tuple[int, int] | None, vocab_size: int
-) -> Findings:
+) -> SampleStatistics:
     shard = Shard(path)
     shard.verify_checksums()
-    findings = empty_findings(shard)
-    findings.shards, findings.checksummed = 1, int(shard.has_checksums)
+    statistics = empty_findings(shard)
+    statistics.shards, statistics.checksummed = 1, int(shard.has_checksums)
     for rows in shard.blocks(BLOCK_ROWS):
         block = read_rows(shard, rows)
         check_rows(shard, rows, block, vocab_size)
         check_samples(shard, rows, block, special_ids)
         lengths = np.count_nonzero(block["input_mask"], axis=1)
         columns = [block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")]
-        findings += count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown)
-    return findings
+        statistics += count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown)
+    return statistics
 
 
 def check_samples(
@@ -118,11 +118,11 @@ def check_samples(
         refuse(shard, rows, is_special_n, "[CLS] or [SEP] is masked")
 
 
-def write_report(folder: Path, findings: Findings, tokenizer: Tokenizer) -> None:
+def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenizer) -> None:
     """Writes the report and the figure of new shards beside them."""
-    lines = [*report_lines(findings, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
+    lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
     write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
-    draw(findings, folder / FIGURE)
+    draw(statistics, folder / FIGURE)
 
 
 def shard_folders(root: Path) -> list[Path]:
@@ -144,9 +144,9 @@ def find_vocabulary(folder: Path) -> Path | None:
     return None
 
 
-def report_lines(findings: Findings, tokenizer: Tokenizer | None) -> list[str]:
+def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> list[str]:
     """The numbers. "expected" refers to BERT's recipe; other recipes have other numbers."""
-    f = findings
+    f = statistics
     shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
     nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
     vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(unknown vocabulary)"
@@ -198,18 +198,18 @@ def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | No
     return tokenizer.join(words) if tokenizer else " ".join(words)
 
 
-def draw(findings: Findings, path: Path) -> bool:
+def draw(statistics: SampleStatistics, path: Path) -> bool:
     """Draws lengths and mask positions to a PNG file; False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     figure = Figure(figsize=(11, 4), layout="constrained")
-    figure.suptitle(f"{findings.samples:,} samples, {findings.masked:,} masked tokens")
+    figure.suptitle(f"{statistics.samples:,} samples, {statistics.masked:,} masked tokens")
     left, right = figure.subplots(1, 2)
-    left.bar(np.arange(findings.sequence_length + 1), findings.lengths, width=1.0, color="#76b900")
+    left.bar(np.arange(statistics.sequence_length + 1), statistics.lengths, width=1.0, color="#76b900")
     left.set(xlabel="tokens per sample, without padding", ylabel="samples", yscale="log")
-    right.bar(np.arange(findings.sequence_length), findings.positions, width=1.0, color="#1a73e8")
+    right.bar(np.arange(statistics.sequence_length), statistics.positions, width=1.0, color="#1a73e8")
     right.set(xlabel="position in the sample", ylabel="masked tokens")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from data_preparation.stage import MANIFEST
+from data_preparation.engine.runner import MANIFEST
 from utils.errors import UserError, one_line
 from utils.files import file_digest, sync
 from utils.progress import progress_bar

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_preparation.inputs import Span, read_text_span, split_documents, total_size
 from data_preparation.options import TextShardOptions
+from data_preparation.sources.spans import Span, read_text_span, split_documents, total_size
 
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
 MIN_DOCUMENTS = 2  # in a shard: next-sentence prediction draws random sentences from its other documents
@@ -21,7 +21,7 @@ BUCKET_BYTES = 64 << 20
 MAX_BUCKETS = 2000  # more input makes larger buckets
 
 
-class Shard(NamedTuple):
+class TextShard(NamedTuple):
     split: str
     number: int  # in the split
     first: int  # cell
@@ -74,7 +74,9 @@ def bucket_spans(output: Path, spans: Sequence[Span], total_bytes: int, options:
     return {"documents": counts.tolist(), "bytes": bytes_.tolist()}
 
 
-def plan_shards(documents: np.ndarray, sizes: np.ndarray, total_bytes: int, options: TextShardOptions) -> list[Shard]:
+def plan_shards(
+    documents: np.ndarray, sizes: np.ndarray, total_bytes: int, options: TextShardOptions
+) -> list[TextShard]:
     """Shards of about `options.shard_bytes`. documents, sizes: of each cell.
 
     If a split would have fewer than two documents, the first cells with two are the test split; if that leaves fewer
@@ -85,22 +87,22 @@ def plan_shards(documents: np.ndarray, sizes: np.ndarray, total_bytes: int, opti
     if options.test_fraction and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS:
         border = int(np.searchsorted(np.cumsum(documents), MIN_DOCUMENTS)) + 1
         border = border if documents[border:].sum() >= MIN_DOCUMENTS else 0
-    shards: list[Shard] = []
+    shards: list[TextShard] = []
     for split, first, last in (("training", border, len(edges)), ("test", 0, border)):
         total = int(sizes[first:last].sum())
         target = total / max(1, round(total / options.shard_bytes))
-        found: list[Shard] = []
+        found: list[TextShard] = []
         start, count, size, before = first, 0, 0, 0
         for cell in range(first, last):
             count, size = count + int(documents[cell]), size + int(sizes[cell])
             if count >= MIN_DOCUMENTS and before + size >= target * (len(found) + 1):
-                found.append(Shard(split, len(found), start, cell + 1, count, size))
+                found.append(TextShard(split, len(found), start, cell + 1, count, size))
                 start, count, size, before = cell + 1, 0, 0, before + size
         if found and (count < MIN_DOCUMENTS or size < target / 2):
             last_full = found.pop()
             start, count, size = last_full.first, count + last_full.documents, size + last_full.bytes
         if count:
-            found.append(Shard(split, len(found), start, last, count, size))
+            found.append(TextShard(split, len(found), start, last, count, size))
         shards += found
     return shards
 

@@ -12,10 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from data_loading.hdf5_shards import INDEX_FILE, Shard, find_shards
-from data_preparation.hdf5_writer import sample_layout, write_hdf5
-from data_preparation.sample_shards import write_index
-from data_preparation.stage import MANIFEST, describe, read_manifest
-from data_preparation.verify import shard_folders
+from data_preparation.engine.runner import MANIFEST, describe, read_manifest
+from data_preparation.samples.create_shards import write_index
+from data_preparation.samples.hdf5_writer import sample_layout, write_hdf5
+from data_preparation.samples.verify import shard_folders
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest, lock_folder, read_json, write_json
 from utils.progress import progress_bar

@@ -7,7 +7,7 @@ import calendar
 import re
 from collections.abc import Callable, Sequence
 
-from data_preparation.wikipedia_names import NAMES, by_name
+from data_preparation.sources.wikipedia_names import NAMES, by_name
 
 NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
 TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I)

@@ -1,4 +1,4 @@
-"""Where tasks run: this process, a pool of processes on this machine, or a Dask cluster."""
+"""Where units of work run: this process, a pool of processes on this machine, or a Dask cluster."""
 
 import asyncio
 import logging

@@ -15,7 +15,7 @@ MAX_KEPT_TEXTS = 1 << 16  # of all shards
 
 
 @dataclass(kw_only=True)
-class Findings:
+class SampleStatistics:
     """Sums over samples of one sequence length; `+` adds two."""
 
     shards: int = 0
@@ -36,8 +36,8 @@ class Findings:
     kept: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint64), repr=False)
     threshold: int = 2**64 - 1
 
-    def __add__(self, other: "Findings") -> "Findings":
-        total = Findings(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)[:-2]})
+    def __add__(self, other: "SampleStatistics") -> "SampleStatistics":
+        total = SampleStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)[:-2]})
         total.highest_id = max(self.highest_id, other.highest_id)
         total.threshold = min(self.threshold, other.threshold)
         total.kept = np.concatenate([self.kept, other.kept])
@@ -60,7 +60,7 @@ class Findings:
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Findings":
+    def from_json(cls, values: dict[str, Any]) -> "SampleStatistics":
         arrays = {name: np.array(values[name], int) for name in ("labels", "lengths", "positions")}
         return cls(**values | arrays | {"kept": np.array(values["kept"], np.uint64).reshape(-1, 3)})
 
@@ -118,8 +118,8 @@ def count_samples(
     labels_n: np.ndarray,
     mask_id: int,
     unknown_id: int = -1,
-) -> Findings:
-    """Findings of samples, given as in the shards."""
+) -> SampleStatistics:
+    """SampleStatistics of samples, given as in the shards."""
     n, length = ids_nS.shape
     row, column = np.nonzero(positions_nP)
     position, original = positions_nP[row, column], originals_nP[row, column]
@@ -136,7 +136,7 @@ def count_samples(
     is_masked[row, position] = True
     kept_ids = np.column_stack([ids_nS[kept], is_masked[kept]]).astype(np.uint64)
     samples = kept_ids @ weights[: 2 * length] + label_n[kept]
-    findings = Findings(
+    statistics = SampleStatistics(
         samples=n,
         tokens=int(lengths_n.sum()),
         unknown=int(((unmasked_nS == unknown_id) & (np.arange(length) < lengths_n[:, None])).sum()),
@@ -151,5 +151,5 @@ def count_samples(
         kept=np.column_stack([text_n[kept], samples, np.ones_like(samples)]),
         threshold=int(text_n[kept].max()) if kept.sum() < n else 2**64 - 1,
     )
-    findings.keep_lowest(KEPT_TEXTS)
-    return findings
+    statistics.keep_lowest(KEPT_TEXTS)
+    return statistics

@@ -1,0 +1,1 @@
+"""Runs stages: units of work with records, on local processes or a Dask cluster."""

@@ -1,0 +1,1 @@
+"""Reads documents from Wikipedia dumps, books, text files and tables, and downloads published data sets."""
