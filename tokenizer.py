@@ -2,8 +2,7 @@
 `load_tokenizer`, which also loads any `tokenizer.json` of Hugging Face, with the same interface.
 
 `basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_text` return the same ids and
-offsets many times faster: BERT's tokens never cross white space, so each distinct word between white space is tokenized
-once and cached.
+offsets faster: BERT's tokens never cross white space, so each distinct word is tokenized once and cached.
 
 Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that input cannot
 forge a separator. The caller adds special tokens by id; the post-processor, truncation and padding of a
@@ -12,10 +11,9 @@ forge a separator. The caller adds special tokens by id; the post-processor, tru
 
 import json
 import unicodedata
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import count, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +38,8 @@ from tokenizer_formats.hugging_face import HuggingFaceTokenizer
 from utils.errors import UserError
 from utils.files import read_json_object
 
-MAX_CACHED_WORDS = 500_000  # about 100 MB; the caches are cleared above it
+MAX_CACHED_WORDS = 500_000  # about 100 MB
 MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
-WORD_SLOTS = 1 << 20  # of 32 bytes each; few of MAX_CACHED_WORDS collide
-PART_SLOTS = 1 << 17
 
 # str.split() splits at these control characters, but BERT removes them. It also removes NUL, where str.split() does not
 # split.
@@ -110,89 +106,18 @@ class CharacterMap(dict):
         return normalized
 
 
-class WordTable(dict):
-    """word -> its row in the ragged array `ids`, filled on demand by `encode_words`, which returns the tokens per word
-    and the ids of a list of distinct words."""
+class WordCache(dict):
+    """word -> its ids, from `encode_word` on demand."""
 
-    def __init__(self, encode_words: Callable[[list[bytes]], tuple[Sequence[int], Sequence[int]]]):
+    def __init__(self, encode_word: Callable[[str], Iterable[int]]):
         super().__init__()
-        self.encode_words = encode_words
-        self.start_afresh()
+        self.encode_word = encode_word
 
-    def start_afresh(self) -> None:
-        self.clear()
-        self.ids = array("i")
-        self.row_starts = array("q", [0])
-
-    def look_up(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Start of each word's tokens in `ids`, and the number of tokens per word, both [W]."""
-        rows_W = np.fromiter(map(self.get, words, repeat(-1)), np.int64, len(words))
-        if len(unknown := np.flatnonzero(rows_W < 0)):
-            unknown_words = [words[place] for place in unknown.tolist()]
-            new = list(dict.fromkeys(unknown_words))
-            tokens_W, ids = self.encode_words(new)
-            self.update(zip(new, count(len(self)), strict=False))
-            self.row_starts.extend((np.cumsum(tokens_W) + len(self.ids)).tolist())
-            self.ids.extend(ids)
-            rows_W[unknown] = list(map(self.get, unknown_words))
-        row_starts = np.asarray(self.row_starts)  # a view; must be released before the table grows
-        return row_starts[rows_W], row_starts[rows_W + 1] - row_starts[rows_W]
-
-
-class ShortWords:
-    """Vectorized cache in front of the WordTable `table`, keyed by the words' bytes. It looks up all words of a text at
-    once, without a Python object per word.
-
-    A direct-mapped hash table: a word of up to 16 bytes is stored as two 64-bit integers, which select its only slot.
-    Longer words and collisions are looked up in `table`; they are few, because frequent words come first. Short words
-    are padded with NUL, which BERT removes anyway. An empty slot represents the empty word.
-    """
-
-    SLOT = np.dtype([("low_bytes", "u8"), ("high_bytes", "u8"), ("first_token", "i8"), ("tokens", "i8")])
-    LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-    MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, with irregular bits
-
-    def __init__(self, table: WordTable, slots: int):
-        self.table = table
-        self.slots = np.zeros(slots, self.SLOT)
-
-    def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes each line of `text`, whose words are separated by spaces and newlines. Line i has the ids
-        ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
-
-        Returns ids [T] int32 and offsets [L + 1] int64."""
-        padded = text + b"\n" + bytes(16)
-        characters = np.frombuffer(padded, np.uint8, len(text) + 1)
-        ends_W = np.flatnonzero((characters == ord(" ")) | (characters == ord("\n")))
-        starts_W = np.concatenate([[0], ends_W[:-1] + 1])
-        first_token_W, tokens_W = self.look_up(padded, starts_W, ends_W)
-        token_ends_W = np.cumsum(tokens_W)
-        ids = np.asarray(self.table.ids)[ragged_indexes(first_token_W, tokens_W)]
-        return ids, np.concatenate([[0], token_ends_W[characters[ends_W] == ord("\n")]])
-
-    def look_up(self, text: bytes, starts_W: np.ndarray, ends_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`WordTable.look_up` of the words text[start:end]. At least 16 bytes must follow the last start."""
-        if len(self.table) > MAX_CACHED_WORDS:
-            self.table.start_afresh()
-            self.slots[:] = np.zeros((), self.SLOT)
-        lengths_W = ends_W - starts_W
-        eight_bytes = np.ndarray(len(text) - 7, "<u8", text, strides=1)  # the eight bytes at each offset
-        low_W = eight_bytes[starts_W] & self.LOW_BYTES.take(lengths_W, mode="clip")
-        high_W = eight_bytes[starts_W + 8] & self.LOW_BYTES.take(lengths_W - 8, mode="clip")
-        hash_W = low_W * self.MULTIPLIERS[0] + high_W * self.MULTIPLIERS[1]
-        slot_W = (hash_W >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)  # the highest bits
-        found_W = self.slots.take(slot_W)
-        is_other = (found_W["low_bytes"] != low_W) | (found_W["high_bytes"] != high_W)
-        missed = np.flatnonzero(is_other | (lengths_W > 16))
-        if len(missed):
-            bounds = zip(starts_W[missed].tolist(), ends_W[missed].tolist(), strict=True)
-            words = [text[start:end] for start, end in bounds]
-            found_W["first_token"][missed], found_W["tokens"][missed] = self.table.look_up(words)
-            is_free = (found_W["low_bytes"][missed] == 0) & (found_W["high_bytes"][missed] == 0)
-            new = missed[is_free & (lengths_W[missed] <= 16)]
-            found_W["low_bytes"][new], found_W["high_bytes"][new] = low_W[new], high_W[new]
-            self.slots[slot_W[new]] = found_W[new]
-        return found_W["first_token"], found_W["tokens"]
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        if len(self) >= MAX_CACHED_WORDS:
+            self.clear()
+        ids = self[word] = tuple(self.encode_word(word))
+        return ids
 
 
 class BertTokenizer:
@@ -216,12 +141,10 @@ class BertTokenizer:
         self._longest_token = max(map(len, self.vocab))
         self._continuations = {token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")}
         self._characters = CharacterMap(do_lower_case)
-        self._characters_of_lines = CharacterMap(do_lower_case)
-        self._characters_of_lines[ord("\n")] = "\n"
-        self._words = ShortWords(WordTable(self._encode_words), WORD_SLOTS)
-        # Parts of words: "house", "house," and "(house" are three words that share one part.
-        self._parts = ShortWords(WordTable(self._encode_parts), PART_SLOTS)
-        self._encode_word = lru_cache(MAX_CACHED_SPANS)(self.encode_with_offsets)
+        self._words = WordCache(self._encode_word)
+        # "house", "house," and "(house" are three words that share one part.
+        self._parts = WordCache(lambda part: [token_id for token_id, _, _ in self.wordpiece(part)])
+        self._encode_span = lru_cache(MAX_CACHED_SPANS)(self.encode_with_offsets)
 
     @property
     def vocab_size(self) -> int:
@@ -306,11 +229,17 @@ class BertTokenizer:
         the last line needs no newline.
 
         Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError."""
-        try:
-            return self._words.encode_lines(text)
-        except UnicodeDecodeError:
-            text.decode("utf-8")  # raises with the position in `text`
-            raise
+        words = text.decode("utf-8").replace("\n", " \n ").split(" ")
+        ids = np.fromiter(chain.from_iterable(map(self._words.__getitem__, words)), np.int32)
+        line_ends = np.flatnonzero(ids < 0)
+        offsets = np.concatenate([[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]])
+        return ids[ids >= 0], offsets
+
+    def _encode_word(self, word: str) -> Iterable[int]:
+        """Ids of what stands between two spaces; -1 for a newline."""
+        if word == "\n":
+            return (-1,)
+        return chain.from_iterable(map(self._parts.__getitem__, word.translate(self._characters).split()))
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
@@ -319,28 +248,11 @@ class BertTokenizer:
         for word in text.split():
             start = text.index(word, end)
             end = start + len(word)
-            word_ids, spans = self._encode_word(word)
+            word_ids, spans = self._encode_span(word)
             ids += word_ids
             for first, stop in spans:
                 bounds += (start + first, start + stop)
         return np.array(ids, np.int32), np.array(bounds, np.int32).reshape(-1, 2)
-
-    def _encode_words(self, words: list[bytes]) -> tuple[Sequence[int], Sequence[int]]:
-        """Token counts and ids of words between spaces and newlines, in one pass."""
-        normalized = b"\n".join(words).decode("utf-8").translate(self._characters_of_lines)
-        ids, offsets = self._parts.encode_lines(normalized.encode("utf-8"))
-        return np.diff(offsets), ids.tolist()
-
-    def _encode_parts(self, parts: list[bytes]) -> tuple[Sequence[int], Sequence[int]]:
-        """Token counts and ids of words and punctuation marks, as from `basic_tokenize`."""
-        pieces = [self.wordpiece(part.decode("utf-8")) for part in parts]
-        return list(map(len, pieces)), [token_id for piece in pieces for token_id, _, _ in piece]
-
-
-def ragged_indexes(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """starts[0], starts[0] + 1, ... (lengths[0] of them), starts[1], ... in one array [sum of lengths]."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
 Tokenizer = BertTokenizer | HuggingFaceTokenizer

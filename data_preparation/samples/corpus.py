@@ -16,9 +16,7 @@ from tokenizer import Tokenizer
 from utils.errors import UserError
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
-# Bytes of text tokenized at a time. A new word is tokenized again where it repeats within its first block, so small
-# blocks are faster on new text; very small ones are slower on known text.
-READ_BLOCK = 1 << 17
+READ_BLOCK = 1 << 17  # bytes of text tokenized at a time
 
 
 @dataclass(frozen=True)
