@@ -40,7 +40,7 @@ def evaluate(
         def micro_batches() -> Iterator[MicroBatch]:
             for batch in batches_in_order(dataset, mine, limits):
                 yield from batch.micro_batches
-                counts[:] += len(batch.lengths), batch.num_targets.sum()
+                counts[:] += len(batch.lengths), batch.num_labelled.sum()
                 bar.update(len(batch.lengths))
 
         make_filler = partial(filler_micro_batch, dataset.stream_labels, limits)
@@ -49,8 +49,8 @@ def evaluate(
                 found = task.sums(parallel.model, to_device(micro_batch, runtime.device))
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-    sequences, targets, *values = distributed.all_reduce_sum([*counts, *sums.values()])
-    return task.metrics(dict(zip(sums, values, strict=True)), sequences, targets)
+    sequences, labelled, *values = distributed.all_reduce_sum([*counts, *sums.values()])
+    return task.metrics(dict(zip(sums, values, strict=True)), sequences, labelled)
 
 
 def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:

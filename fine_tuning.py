@@ -63,7 +63,7 @@ class TrainingSet:
     def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: subfolder of the seed, if there are several."""
         config, task = make_run_config(args), self.task
-        loader = dataclasses.replace(config.loader, max_predictions_per_seq=int(self.dataset.num_targets.max()))
+        loader = dataclasses.replace(config.loader, max_predictions_per_seq=int(self.dataset.num_labelled.max()))
         return plan_run(
             dataclasses.replace(config, loader=loader),
             self.choice,

@@ -7,7 +7,7 @@ A token stream is a micro-batch of concatenated sequences without padding:
 
 and the labels that a data set declares (data_loading/packing.py).
 
-Legend: T tokens in the stream, N sequences, B batch, S padded length.
+Legend: T tokens in the stream, N sequences, M masked tokens, B batch, S padded length.
 """
 
 from collections.abc import Mapping
@@ -95,13 +95,13 @@ def to_padded(states: Tensor, flat_T: Tensor, batch: int, length: int) -> Tensor
 class PassSizes:
     """Sizes that determine, with the model, the memory of a micro-batch's forward and backward pass.
 
-    tokens, sequences, targets: maximum T, N and M; 0 targets without masked tokens. product, residual, mask: bytes per
+    tokens, sequences, masked_tokens: maximum T, N and M. product, residual, mask: bytes per
     element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
     attention.IMPLEMENTATIONS."""
 
     tokens: int
     sequences: int
-    targets: int
+    masked_tokens: int
     max_seqlen: int
     product: int
     residual: int

@@ -127,7 +127,7 @@ class Trainer:
             with self.stopwatch.lap("forward"):
                 with self.runtime.precision.context(self.device):
                     sums = task.sums(parallel.module, to_device(micro_batch, self.device))
-                loss = task.loss(sums, stats.sequences, stats.targets)
+                loss = task.loss(sums, stats.sequences, stats.labelled_tokens)
             with self.stopwatch.lap("backward"):
                 parallel.backward(loss, self.loss_scale.value)
             for name, value in sums.items():
@@ -193,8 +193,8 @@ class Trainer:
     def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
         """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches, and whether any rank
         wants to stop."""
-        flops = self.parallel.model.training_flops(batch.sequence_lengths, batch.num_targets.sum())
-        counts = [len(batch.lengths), batch.lengths.sum(), batch.num_targets.sum(), flops]
+        flops = self.parallel.model.training_flops(batch.sequence_lengths, batch.num_labelled.sum())
+        counts = [len(batch.lengths), batch.lengths.sum(), batch.num_labelled.sum(), flops]
         micro_batches = [0] * self.distributed.world_size
         micro_batches[self.distributed.rank] = len(batch.micro_batches)
         values = self.distributed.all_reduce_sum([*map(float, counts), bool(wants_stop), *micro_batches])
@@ -227,7 +227,7 @@ class Trainer:
     def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, window: MeasuringWindow, bar) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()
         summed = dict(zip(sums, self.distributed.all_reduce_sum(values), strict=True))
-        metrics = self.task.metrics(summed, stats.sequences, stats.targets)
+        metrics = self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
         if self.device.type == "cpu":

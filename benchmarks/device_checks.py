@@ -122,8 +122,8 @@ def prepare_step(args: Arguments, case: Case, device: torch.device, dropout: boo
     bert_config = load_bert_config(args.model)
     if not dropout:
         bert_config = dataclasses.replace(bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    targets = args.seq_length // 7 + 1
-    loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, targets, num_sizes=case.num_sizes)
+    masked = args.seq_length // 7 + 1
+    loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, masked, num_sizes=case.num_sizes)
     torch.manual_seed(0)
     with torch.device("meta"):
         model = BertForPreTraining(bert_config)
@@ -143,7 +143,7 @@ def step_loss(trainer: Trainer, batch: StepBatch) -> float:
         p.grad = None
     stats = batch_stats(batch)
     sums = trainer.training_step(batch, stats)
-    return float(trainer.task.loss(sums, stats.sequences, stats.targets).double())
+    return float(trainer.task.loss(sums, stats.sequences, stats.labelled_tokens).double())
 
 
 def loss_and_gradients(args: Arguments, case: Case, device: torch.device) -> tuple[float, dict[str, Tensor]]:

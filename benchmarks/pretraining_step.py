@@ -83,7 +83,7 @@ class Implementation(ABC):
         self.config = load_bert_config(args.model)
         dataset = PretrainingDataset(folder, self.config.vocab_size)
         sizes = args.batch_size, args.batch_size * args.gradient_merge_steps
-        self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.predictions_per_sequence)
+        self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_masked_tokens)
         started = time.perf_counter()
         self.batches = [self.load_batch(dataset, indices) for indices in samples_of_steps(args, dataset)]
         self.data_seconds = time.perf_counter() - started
@@ -126,7 +126,7 @@ class Implementation(ABC):
             "parts": parts,
             "tokens": sum(int(batch.lengths.sum()) for batch in batches),
             "sequences": sum(len(batch.lengths) for batch in batches),
-            "flops": sum(flops(b.lengths, b.num_targets.sum()) for b in batches),
+            "flops": sum(flops(b.lengths, b.num_labelled.sum()) for b in batches),
         }
 
 
@@ -177,7 +177,7 @@ class Transformers(Implementation):
             parts[0],
             micro_batches=[pad(stream, pin) for part in parts for stream in part.micro_batches],
             lengths=np.concatenate([part.lengths for part in parts]),
-            num_targets=np.concatenate([part.num_targets for part in parts]),
+            num_labelled=np.concatenate([part.num_labelled for part in parts]),
         )
 
     def step(self, batch: StepBatch) -> None:

@@ -23,11 +23,11 @@ MicroBatch = dict[str, torch.Tensor]
 
 
 class Samples(Protocol):
-    """Loaded samples. `lengths`, `num_targets` and `num_sequences` [n]: number of tokens, masked tokens and sequences
+    """Loaded samples. `lengths`, `num_labelled` and `num_sequences` [n]: number of tokens, masked tokens and sequences
     of each sample."""
 
     lengths: np.ndarray
-    num_targets: np.ndarray
+    num_labelled: np.ndarray
     num_sequences: np.ndarray
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -48,12 +48,12 @@ class StreamDataset(Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's part of a global batch. `lengths` and `num_targets` [n]: see Samples."""
+    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: see Samples."""
 
     first_position: int
     micro_batches: list[MicroBatch]
     lengths: np.ndarray
-    num_targets: np.ndarray
+    num_labelled: np.ndarray
     make_filler: Callable[[], MicroBatch]
 
     @property
@@ -91,13 +91,13 @@ def make_step_batch(
 ) -> StepBatch:
     """Reads the samples `indices` and packs them into micro-batches. seeds: see StreamDataset."""
     samples = dataset.read(indices, seeds)
-    costs = np.column_stack([samples.lengths, samples.num_targets, samples.num_sequences])
-    groups = pack(costs, (limits.tokens, limits.targets, limits.sequences))
+    costs = np.column_stack([samples.lengths, samples.num_labelled, samples.num_sequences])
+    groups = pack(costs, (limits.tokens, limits.labelled_tokens, limits.sequences))
     return StepBatch(
         first_position,
         [to_tensors(samples.stream(group), dataset.stream_labels, limits, pin_memory) for group in groups],
         samples.lengths,
-        samples.num_targets,
+        samples.num_labelled,
         functools.partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory),
     )
 

@@ -3,7 +3,7 @@
 `create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without masks, the loader
 does it, with a function of the run's seed and the position in the sample order.
 
-Legend: n samples, S sequence length, P predictions per sequence, V vocabulary.
+Legend: n samples, S sequence length, P masked tokens of a sequence at most, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens are predicted. predictions: maximum number per sample. word_edges: with whole-word masking, the
+    """Which tokens are masked. max_masked_tokens: per sample. word_edges: with whole-word masking, the
     arrays [V] that tell which tokens continue a word (see BertTokenizer.word_edges); else None."""
 
     probability: float
-    predictions: int
+    max_masked_tokens: int
     word_edges: tuple[np.ndarray, np.ndarray] | None = None
 
 
@@ -38,7 +38,7 @@ def num_sort_words(length: int) -> int:
 def choose_positions(
     input_ids: np.ndarray, is_text: np.ndarray, lengths: np.ndarray, rule: MaskRule, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens of each row to predict: positions [n, P], ascending and zero-padded, and their number [n].
+    """Which tokens of each row to mask: positions [n, P], ascending and zero-padded, and their number [n].
 
     min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those that are not special,
     every set being equally likely. With whole-word masking, words in random order as long as they fit. A word starts at
@@ -48,7 +48,7 @@ def choose_positions(
     length = input_ids.shape[1]
     column = np.arange(length, dtype=np.int32)
     counts = np.rint(rule.probability * lengths).astype(np.int64)
-    counts = np.minimum(np.clip(counts, 1, rule.predictions), is_text.sum(axis=1))
+    counts = np.minimum(np.clip(counts, 1, rule.max_masked_tokens), is_text.sum(axis=1))
 
     # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded columns sort last.
     low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
@@ -62,13 +62,13 @@ def choose_positions(
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
         row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
         counts = np.bincount(row, minlength=len(input_ids))
-        positions = np.zeros((len(input_ids), rule.predictions), np.uint16)
+        positions = np.zeros((len(input_ids), rule.max_masked_tokens), np.uint16)
         positions[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = place
         return positions, counts
     np.copyto(keys, excluded, where=~is_text)
     keys.sort(axis=1)
-    positions = (keys[:, : rule.predictions] & low_bits).astype(np.uint16)
-    is_real = np.arange(rule.predictions) < counts[:, None]
+    positions = (keys[:, : rule.max_masked_tokens] & low_bits).astype(np.uint16)
+    is_real = np.arange(rule.max_masked_tokens) < counts[:, None]
     positions[~is_real] = length
     positions.sort(axis=1)
     positions[~is_real] = 0
@@ -120,8 +120,8 @@ def mask_tokens(
 class Masking:
     """Masks for shards without masks, as a function of a random number per sample. tokenizer: a tokenizer.Tokenizer."""
 
-    def __init__(self, tokenizer, probability: float, predictions: int, whole_word: bool):
-        self.rule = MaskRule(probability, predictions, tokenizer.word_edges() if whole_word else None)
+    def __init__(self, tokenizer, probability: float, max_masked_tokens: int, whole_word: bool):
+        self.rule = MaskRule(probability, max_masked_tokens, tokenizer.word_edges() if whole_word else None)
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
 
@@ -129,9 +129,9 @@ class Masking:
         """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded.
 
         is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64."""
-        length, predictions = input_ids.shape[1], self.rule.predictions
+        length, max_masked = input_ids.shape[1], self.rule.max_masked_tokens
         num_words = num_sort_words(length)
-        steps = np.arange(1, num_words + predictions + 1, dtype=np.uint64) * WEYL
+        steps = np.arange(1, num_words + max_masked + 1, dtype=np.uint64) * WEYL
         words = mix64(seeds[:, None] + steps)
         is_text = text_tokens(input_ids, is_real, self.special_ids)
         lengths = np.count_nonzero(is_real, axis=1)

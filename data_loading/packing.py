@@ -3,7 +3,7 @@
 A micro-batch is a token stream (token_stream.py) as a dict of arrays: the arrays of STREAM_INPUTS, and the labels that
 the data set declares, each with its axis (see `Label`).
 
-Legend: T tokens in the stream, N sequences, M targets (masked tokens), n samples to pack, K costs of a sample.
+Legend: T tokens in the stream, N sequences, M masked tokens, n samples to pack, K costs of a sample.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ CPU_SIZES, COMPILED_SIZES = 32, 4  # see `stream_sizes`
 
 class Label(NamedTuple):
     """An array of a data set's streams besides STREAM_INPUTS: its name, its axis (token [T], sequence [N] or
-    target [M]), its value for filler, and the shape of one label."""
+    masked [M]), its value for filler, and the shape of one label."""
 
     name: str
-    axis: Literal["token", "sequence", "target"]
+    axis: Literal["token", "sequence", "masked"]
     filler: int = IGNORED_LABEL
     shape: tuple[int, ...] = ()
 
@@ -32,12 +32,12 @@ class Label(NamedTuple):
 @dataclass(frozen=True)
 class MicroBatchLimits:
     """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes up to each limit.
-    Up to COMPILED_SIZES sizes are shared: tokens, sequences and targets have the same share of their limits, so that
-    there are few combinations. With None, streams are not filled."""
+    Up to COMPILED_SIZES sizes are shared: tokens, sequences and labelled tokens have the same share of their limits, so
+    that there are few combinations. With None, streams are not filled."""
 
     tokens: int
     sequences: int
-    targets: int
+    labelled_tokens: int
     max_seqlen: int
     num_sizes: int | None = None
 
@@ -51,14 +51,14 @@ class MicroBatchLimits:
 
     @classmethod
     def for_batch(
-        cls, batch_size: int, max_seqlen: int, targets_per_sequence: int, num_sizes: int | None = None
+        cls, batch_size: int, max_seqlen: int, labelled_per_sequence: int, num_sizes: int | None = None
     ) -> "MicroBatchLimits":
         """Limits for any `batch_size` sequences, and up to four times as many short ones."""
-        return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * targets_per_sequence, max_seqlen, num_sizes)
+        return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * labelled_per_sequence, max_seqlen, num_sizes)
 
     def padded_sizes(self, *sizes: int) -> list[int]:
-        """The sizes to which a stream with these numbers of tokens, sequences and targets is filled up."""
-        limits = (self.tokens, self.sequences, self.targets)
+        """The sizes to which a stream with these numbers of tokens, sequences and labelled tokens is filled up."""
+        limits = (self.tokens, self.sequences, self.labelled_tokens)
         if self.num_sizes > COMPILED_SIZES:
             steps = [max(limit // self.num_sizes, 1) for limit in limits]
             return [
@@ -112,14 +112,14 @@ def pad_stream(
     has too many sequences.
     """
     cu_seqlens = stream["cu_seqlens"]
-    num_targets = max((len(stream[label.name]) for label in labels if label.axis == "target"), default=0)
-    tokens, sequences, targets = limits.padded_sizes(len(stream["input_ids"]), len(cu_seqlens) - 1, num_targets)
+    num_masked = max((len(stream[label.name]) for label in labels if label.axis == "masked"), default=0)
+    tokens, sequences, masked = limits.padded_sizes(len(stream["input_ids"]), len(cu_seqlens) - 1, num_masked)
     if len(cu_seqlens) - 1 > sequences:
         raise ValueError(f"{len(cu_seqlens) - 1} sequences do not fit the {sequences} of the limits")
     filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
     for name, axis, filler, _ in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
         values = stream[name]
-        size = {"token": tokens, "sequence": sequences, "target": targets}[axis]
+        size = {"token": tokens, "sequence": sequences, "masked": masked}[axis]
         widths = [(0, size - len(values)), *[(0, 0)] * (values.ndim - 1)]
         filled[name] = np.pad(values, widths, constant_values=filler)
     return filled

@@ -1,6 +1,7 @@
 """The data set of pre-training: samples of HDF5 shards as token streams.
 
-Legend: n samples, S sequence length, P predictions per sequence, T tokens in the stream, N sequences, M masked tokens.
+Legend: n samples, S sequence length, P masked tokens of a sequence at most, T tokens in the stream, N sequences, M
+masked tokens.
 """
 
 from pathlib import Path
@@ -32,8 +33,8 @@ class PretrainingDataset:
     """
 
     stream_labels = (
-        Label("mlm_positions", "target", filler=0),
-        Label("mlm_labels", "target"),
+        Label("mlm_positions", "masked", filler=0),
+        Label("mlm_labels", "masked"),
         Label("nsp_labels", "sequence"),
     )
 
@@ -46,7 +47,7 @@ class PretrainingDataset:
         first = self.shards[0]
         check_agreement(self.shards)
         self.sequence_length = first.sequence_length
-        self.predictions_per_sequence = first.predictions_per_sequence
+        self.max_masked_tokens = first.predictions_per_sequence
         self.masking: Masking | None = None
         self.attributes = first.attributes
         is_packed = bool(first.attributes.get("pack_documents"))
@@ -69,7 +70,7 @@ class PretrainingDataset:
 
     def draw_masks(self, masking: Masking) -> None:
         """Sets the masks of shards that have none."""
-        self.masking, self.predictions_per_sequence = masking, masking.rule.predictions
+        self.masking, self.max_masked_tokens = masking, masking.rule.max_masked_tokens
 
     @property
     def has_next_sentence(self) -> bool:
@@ -82,7 +83,7 @@ class PretrainingDataset:
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
             shards.append([shard.path.name, len(shard), shard.digest, stored])
-        content = [self.sequence_length, self.predictions_per_sequence, shards]
+        content = [self.sequence_length, self.max_masked_tokens, shards]
         return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
@@ -97,7 +98,7 @@ class PretrainingDataset:
     @property
     def bytes_in_memory(self) -> int:
         """Estimated memory of the shards that cannot be memory-mapped, when all are loaded."""
-        per_sample = 4 * self.sequence_length + 3 * self.predictions_per_sequence
+        per_sample = 4 * self.sequence_length + 3 * self.max_masked_tokens
         return sum(len(shard) * per_sample for shard in self.shards if not shard.is_mapped)
 
     def locate(self, indices: np.ndarray) -> np.ndarray:
@@ -158,7 +159,7 @@ class PretrainingSamples:
             if not in_range(self.num_sequences, 1, dataset.max_sequences_per_sample + 1):
                 dataset.check_rows(indices)
         # Position 0 is [CLS], which is never masked, so 0 is padding.
-        self.num_targets = np.count_nonzero(self.positions_nP, axis=1)
+        self.num_labelled = np.count_nonzero(self.positions_nP, axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         mask_NS = self.mask_nS[rows]
@@ -223,7 +224,7 @@ def check_data(
     for what, flag, wanted, found in [
         ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
         ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
-         dataset.predictions_per_sequence),
+         dataset.max_masked_tokens),
     ]:  # fmt: skip
         if wanted != found:
             raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
@@ -257,7 +258,7 @@ def open_dataset(
     folder: Path, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
 ) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
-    if not dataset.predictions_per_sequence:
+    if not dataset.max_masked_tokens:
         probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
         dataset.draw_masks(Masking(tokenizer, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
     check_data(dataset, tokenizer, bert_config, loader)

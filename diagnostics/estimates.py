@@ -61,7 +61,7 @@ class MemorySettings:
         return PassSizes(
             limits.tokens,
             limits.sequences if limits.num_sizes == 1 else self.batch_size,
-            limits.targets,
+            limits.labelled_tokens,
             limits.max_seqlen,
             product,
             residual=product if self.precision.pure else FLOAT32,
@@ -176,14 +176,16 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
         elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure or parallel.cpu_offload):
             new = gradient * (later + other_parameters)  # assigned to the parameters, not accumulated
         else:
-            new = gradient * vocabulary if sizes.targets else 0
+            new = gradient * vocabulary if sizes.masked_tokens else 0
         return Counter({"gradients": new + earlier})
 
     forward_end = Counter({"logits and loss": memory.head, "gradients": earlier})
-    if sizes.targets:  # logits, their gradient, and the loss's float32 chunks
+    if sizes.masked_tokens:  # logits, their gradient, and the loss's float32 chunks
         words = model.config.padded_vocab_size
-        chunk = min(sizes.targets, FLOAT32_ROWS[sizes.device_type]) * FLOAT32 * (1 if sizes.product == FLOAT32 else 2)
-        forward_end["logits and loss"] += words * (2 * sizes.targets * sizes.product + chunk)
+        chunk = (
+            min(sizes.masked_tokens, FLOAT32_ROWS[sizes.device_type]) * FLOAT32 * (1 if sizes.product == FLOAT32 else 2)
+        )
+        forward_end["logits and loss"] += words * (2 * sizes.masked_tokens * sizes.product + chunk)
         forward_end["weight copies"] += vocabulary * sizes.product if sizes.autocast else 0
     if mode != "none":  # autocast caches its copies for the whole forward pass
         forward_end["weight copies"] += sum(layer.cached_copies for layer in memory.layers)

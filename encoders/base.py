@@ -72,12 +72,12 @@ class PreTrainedModel(nn.Module, ABC):
     def word_embeddings(self) -> VocabularyEmbedding:
         return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
 
-    def training_flops(self, lengths_N, num_targets: float) -> float:
-        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with `num_targets` masked
+    def training_flops(self, lengths_N, num_masked: float) -> float:
+        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with `num_masked` masked
         tokens: matrix products only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
         layers = sum(layer.forward_flops(lengths_N) for layer in self.layers)
-        return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_targets))
+        return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_masked))
 
     @property
     def num_outputs(self) -> int:
@@ -85,14 +85,14 @@ class PreTrainedModel(nn.Module, ABC):
         return self.config.num_labels
 
     @abstractmethod
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         """Forward FLOPs of the matrix products after the last layer."""
 
     def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
         # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
         pooled = sizes.sequences if self.base_model.pooling == "cls" else 0
-        rows = sizes.targets + pooled if sizes.targets else tokens
+        rows = sizes.masked_tokens + pooled if sizes.masked_tokens else tokens
         # On a CPU, a dropout mask has as many bytes per element as the states.
         mask = (residual if sizes.mask > 1 else 1) if self.config.embedding_dropout else 0
         *first, last = self.layers
@@ -214,7 +214,7 @@ class EncoderModel(PreTrainedModel):
     def _pool(self, first_NE: Tensor) -> Tensor:
         return first_NE if self.pooler is None else self.pooler(first_NE)
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
 
     def prepare_attention(self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None) -> PreparedAttention:

@@ -345,10 +345,10 @@ class BertForPreTraining(BertForMaskedLM):
     optional_heads = ("cls.", "bert.pooler.")
     next_sentence = True
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size
-        masked_tokens = super().head_flops(num_tokens, num_sequences, num_targets)
-        return masked_tokens + num_sequences * (2 * hidden**2 + 4 * hidden)
+        mlm = super().head_flops(num_tokens, num_sequences, num_masked)
+        return mlm + num_sequences * (2 * hidden**2 + 4 * hidden)
 
 
 class BertForQuestionAnswering(BertPreTrainedModel, QuestionAnswering):

@@ -72,9 +72,9 @@ class MaskedLanguageModel(PreTrainedModel):
         output = PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
         return output if labels is None else pretraining_sums(*output, *labels)
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size
-        return num_targets * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
+        return num_masked * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
 
 
 class ClassificationModel(PreTrainedModel):
@@ -114,7 +114,7 @@ class QuestionAnswering(ClassificationModel):
         hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
         return SpanOutput(*self.classify(hidden).unbind(dim=-1))
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return self.classifier_flops(num_tokens, 2)
 
 
@@ -135,8 +135,8 @@ class SequenceClassification(ClassificationModel):
     ) -> ClassificationOutput:
         return ClassificationOutput(self.classify(self.base_model.pooled(input_ids, attention_mask, token_type_ids)))
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
-        pooler = self.base_model.head_flops(num_tokens, num_sequences, num_targets)
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        pooler = self.base_model.head_flops(num_tokens, num_sequences, num_masked)
         return pooler + self.classifier_flops(num_sequences, self.config.num_labels)
 
 
@@ -157,7 +157,7 @@ class TokenClassification(ClassificationModel):
         hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
         return ClassificationOutput(self.classify(hidden))
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return self.classifier_flops(num_tokens, self.config.num_labels)
 
 
@@ -170,7 +170,7 @@ class SentenceEmbedding(PreTrainedModel):
         super().__init__(config)
         self.add_encoder("mean")
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_targets: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0  # the mean has no matrix products
 
     def forward(

@@ -18,7 +18,7 @@ class GlobalBatchStats:
 
     sequences: float = 0
     tokens: float = 0
-    targets: float = 0
+    labelled_tokens: float = 0
     flops: float = 0
 
     def __iadd__(self, other: "GlobalBatchStats") -> "GlobalBatchStats":

@@ -25,10 +25,10 @@ class Task(Protocol):
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Forward pass: sums over the micro-batch, on the device."""
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         """The micro-batch's share of the loss of the global batch."""
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
         """The metrics to log for the sums over a whole batch, `loss` first."""
 
 
@@ -61,11 +61,11 @@ class FineTuningTask(Task, Protocol):
     initial_loss: float | None = None
     max_seq_length: int
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         return sums["loss"] / num_sequences
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        return {"loss": self.loss(sums, num_sequences, num_targets)}
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+        return {"loss": self.loss(sums, num_sequences, num_labelled)}
 
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:

@@ -92,8 +92,8 @@ class ClassificationTask(FineTuningTask):
             loss = F.cross_entropy(logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        metrics = super().metrics(sums, num_sequences, num_targets)
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+        metrics = super().metrics(sums, num_sequences, num_labelled)
         return metrics if self.spec.regression else metrics | {"accuracy": sums["correct"] / num_sequences}
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:

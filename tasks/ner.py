@@ -74,11 +74,11 @@ class TokenClassificationTask(FineTuningTask):
         loss, correct = summed_cross_entropy(logits_TC, micro_batch["tags"])
         return {"loss": loss, "correct": correct}
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        return sums["loss"] / num_targets
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+        return sums["loss"] / num_labelled
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        return {"loss": sums["loss"] / num_targets, "accuracy": sums["correct"] / num_targets}
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+        return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
 
     def training_set(self, tokenizer) -> tuple["TokenClassificationTask", "TaggedDataset"]:
         sentences = read_sentences(self.train_file, tagged=True)

@@ -18,14 +18,18 @@ class PretrainingTask:
         labels = micro_batch["mlm_labels"], micro_batch["nsp_labels"]
         return model(stream, mlm_positions=micro_batch["mlm_positions"], labels=labels)._asdict()
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         # Without masked tokens, only the next-sentence loss is used.
-        return sums["mlm_loss"] / max(num_targets, 1) + sums["nsp_loss"] / num_sequences
+        return sums["mlm_loss"] / max(num_labelled, 1) + sums["nsp_loss"] / num_sequences
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_targets: float) -> dict[str, float]:
-        num_targets = max(num_targets, 1)
-        mlm_loss, nsp_loss = sums["mlm_loss"] / num_targets, sums["nsp_loss"] / num_sequences
-        metrics = {"loss": mlm_loss + nsp_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums["mlm_correct"] / num_targets}
+    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+        num_labelled = max(num_labelled, 1)
+        mlm_loss, nsp_loss = sums["mlm_loss"] / num_labelled, sums["nsp_loss"] / num_sequences
+        metrics = {
+            "loss": mlm_loss + nsp_loss,
+            "mlm_loss": mlm_loss,
+            "mlm_accuracy": sums["mlm_correct"] / num_labelled,
+        }
         if self.next_sentence:
             metrics |= {"nsp_loss": nsp_loss, "nsp_accuracy": sums["nsp_correct"] / num_sequences}
         return metrics

@@ -39,10 +39,10 @@ class SequenceDataset:
         self.labels = labels
         self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
         self.stream_labels = tuple(Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items())
-        self.num_targets = np.zeros(len(self), np.int64)  # labelled tokens of each sequence
+        self.num_labelled = np.zeros(len(self), np.int64)  # labelled tokens of each sequence
         if label_axis == "token":
             for values in labels.values():
-                self.num_targets += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
+                self.num_labelled += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -60,7 +60,7 @@ class SequenceDataset:
         return digest.hexdigest()[:16]
 
     def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "SequenceSamples":
-        counts = self.lengths[indices], self.num_targets[indices], np.ones(len(indices), np.int64)
+        counts = self.lengths[indices], self.num_labelled[indices], np.ones(len(indices), np.int64)
         return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -88,7 +88,7 @@ class SequenceSamples(NamedTuple):
     """Sequences as token streams (see data_loading.loader.Samples)."""
 
     lengths: np.ndarray
-    num_targets: np.ndarray
+    num_labelled: np.ndarray
     num_sequences: np.ndarray
     stream: Callable[[np.ndarray], dict[str, np.ndarray]]
 

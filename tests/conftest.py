@@ -93,7 +93,7 @@ class InMemoryDataset:
     def __init__(self, lengths, vocab_size: int = 1000):
         random = np.random.default_rng(0)
         self.lengths = np.asarray(lengths, dtype=np.int64)
-        self.num_targets = np.maximum(1, self.lengths // 7)
+        self.num_labelled = np.maximum(1, self.lengths // 7)
         self.samples = [
             np.concatenate([[i], random.integers(0, vocab_size, length - 1)]) for i, length in enumerate(self.lengths)
         ]
@@ -108,7 +108,7 @@ class InMemoryDataset:
         lengths = self.lengths[indices]
         cu_seqlens = np.append(0, np.cumsum(lengths))
         masked = [
-            start + 1 + np.arange(count) for start, count in zip(cu_seqlens, self.num_targets[indices], strict=False)
+            start + 1 + np.arange(count) for start, count in zip(cu_seqlens, self.num_labelled[indices], strict=False)
         ]
         mlm_positions = np.concatenate(masked)
         input_ids = np.concatenate([self.samples[i] for i in indices])
@@ -128,7 +128,7 @@ class InMemorySamples:
 
     def __init__(self, dataset: InMemoryDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
-        self.lengths, self.num_targets = dataset.lengths[indices], dataset.num_targets[indices]
+        self.lengths, self.num_labelled = dataset.lengths[indices], dataset.num_labelled[indices]
         self.num_sequences = np.ones(len(indices), np.int64)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:

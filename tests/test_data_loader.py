@@ -93,9 +93,9 @@ def test_batch_has_the_lengths_and_targets_of_its_sequences():
     order = sample_order(np.arange(36, 48), len(dataset), seed=9)
     assert batch.first_position == 36
     assert batch.lengths.tolist() == LENGTHS[order].tolist()
-    assert batch.num_targets.tolist() == dataset.num_targets[order].tolist()
+    assert batch.num_labelled.tolist() == dataset.num_labelled[order].tolist()
     assert batch.lengths.sum() == sum(len(m["input_ids"]) for m in batch.micro_batches)
-    assert batch.num_targets.sum() == sum(len(m["mlm_labels"]) for m in batch.micro_batches)
+    assert batch.num_labelled.sum() == sum(len(m["mlm_labels"]) for m in batch.micro_batches)
     assert len(batch.micro_batches) <= 3
 
 

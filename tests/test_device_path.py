@@ -139,7 +139,7 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     length, sequences = 128, 8
     bert_config = BertConfig(1000, 64, num_hidden_layers=12, num_attention_heads=1, intermediate_size=256)
     dataset = RandomDataset(sequences, length, bert_config.vocab_size)
-    dataset.lengths[:], dataset.num_targets[:] = length, length - 1  # with [CLS], the heads read every token
+    dataset.lengths[:], dataset.num_labelled[:] = length, length - 1  # with [CLS], the heads read every token
     loader = LoaderConfig(sequences, sequences, length, length)
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
@@ -151,5 +151,5 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     attention = counts.pop("aten._flash_attention_forward") / 2
     # The backward pass computes the scores again, which the formula, made of what is needed, does not count.
     assert counts.pop("aten._flash_attention_backward") / 2 == 2.5 * attention
-    formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_targets.sum())
+    formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_labelled.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)

@@ -173,7 +173,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)
     task = ClassificationTask(custom_task("text", None, "label", regression), 40)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
-    total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_targets=0)
+    total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_labelled=0)
     filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 3, 0)
     (total + filler).backward()
     # MSELoss of -100 as well: a label that marks filler elsewhere is a number like others here.

@@ -48,7 +48,7 @@ def test_window_measures_since_its_restart_without_pauses(clock):
     window.restart()
     for _ in range(4):
         clock.now += 2.0
-        window.count(GlobalBatchStats(sequences=16, tokens=800, targets=10, flops=4e13), waited=0.5)
+        window.count(GlobalBatchStats(sequences=16, tokens=800, labelled_tokens=10, flops=4e13), waited=0.5)
         with window.paused():
             clock.now += 1000.0
     assert window.metrics() == {

@@ -78,8 +78,8 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     task, limits = TokenClassificationTask(32, labels=LABELS), MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
     batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches
-    total = task.loss(task.sums(model, micro_batch), 4, batch.num_targets.sum())
-    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 4, batch.num_targets.sum())
+    total = task.loss(task.sums(model, micro_batch), 4, batch.num_labelled.sum())
+    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 4, batch.num_labelled.sum())
     (total + filler).backward()
     assert filler.item() == 0
     assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
@@ -92,7 +92,7 @@ def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_p
     path = write_conll(tmp_path / "a.txt", [(words, ["B-PER", *["O"] * (len(words) - 1)])])
     dataset = TaggedDataset(read_sentences(path, True), TOKENIZER, 16, LABELS)
     assert len(dataset) > 5 and dataset.lengths.max() <= 16
-    assert len(set(dataset.first_tokens.tolist())) == len(words) == dataset.num_targets.sum()
+    assert len(set(dataset.first_tokens.tolist())) == len(words) == dataset.num_labelled.sum()
     logits = np.zeros((len(dataset.input_ids), len(LABELS)))
     logits[dataset.first_tokens[4], 1] = 1
     (tags,) = TokenClassificationTask(labels=LABELS).predicted_tags(dataset, logits)

@@ -52,7 +52,7 @@ def shards(tmp_path_factory) -> Path:
 
 def open_shards(folder: Path, predictions: int = 10) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
-    if not dataset.predictions_per_sequence:
+    if not dataset.max_masked_tokens:
         dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), 0.15, predictions, whole_word=False))
     return dataset
 
@@ -101,7 +101,7 @@ def test_a_stream_has_a_sequence_per_document(tmp_path, flags):
     assert samples.num_sequences.tolist() == rows["input_mask"][order].max(axis=1).tolist()
     assert stream["nsp_labels"].tolist() == [-1] * len(lengths)
     assert not np.isin(stream["mlm_labels"], [CLS, SEP]).any()
-    assert len(stream["mlm_labels"]) == samples.num_targets.sum() > 0.1 * len(stream["input_ids"])
+    assert len(stream["mlm_labels"]) == samples.num_labelled.sum() > 0.1 * len(stream["input_ids"])
 
 
 def test_a_document_does_not_see_the_others_of_its_row(shards):

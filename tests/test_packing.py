@@ -23,18 +23,18 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 @given(
     lengths=st.lists(st.integers(1, 64), max_size=200),
     batch_size=st.integers(1, 20),
-    targets_per_sequence=st.integers(1, 10),
+    masked_per_sequence=st.integers(1, 10),
     data=st.data(),
 )
 def test_each_sample_is_packed_once_within_the_limits_and_in_at_most_as_many_batches_as_without_packing(
-    lengths, batch_size, targets_per_sequence, data
+    lengths, batch_size, masked_per_sequence, data
 ):
     n = len(lengths)
-    targets = data.draw(st.lists(st.integers(0, targets_per_sequence), min_size=n, max_size=n))
-    costs = np.array([lengths, targets, [1] * n], dtype=np.int64).T
-    limits = MicroBatchLimits.for_batch(batch_size, 64, targets_per_sequence)
-    assert (limits.tokens, limits.targets) == (64 * batch_size, targets_per_sequence * batch_size)
-    limits = (limits.tokens, limits.targets, limits.sequences)
+    masked = data.draw(st.lists(st.integers(0, masked_per_sequence), min_size=n, max_size=n))
+    costs = np.array([lengths, masked, [1] * n], dtype=np.int64).T
+    limits = MicroBatchLimits.for_batch(batch_size, 64, masked_per_sequence)
+    assert (limits.tokens, limits.labelled_tokens) == (64 * batch_size, masked_per_sequence * batch_size)
+    limits = (limits.tokens, limits.labelled_tokens, limits.sequences)
     groups = pack(costs, limits)
     assert sorted(itertools.chain.from_iterable(groups)) == list(range(n))
     assert all((costs[group].sum(axis=0) <= limits).all() for group in groups)
@@ -62,13 +62,17 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
     num_sizes=st.integers(1, 40),
     more_tokens=st.integers(0, 60),
     more_sequences=st.integers(0, 3),
-    more_targets=st.integers(0, 5),
+    more_masked=st.integers(0, 5),
 )
-def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_tokens, more_sequences, more_targets):
+def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_tokens, more_sequences, more_masked):
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    real = {"tokens": sum(lengths), "sequences": len(lengths), "targets": len(stream["mlm_labels"])}
+    real = {"tokens": sum(lengths), "sequences": len(lengths), "labelled_tokens": len(stream["mlm_labels"])}
     limits = MicroBatchLimits(
-        real["tokens"] + more_tokens, len(lengths) + more_sequences, real["targets"] + more_targets, 16, num_sizes
+        real["tokens"] + more_tokens,
+        len(lengths) + more_sequences,
+        real["labelled_tokens"] + more_masked,
+        16,
+        num_sizes,
     )
     padded = pad_stream(stream, InMemoryDataset.stream_labels, limits)
 
@@ -83,14 +87,14 @@ def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_t
         expected.setdefault(kind, min(step for step in steps if step >= size))
     assert sizes == {
         **dict.fromkeys(("input_ids", "token_type_ids", "position_ids"), expected["tokens"]),
-        **dict.fromkeys(("mlm_positions", "mlm_labels"), expected["targets"]),
+        **dict.fromkeys(("mlm_positions", "mlm_labels"), expected["labelled_tokens"]),
         "cu_seqlens": expected["sequences"] + 1,
         "nsp_labels": expected["sequences"],
     }
     for name, values in stream.items():
         assert padded[name][: len(values)].tolist() == values.tolist()
         assert padded[name].dtype == values.dtype
-    assert (padded["mlm_labels"][real["targets"] :] == -100).all()
+    assert (padded["mlm_labels"][real["labelled_tokens"] :] == -100).all()
     assert (padded["nsp_labels"][len(lengths) :] == -100).all()
     assert (padded["cu_seqlens"][len(lengths) :] == real["tokens"]).all()  # filler belongs to no sequence
     assert (padded["mlm_positions"] < expected["tokens"]).all()

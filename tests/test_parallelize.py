@@ -175,13 +175,13 @@ def shares_of_step(global_batch_size: int, world_size: int) -> list[StepBatch]:
 def gradients_of_step(parallel: ParallelModel, global_batch_size: int, rank: int, world_size: int) -> dict:
     """One step of the trainer up to the optimizer, on this rank's share of a global batch."""
     shares = shares_of_step(global_batch_size, world_size)
-    num_targets = sum(share.num_targets.sum() for share in shares)
+    num_labelled = sum(share.num_labelled.sum() for share in shares)
     for p in parallel.named_parameters().values():
         p.grad = None
     sums = None
     for micro_batch in parallel.micro_batches(shares[rank], max(len(share.micro_batches) for share in shares)):
         sums = TASK.sums(parallel.module, micro_batch)
-        parallel.backward(TASK.loss(sums, global_batch_size, num_targets), torch.ones(()))
+        parallel.backward(TASK.loss(sums, global_batch_size, num_labelled), torch.ones(()))
     assert sums is not None, "the trainer has no sums to log"
     return {name: p.grad.clone() for name, p in parallel.named_parameters().items()}
 

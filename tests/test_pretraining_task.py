@@ -71,7 +71,7 @@ def test_stream_holds_samples_of_several_shards_in_the_given_order(tmp_path):
         assert as_lists(stream_of(dataset, indices)) == stream_in_python(rows, indices)
         sizes = [[rows["input_mask"][i].sum(), (rows["masked_lm_positions"][i] > 0).sum()] for i in indices]
         samples = dataset.read(indices)
-        assert np.column_stack([samples.lengths, samples.num_targets]).tolist() == sizes
+        assert np.column_stack([samples.lengths, samples.num_labelled]).tolist() == sizes
 
 
 def test_shards_of_nvidia_give_the_same_streams(tmp_path, rows):
@@ -80,7 +80,7 @@ def test_shards_of_nvidia_give_the_same_streams(tmp_path, rows):
     ours, theirs = (PretrainingDataset(tmp_path / name, VOCAB_SIZE) for name in ("ours", "theirs"))
     assert ours.shards[0].is_mapped and not theirs.shards[0].is_mapped
     assert ours.bytes_in_memory == 0 < theirs.bytes_in_memory
-    assert (ours.sequence_length, ours.predictions_per_sequence) == (32, 5)
+    assert (ours.sequence_length, ours.max_masked_tokens) == (32, 5)
     indices = np.array([4, 0, 19, 11])
     found = stream_of(theirs, indices)
     assert as_lists(found) == as_lists(stream_of(ours, indices)) == stream_in_python(rows, indices)

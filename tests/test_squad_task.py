@@ -260,7 +260,7 @@ def test_stream_holds_the_features_in_the_given_order():
     assert stream["cu_seqlens"].dtype == np.int32
     samples = dataset.read(order)
     np.testing.assert_array_equal(samples.lengths, dataset.lengths[order])
-    assert samples.num_targets.tolist() == [0] * 17
+    assert samples.num_labelled.tolist() == [0] * 17
     rows = np.array([3, 0, 11])
     for name, values in samples.stream(rows).items():
         np.testing.assert_array_equal(values, dataset.stream(order[rows])[name])

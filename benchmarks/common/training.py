@@ -69,7 +69,7 @@ def make_trainer(
 
 
 def batch_stats(batch: StepBatch) -> GlobalBatchStats:
-    return GlobalBatchStats(len(batch.lengths), int(batch.lengths.sum()), int(batch.num_targets.sum()))
+    return GlobalBatchStats(len(batch.lengths), int(batch.lengths.sum()), int(batch.num_labelled.sum()))
 
 
 def train_step(trainer: Trainer, batch: StepBatch) -> None:
@@ -95,7 +95,7 @@ class RandomDataset:
         random = np.random.default_rng(0)
         self.lengths = random.integers(seq_length // 8, seq_length + 1, count)
         self.lengths[: count // 2] = seq_length
-        self.num_targets = np.maximum(self.lengths // 7, 1)
+        self.num_labelled = np.maximum(self.lengths // 7, 1)
         self.ids = random.integers(0, vocab_size, (count, seq_length))
         self.labels = random.integers(0, 2, count)
 
@@ -106,15 +106,15 @@ class RandomDataset:
         return RandomSamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        lengths, targets = self.lengths[indices], self.num_targets[indices]
+        lengths, masked = self.lengths[indices], self.num_labelled[indices]
         starts = np.cumsum(lengths) - lengths
         return {
             "input_ids": np.concatenate([self.ids[i, :n] for i, n in zip(indices, lengths, strict=True)]),
             "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
             "position_ids": np.concatenate([np.arange(n) for n in lengths]),
             "cu_seqlens": np.append(0, np.cumsum(lengths)).astype(np.int32),
-            "mlm_positions": np.concatenate([s + 1 + np.arange(m) for s, m in zip(starts, targets, strict=True)]),
-            "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, targets, strict=True)]),
+            "mlm_positions": np.concatenate([s + 1 + np.arange(m) for s, m in zip(starts, masked, strict=True)]),
+            "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, masked, strict=True)]),
             "nsp_labels": self.labels[indices],
         }
 
@@ -124,7 +124,7 @@ class RandomSamples:
 
     def __init__(self, dataset: RandomDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
-        self.lengths, self.num_targets = dataset.lengths[indices], dataset.num_targets[indices]
+        self.lengths, self.num_labelled = dataset.lengths[indices], dataset.num_labelled[indices]
         self.num_sequences = np.ones_like(self.lengths)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
