@@ -90,6 +90,7 @@ class Trainer:
                 window.count(stats, waited)
                 state.step = step
                 if logs or evaluates or saves or self.device.type == "cpu":
+                    self.distributed.wait_for_device(self.device)
                     self._read_step(int(stats.sequences))
                 bar.update(state.step - bar.n)
 
@@ -274,13 +275,14 @@ class Trainer:
                 yield
         except UserError as error:
             if isinstance(error, RankFailure) and self.device.type == "cuda":
-                self.distributed.abort()
                 raise
             self.state.step = int(self.state.device_step)
             if not self.config.benchmark and self.parallel.shard_group is None and self._weights_are_finite():
                 self.save()
                 self.writer.wait()
             raise
+        finally:
+            self.writer.finish()
 
 
 def is_due(step: int, every: int, last_step: int) -> bool:

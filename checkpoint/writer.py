@@ -5,7 +5,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,6 @@ class CheckpointWriter:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
         arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group)
-        # The interpreter waits for this thread: a started write is completed even after an error in training.
         self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write_checkpoint, self.parent, *arguments)
         if copied is None:
             self.wait()
@@ -142,6 +141,11 @@ class CheckpointWriter:
         writing, self.writing = self.writing, None
         if writing is not None:
             writing.result()
+
+    def finish(self) -> None:
+        """Waits for the last checkpoint, after another error."""
+        if self.writing is not None:
+            wait([self.writing])
 
 
 def pin_memory(memory: Tensor, gpu: torch.device) -> bool:

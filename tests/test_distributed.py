@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import pretraining_command, write_shards
 from processes import exit_codes, start_several
 from rank_runs import run_distributed
 
+import run_pretraining
+import run_setup
 from trainer import Trainer
 from utils.distributed import DistributedContext, RankFailure, init_distributed, translate_peer_failure
 from utils.errors import UserError
@@ -195,7 +198,7 @@ def test_other_runtime_errors_are_not_translated():
             raise error
 
 
-def test_on_gpus_a_failed_rank_aborts_the_collectives_and_nothing_is_read_or_saved():
+def test_on_gpus_a_failed_rank_ends_the_others_without_a_read_or_a_checkpoint():
     """NCCL's kernels wait for the failed rank, so whatever reads the device would hang. A stand-in for the GPU."""
 
     class Device:
@@ -203,10 +206,98 @@ def test_on_gpus_a_failed_rank_aborts_the_collectives_and_nothing_is_read_or_sav
             raise AssertionError("a read of the device would hang")
 
     trainer = Trainer.__new__(Trainer)
-    calls = []
-    trainer.device = torch.device("cuda")
-    trainer.distributed = types.SimpleNamespace(abort=lambda: calls.append("abort"))
+    trainer.device, trainer.writer = torch.device("cuda"), types.SimpleNamespace(finish=lambda: None)
     trainer.state = types.SimpleNamespace(device_step=Device())
     with pytest.raises(RankFailure, match="another rank failed"), trainer._save_on_error():
         raise RuntimeError("[gloo] Connection closed by peer")
-    assert calls == ["abort"]
+
+
+# --- NCCL, which waits in its end for all ranks -----------------------------------------------------------------------
+
+
+class SlowDevice:
+    """Stands in for an event of a GPU whose kernels wait for a rank that has died."""
+
+    def record(self):
+        Path("waits").touch()
+
+    def query(self):
+        return False
+
+
+def wait_for_the_device(argv):
+    with init_distributed(CPU) as distributed:
+        torch.cuda.Event = SlowDevice
+        if distributed.rank == 1:
+            while not Path("waits").exists():
+                time.sleep(0.01)
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        distributed.wait_for_device(torch.device("cuda"))
+
+
+def wait_for_all_ranks():
+    """Stands in for torch.distributed.destroy_process_group with NCCL."""
+    place = Path("destroyed")
+    place.mkdir(exist_ok=True)
+    (place / os.environ["RANK"]).touch()
+    while len(list(place.iterdir())) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+
+
+def fail_at(argv):
+    phase, folder, *command = argv
+    os.chdir(folder)
+    dist.destroy_process_group = wait_for_all_ranks
+
+    def fail(*_args, **_kwargs):
+        if phase == "second Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        raise {"start": UserError, "checkpoint": OSError}.get(phase, RuntimeError)("no luck")
+
+    owner, name = {"start": (run_setup, "build_trainer"), "evaluation": (run_setup, "evaluate")}.get(
+        phase, (Trainer, "save" if phase == "checkpoint" else "optimizer_step")
+    )
+    if os.environ["RANK"] == "1" and phase != "nowhere":
+        setattr(owner, name, fail)
+    return run_pretraining.main(command)
+
+
+@pytest.mark.parametrize(
+    ("phase", "codes", "message"),
+    [
+        ("nowhere", [0, 0], ""),
+        ("start", [2, 2], "error: rank 1: no luck"),
+        ("step", [2, 1], "RuntimeError: no luck"),
+        ("checkpoint", [2, 1], "OSError: no luck"),
+        ("evaluation", [2, 1], "RuntimeError: no luck"),
+        ("second Ctrl-C", [2, 130], "interrupted"),
+    ],
+)
+def test_a_failed_rank_ends_the_others_though_destroying_their_groups_waits_for_it(
+    tmp_path, tiny_config, phase, codes, message
+):
+    shards = write_shards(tmp_path / "shards")
+    flags = (
+        "--max-steps",
+        3,
+        "--eval-dir",
+        write_shards(tmp_path / "held-out", (8,), seed=9),
+        "--eval-steps",
+        1,
+        "--num-steps-per-checkpoint",
+        2,
+    )
+    command = pretraining_command(shards, tiny_config, tmp_path / "output", *flags)[1:]
+    processes = start_several([phase, tmp_path, *map(str, command)], tmp_path / "log", function=fail_at)
+    assert exit_codes(processes, timeout=60) == codes
+    text = (tmp_path / "log.1").read_text()
+    assert text.endswith(f"{message}\n") if message else "error" not in text.lower()
+
+
+def test_a_rank_that_dies_while_the_others_wait_for_their_gpus_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_codes(start_several([], tmp_path / "log", function=wait_for_the_device), timeout=60) == [2, -9]
+    assert "error: another rank failed" in (tmp_path / "log.0").read_text()

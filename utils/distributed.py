@@ -8,19 +8,21 @@ import atexit
 import contextlib
 import datetime
 import json
+import multiprocessing
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from utils.errors import PeerError, UserError
+from utils.errors import PeerError, UserError, report_error
 from utils.launcher import RankEnvironment, read_environment
 
 Result = TypeVar("Result")
@@ -29,6 +31,7 @@ PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
 JOIN_MINUTES = 5.0
 JOIN_POLL_SECONDS = 0.05
 JOIN_GRACE_SECONDS = 2
+DEVICE_POLL_SECONDS = 0.002
 COLLECTIVE_MINUTES = 30.0  # long, because ranks wait while rank 0 verifies large checkpoints
 
 
@@ -65,6 +68,17 @@ class DistributedContext(RankEnvironment):
     def barrier(self) -> None:
         self.all_reduce_sum([0])
 
+    def wait_for_device(self, device: torch.device) -> None:
+        """Waits until the GPUs of all ranks have done what was started; called on all ranks before any reads from its
+        GPU. A rank that dies meanwhile raises RankFailure. In the wait of a read itself it would go unseen, because
+        NCCL's kernels wait for it without an end."""
+        if self.world_size == 1 or device.type != "cuda":
+            return
+        event = torch.cuda.Event()
+        event.record()
+        while self.all_reduce_sum([event.query()])[0] < self.world_size:
+            time.sleep(DEVICE_POLL_SECONDS)
+
     def broadcast_json(self, value: Any = None) -> Any:
         """The main process's JSON-like `value`, on all ranks."""
         if self.world_size == 1:
@@ -100,6 +114,8 @@ class DistributedContext(RankEnvironment):
     def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> Any:
         """Creates a process group of `ranks`, or of all ranks; called on all ranks. Raises UserError without a long
         timeout if a rank has exited."""
+        if self.cpu_group is not None:
+            self.barrier()  # a rank may come late, for as long as a collective may take
         with translate_peer_failure(while_joining=True):
             timeout = datetime.timedelta(minutes=self.join_minutes)
             group = dist.new_group(ranks, timeout=timeout, backend=backend)
@@ -115,16 +131,12 @@ class DistributedContext(RankEnvironment):
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def abort(self) -> None:
-        """Ends all collectives after a rank has failed. NCCL's kernels would wait for that rank, and everything that is
-        read from the GPU would wait for them. What the collectives should have written is lost."""
-        self.cpu_group = None
-        dist.distributed_c10d._abort_process_group()
-
 
 def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
     """Sets the timeout of collectives of a connected group."""
-    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=minutes), group)
+    c10d = dist.distributed_c10d
+    set_group_timeout = c10d.set_timeout if hasattr(c10d, "set_timeout") else c10d._set_pg_timeout  # until torch 2.13
+    set_group_timeout(datetime.timedelta(minutes=minutes), group)
 
 
 class RankFailure(UserError):
@@ -210,23 +222,32 @@ def init_distributed(
             )
         set_timeout(dist.group.WORLD, collective_minutes)
         context = DistributedContext(**vars(place), join_minutes=join_minutes, collective_minutes=collective_minutes)
-        # This variable keeps the group open until an error is reported: the others notice its end at once, and would
-        # report that instead.
-        cpu_group = context.new_group(backend="gloo")
-        context.cpu_group = cpu_group
-        try:
-            with translate_peer_failure():
-                yield context
-        finally:
-            context.destroy()
-    except UserError as error:
-        error.rank = place.rank  # from here on, the ranks may have errors of their own
-        if reports is not None and not reports.is_first(error):
-            raise PeerError(str(error)) from error
-        raise
-    finally:
-        if reports is not None:
-            reports.wait()
+        context.cpu_group = context.new_group(backend="gloo")
+        with translate_peer_failure():
+            yield context
+        context.barrier()  # none leaves with success while another may fail, or may need torchrun to wait for it
+        context.destroy()
+    except BaseException as error:
+        if isinstance(error, UserError):
+            error.rank = place.rank  # from here on, the ranks may have errors of their own
+        if reports is None:
+            raise
+        end_process(error, reports)
+
+
+def end_process(error: BaseException, reports: ErrorReports) -> NoReturn:
+    """Ends this process after an error, without destroying its process groups: NCCL would wait for ranks that never do
+    so, before the error is printed and the other ranks notice the end of this one."""
+    if isinstance(error, UserError) and not reports.is_first(error):
+        error = PeerError(str(error))
+    code = report_error(error)
+    reports.wait()
+    for process in multiprocessing.active_children():
+        process.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def join(place: RankEnvironment, minutes: float) -> "dist.Store":
@@ -248,6 +269,7 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
             f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not start within {flag}: "
             f"see what that process or machine prints, and whether it reaches {os.environ['MASTER_ADDR']}"
         ) from lost
+    store.set_timeout(datetime.timedelta(minutes=minutes))  # not only what was left of it
     return store
 
 
@@ -256,12 +278,11 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
     it cannot be reached before the time `end`."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_server = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    listener = None
     while True:  # torch's own errors are several lines
         try:
             if is_server:
-                with socket.socket() as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("", port))
+                listener = listen(address, port, place).detach()
             else:
                 socket.create_connection((address, port), timeout=5).close()
             break
@@ -278,8 +299,9 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
 
     def connect() -> None:
         timeout = datetime.timedelta(seconds=seconds / 2)  # torch needs more for its stack frames
+        options = {"wait_for_workers": False, "master_listen_fd": listener}
         with contextlib.suppress(RuntimeError):
-            stores.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, wait_for_workers=False))
+            stores.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, **options))
 
     # Another program at that port may never answer, for which torch has no timeout, or answer with nonsense, for which
     # torch prints stack frames.
@@ -296,6 +318,19 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
         )
     stores[0].set_timeout(datetime.timedelta(seconds=seconds))
     return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", stores[0])
+
+
+def listen(address: str, port: int, place: RankEnvironment) -> socket.socket:
+    """A socket for the store, at `address` only, if the other ranks reach this machine by it. Otherwise at all
+    addresses: the name of a machine may be a loopback address on the machine itself, or that of a proxy."""
+    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    is_loopback = where[0] == "::1" or where[0].startswith("127.")
+    if not is_loopback or place.local_world_size == place.world_size:
+        with contextlib.suppress(OSError):
+            return socket.create_server(where[:2], family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 @contextlib.contextmanager

@@ -139,6 +139,10 @@ def error_message(error: BaseException) -> str | None:
 
 def exit_for(error: BaseException) -> None:
     """Exits with a message as `run_main` describes; returns if `error` is a bug."""
+    if isinstance(error, SystemExit):
+        raise error
+    if isinstance(error, PeerError):
+        sys.exit(2)
     if isinstance(error, KeyboardInterrupt):
         Terminal.may_be_lost = True
         print("interrupted", file=sys.stderr)
@@ -156,6 +160,16 @@ def exit_for(error: BaseException) -> None:
     sys.exit(2)
 
 
+def report_error(error: BaseException) -> int:
+    """Prints what `run_main` prints for `error`, and returns its exit code."""
+    try:
+        exit_for(error)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    sys.__excepthook__(type(error), error, error.__traceback__)
+    return 1
+
+
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an error of the machine
     (see MACHINE_ERRORS), prints one line `error: ...` on standard error and exits with 2. A reader that has closed
@@ -165,8 +179,6 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     try:
         code = main()
         sys.stdout.flush()
-    except PeerError:
-        sys.exit(2)
     except BrokenPipeError:
         if not reader_is_closed():
             raise
