@@ -185,10 +185,13 @@ def plan_run(
     max_steps, start, trainer = count_steps(config, len(dataset)), config.start, config.trainer
     folder = trainer.checkpoint_folder / choice.name / phase
     record = None
-    if runtime.distributed.is_main and not trainer.benchmark:
+    if not trainer.benchmark:
         lengths = {"the global batch size": config.loader.global_batch_size, "--max-steps": max_steps}
-        identity = identity_of(start, choice, dataset.digest(), config.metadata.seed)
-        record = RunRecord(identity, config.hyperparameters | lengths)
+        # The other ranks wait here, where the timeout is long, while the main process verifies the starting weights.
+        identity = runtime.distributed.on_main(
+            lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed)
+        )
+        record = RunRecord(identity, config.hyperparameters | lengths) if runtime.distributed.is_main else None
     if start.resume:
         start = replace(start, from_checkpoint=folder, last_step_of_checkpoint="auto")
     compiled = config.parallel.compile != "none"

@@ -160,7 +160,8 @@ class TrainState:
             self.lock = self.lock or lock_folder(checkpoint_folder)
             remove_leftovers(checkpoint_folder)
             write_record(checkpoint_folder, record)
-            if self.parallel.shard_group is None:
+            on_one_machine = self.distributed.local_world_size == self.distributed.world_size
+            if self.parallel.shard_group is None and on_one_machine:
                 return {}
             probe = temporary_path(checkpoint_folder / "probe")
             probe.touch(exist_ok=False)

@@ -26,7 +26,7 @@ from data_loading.loader import MicroBatch, StepBatch
 from optimizer import spec_of
 from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
-from utils.distributed import DistributedContext
+from utils.distributed import DistributedContext, set_timeout
 from utils.errors import UserError
 from utils.progress import print_line
 
@@ -106,6 +106,8 @@ class DeepSpeedModel(ParallelModel):
                 "DeepSpeed cannot compile its CPU operations: install ninja and a C++ compiler, or set CXX to yours"
             ) from error
         self.module = self.engine
+        for group in dist.distributed_c10d._world.pg_map:  # also those of DeepSpeed, which have torch's default
+            set_timeout(group, self.distributed.collective_minutes)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         self.engine.set_gradient_accumulation_boundary(False)

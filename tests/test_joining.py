@@ -1,12 +1,14 @@
 """Processes of a run that cannot find each other, or lose the program that started them."""
 
 import contextlib
+import datetime
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from conftest import ROOT, assert_refused, pretraining_command, write_shards
 from processes import PATIENCE, exit_codes, free_port, start_several, wait_until
 
 from checkpoint.writer import CheckpointWriter
-from utils.distributed import init_distributed
-from utils.launcher import stop_with_launcher
+from utils.distributed import init_distributed, join, listen
+from utils.launcher import RankEnvironment, stop_with_launcher
 
 PROGRAM = (
     "import sys, torch\n"
@@ -30,7 +32,7 @@ PROGRAM = (
 SECONDS = 4.0
 
 
-def join(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> subprocess.Popen:
+def start_rank(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> subprocess.Popen:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     environment = {name: str(value) for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items()}
     return subprocess.Popen(
@@ -54,7 +56,7 @@ def port() -> int:
 
 
 def test_a_rank_that_never_comes_is_named(port):
-    assert_refused(ended(join(0, 3, port)), "ranks 1, 2 did not start within", "--distributed-timeout-minutes")
+    assert_refused(ended(start_rank(0, 3, port)), "ranks 1, 2 did not start within", "--distributed-timeout-minutes")
 
 
 def lose_the_other_rank(argv):
@@ -74,18 +76,44 @@ def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_th
     assert lines[-1].startswith("error: another rank failed")
 
 
+def come_late(argv):
+    with init_distributed(torch.device("cpu"), float(argv[0])) as distributed:
+        if distributed.is_main:
+            time.sleep(2 * 60 * float(argv[0]))  # as it does when it verifies a large checkpoint
+        CheckpointWriter(".", distributed, sharded=True)
+
+
+def test_a_group_waits_for_a_rank_as_long_as_a_collective_does(tmp_path):
+    assert exit_codes(start_several([1 / 60], tmp_path / "log", function=come_late)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("address", "local_world_size", "bound"),
+    [("127.0.0.1", 1, True), ("localhost", 1, True), ("127.0.0.1", 0, False), ("192.0.2.1", 0, False)],
+    ids=["one machine", "one machine, by name", "a name that is local to each machine", "the address of a proxy"],
+)
+def test_the_store_listens_where_the_ranks_need_it(monkeypatch, port, address, local_world_size, bound):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    place = RankEnvironment(0, 1, 0, local_world_size)
+    with listen(address, port, place) as listener:
+        assert (listener.getsockname()[0] in ("127.0.0.1", "::1")) == bound
+    if bound:
+        assert join(place, 0.5).timeout == datetime.timedelta(seconds=30)
+
+
 def test_a_main_process_that_never_comes_is_named(port):
-    assert_refused(ended(join(1, 2, port)), f"127.0.0.1:{port}", "MASTER_ADDR")
+    assert_refused(ended(start_rank(1, 2, port)), f"127.0.0.1:{port}", "MASTER_ADDR")
 
 
 def test_an_address_that_does_not_exist(port):
-    assert_refused(ended(join(1, 2, port, "no-such-host.invalid")), "no-such-host.invalid", "MASTER_ADDR")
+    assert_refused(ended(start_rank(1, 2, port, "no-such-host.invalid")), "no-such-host.invalid", "MASTER_ADDR")
 
 
 def test_a_port_that_another_program_has():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        result = ended(join(0, 2, port))
+        result = ended(start_rank(0, 2, port))
     assert_refused(result, f"MASTER_PORT {port} cannot be used", "choose another port")
 
 
@@ -94,7 +122,7 @@ def test_another_program_at_the_port_of_the_main_process(answer):
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=answer_all, args=(server, answer), daemon=True).start()
         port = server.getsockname()[1]
-        result = ended(join(1, 2, port))
+        result = ended(start_rank(1, 2, port))
     assert_refused(result, f"answers at 127.0.0.1:{port}", "MASTER_PORT")
 
 

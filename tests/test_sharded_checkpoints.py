@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 import checkpoint.folder
 import checkpoint.writer
+import run_pretraining
 from checkpoint.folder import checkpoint_steps, verify_checkpoint
 from checkpoint.writer import CheckpointWriter
 from trainer import Trainer
@@ -265,13 +266,18 @@ def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run
         assert found.read_bytes() == expected.read_bytes(), name
 
 
-def pretrain_in_own_folder(folders: list[Path], command: Command) -> int:
+def pretrain_in_own_folder(folders: list[Path], argv: list[str]) -> int:
+    os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
     os.chdir(folders[rank()])
-    return pretrain(command)
+    return run_pretraining.main(argv)
 
 
-@pytest.mark.parametrize("resume", [False, True], ids=["a new run", "a run that resumes"])
-def test_storage_that_not_all_ranks_see_is_one_error_line(saved, inputs, tmp_path, resume):
+@pytest.mark.parametrize(
+    ("strategy", "resume"),
+    [(SHARDED, False), (SHARDED, True), ((), False), ((), True)],
+    ids=["sharded", "sharded, resumed", "DDP", "DDP, resumed"],
+)
+def test_storage_that_not_all_nodes_see_is_one_error_line(saved, inputs, tmp_path, strategy, resume):
     """Relative paths in two working directories stand for the disks of two machines."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -280,8 +286,8 @@ def test_storage_that_not_all_ranks_see_is_one_error_line(saved, inputs, tmp_pat
     if resume:
         shutil.copytree(saved, folders[0] / "output")
         flags = (*flags, *resuming(Path("output")))
-    command = Command(2, inputs.command(Path("output"), "--max-steps", 3, *SHARDED, *flags))
-    result = run_ranks(2, tmp_path / "logs", pretrain_in_own_folder, folders, command)
+    argv = inputs.command(Path("output"), "--max-steps", 3, *strategy, *flags)
+    result = run_ranks(2, tmp_path / "logs", pretrain_in_own_folder, folders, argv)
     assert result.exit_codes == [2, 2], result.errors
     (line,) = result.error_lines()
     assert "must be on storage that all machines share" in line and "output/custom/phase1" in line
