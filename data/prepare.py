@@ -43,7 +43,7 @@ from data_preparation.options import (
     check_sample_flags,
     sample_options,
 )
-from data_preparation.sources import download, glue
+from data_preparation.sources import published
 from tasks.glue_files import TASKS
 from utils.command_line import (
     ArgumentParser,
@@ -68,18 +68,18 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
     folder, mirror = download_folder(args, dataset), args.mirror
     if dataset == "wikicorpus":
         options = {"language": args.language, "date": args.dump_date}
-        fetch = partial(download.fetch_wikipedia, mirrors=[*mirror, *download.WIKIMEDIA_MIRRORS])
+        fetch = partial(published.fetch_wikipedia, mirrors=[*mirror, *published.WIKIMEDIA_MIRRORS])
         return [stages.download_stage(dataset, folder, fetch, options)]
     if dataset == "books":
         if args.books is None:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
         urls = read_lines(args.books, "--books")
-        return [stages.download_stage(dataset, folder, download.fetch_books, {"urls": urls})]
+        return [stages.download_stage(dataset, folder, published.fetch_books, {"urls": urls})]
     if dataset == "glue":
-        fetch = partial(glue.fetch_glue, mirrors=[*mirror, glue.SERVER])
-        folders = {task: args.output_dir / "download" / glue.task_folder(task) for task in args.tasks or TASKS}
+        fetch = partial(published.fetch_glue, mirrors=[*mirror, *published.GLUE_MIRRORS])
+        folders = {task: args.output_dir / "download" / published.glue_folder(task) for task in args.tasks or TASKS}
         return [stages.download_stage(f"glue {task}", folders[task], fetch, {"task": task}) for task in folders]
-    fetch = partial(download.fetch_squad, mirrors=[*mirror, *download.SQUAD_MIRRORS])
+    fetch = partial(published.fetch_squad, mirrors=[*mirror, *published.SQUAD_MIRRORS])
     versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
     return [
         stages.download_stage(f"squad {version}", folder / f"v{version}", fetch, {"version": version})
@@ -160,7 +160,7 @@ def all_stages(args: Arguments) -> list[Stage]:
             downloads += download_stages(args, dataset)
             paths = [str(download_folder(args, dataset))]
             if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [f"{paths[0]}/{name}" for name in download.names_of(downloads[-1].options["urls"])]
+                paths = [f"{paths[0]}/{name}" for name in published.names_of(downloads[-1].options["urls"])]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
         downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network

@@ -36,7 +36,7 @@ from attacks import (
 )
 from conftest import write_shards
 from small_runs import steps_folder
-from test_download import CONTENT, HASTY, SHA256, Handler, Server, drops, status, web_page, whole
+from test_download import CONTENT, SHA256, Handler, Server, drops, says, sends, whole
 from test_memory import machine
 from test_report import ODD_NAMES
 
@@ -322,7 +322,7 @@ def server(_arena: Arena, folder: Path, random_: random.Random) -> int:
         web.handle_error = lambda *_: None  # the client may hang up
         web.answers = list(answers)
         size, checksum = len(CONTENT) if has_size else None, SHA256 if has_checksum else None
-        downloads.POLICY = HASTY._replace(timeout=0.5)  # this is a process of its own
+        downloads.TIMEOUT, downloads.FIRST_WAIT, downloads.ATTEMPTS = 0.5, 0.01, 4  # this is a process of its own
         downloads.fetch([web.url()], target, checksum, size)
 
     code = wait([start([], folder / "log", program=download)])
@@ -382,13 +382,13 @@ def hostile_answer(random_: random.Random):
     return random_.choice(
         [
             drops,
-            web_page,
+            sends(b"<!DOCTYPE html><html>log in first</html>"),
             slow,
             odd_reason,
-            status(
+            says(
                 random_.choice([301, 302, 307]), Location=random_.choice(["/file.bin", "file:///etc/passwd", "//", odd])
             ),
-            status(random_.choice([401, 403, 404, 408, 416, 425, 429, 500, 503]), Retry_After=first),
+            says(random_.choice([401, 403, 404, 408, 416, 425, 429, 500, 503]), Retry_After=first),
             lambda handler: handler.send(CONTENT[:sent], claim=-1, Content_Length=first),
             lambda handler: handler.send(CONTENT, claim=-1),
             lambda handler: handler.send(CONTENT + CONTENT, claim=random.Random(seed).choice([-1, len(CONTENT), None])),
