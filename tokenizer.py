@@ -129,6 +129,7 @@ class BertTokenizer:
     """
 
     special_tokens = SPECIAL_TOKENS
+    num_pair_separators, second_type_id = 1, 1  # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
 
     def __init__(self, vocab_file: str | Path, do_lower_case: bool = True):
         self.vocab_file = Path(vocab_file)

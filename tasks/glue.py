@@ -234,9 +234,10 @@ class TextDataset(SequenceDataset):
             texts = [(a[: max_seq_length - 2],) for a in first_ids]
         else:
             second_ids, _ = encode(tokenizer, examples.pairs, "second texts")
+            room = max_seq_length - 2 - tokenizer.num_pair_separators
             texts = []
             for a, b in zip(first_ids, second_ids, strict=True):
-                kept_a, kept_b = truncated_lengths(len(a), len(b), max_seq_length - 3)
+                kept_a, kept_b = truncated_lengths(len(a), len(b), room)
                 texts.append((a[:kept_a], b[:kept_b]))
         labels = {}
         if values is not None and values.dtype == np.int64:

@@ -125,7 +125,7 @@ def feature_spans(
     dataset: SquadDataset, feature: int, start_logits: np.ndarray, end_logits: np.ndarray, options: SquadOptions
 ) -> np.ndarray:
     """The candidate spans of one window: feature, start, end, start logit and end logit, [5, P] float64."""
-    window = int(dataset.query_lengths[feature]) + 2, int(dataset.lengths[feature]) - 1
+    window = int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1
     start_K = best_positions(start_logits, *dataset.max_context[feature], options.n_best_size)
     end_K = best_positions(end_logits, *window, options.n_best_size)
     length_KK = end_K[None, :] - start_K[:, None] + 1

@@ -52,17 +52,18 @@ class SquadDataset(SequenceDataset):
     """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
 
     Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F] tokens of the feature;
-    `query_lengths` [F] tokens of its question; `question_index` [F]; `window_starts` [F] the window's first token in
-    its context; `max_context` [F, 2] the positions [first, last) for which this window has the most context; for
-    training `start_positions` and `end_positions` [F], 0 (`[CLS]`) where the answer is not completely in the window or
-    there is none. The features of question q are [feature_bounds[q], feature_bounds[q + 1]).
+    `question_index` [F]; `window_starts` [F] the window's first token in its context; `max_context` [F, 2] positions
+    [first, last) for which this window has the most context; for training `start_positions` and `end_positions` [F], 0
+    (`[CLS]`) where the answer is not completely in the window or there is none. The features of question q are
+    [feature_bounds[q], feature_bounds[q + 1]).
 
     Training uses the first answer of each question. Raises UserError for a question without an answer (unless
     `options.version_2_with_negative`), and for an answer that is not in its context.
     """
 
     def __init__(self, squad: Squad, tokenizer, options: SquadOptions = DEFAULTS, training: bool = False):
-        if options.max_seq_length < options.max_query_length + 4:
+        special = 2 + tokenizer.num_pair_separators
+        if options.max_seq_length <= options.max_query_length + special:
             raise UserError(
                 f"--max-seq-length {options.max_seq_length} leaves no room for the context beside a question of "
                 f"--max-query-length {options.max_query_length} tokens: raise the first or lower the second"
@@ -77,19 +78,19 @@ class SquadDataset(SequenceDataset):
             query = question_ids[index][: options.max_query_length]
             context = context_ids[question.context]
             answer = self.answer_tokens(question, options) if training else None
-            windows = window_bounds(len(context), options.max_seq_length - len(query) - 3, options.doc_stride)
+            windows = window_bounds(len(context), options.max_seq_length - len(query) - special, options.doc_stride)
             for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
-                to_position = len(query) + 2 - start
+                to_position = len(query) + special - 1 - start
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 answer_positions = [token + to_position for token in answer] if inside else [0, 0]
                 texts.append((query, context[start:stop]))
-                rows.append((index, len(query), start, first + to_position, last + to_position, *answer_positions))
+                rows.append((index, start, first + to_position, last + to_position, *answer_positions))
             self.feature_bounds[index + 1] = len(rows)
 
         table = np.array(rows, np.int64)
-        self.question_index, self.query_lengths, self.window_starts = table[:, :3].T
-        self.max_context = table[:, 3:5]
-        self.start_positions, self.end_positions = table[:, 5:].T
+        self.question_index, self.window_starts = table[:, :2].T
+        self.max_context = table[:, 2:4]
+        self.start_positions, self.end_positions = table[:, 4:].T
         super().__init__(tokenizer, texts, {name: getattr(self, name) for name in LABELS} if training else {})
 
     @property
@@ -125,7 +126,7 @@ class SquadDataset(SequenceDataset):
     def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
         """The characters [start, stop) of that text in its context, without white space at its ends."""
         context = self.squad.questions[self.question_index[feature]].context
-        to_token = int(self.window_starts[feature] - self.query_lengths[feature] - 2)
+        to_token = int(self.window_starts[feature] - self.second_starts[feature])
         first = int(self.context_characters[context][start + to_token, 0])
         text = self.squad.contexts[context][first : self.context_characters[context][end + to_token, 1]]
         first += len(text) - len(text.lstrip())

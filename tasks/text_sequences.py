@@ -1,4 +1,6 @@
-"""Data sets of texts, as BERT's sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`, without padding.
+"""Data sets of texts, as sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`, without padding.
+
+Tokenizers of RoBERTa's kind have two separators between the texts of a pair.
 
 Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a text.
 """
@@ -32,10 +34,12 @@ class SequenceDataset:
         label_axis: str = "sequence",
     ):
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
-        pieces = [(cls, *(piece for text in row for piece in (text, sep))) for row in texts]
+        separators = np.repeat(sep, tokenizer.num_pair_separators)
+        pieces = [(cls, row[0], sep) if len(row) == 1 else (cls, row[0], separators, row[1], sep) for row in texts]
         self.input_ids = np.concatenate(list(itertools.chain.from_iterable(pieces))).astype(np.int32)
         self.lengths = np.array([sum(map(len, row)) for row in pieces])
-        self.second_starts = np.array([len(row[0]) + 2 for row in texts])
+        self.second_starts = np.array([sum(map(len, row[:3])) for row in pieces])
+        self.second_type_id = tokenizer.second_type_id
         self.labels = labels
         self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
         self.stream_labels = tuple(Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items())
@@ -70,7 +74,7 @@ class SequenceDataset:
         position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
         return {
             "input_ids": self.input_ids[self.rows(indices, "token")].astype(np.int64),
-            "token_type_ids": (position_T >= np.repeat(self.second_starts[indices], length_N)).astype(np.int64),
+            "token_type_ids": self.second_type_id * (position_T >= np.repeat(self.second_starts[indices], length_N)),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
         } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, *_ in self.stream_labels}

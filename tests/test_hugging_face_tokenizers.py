@@ -7,8 +7,10 @@ import shutil
 import sys
 import tempfile
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import transformers
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here, steps_folder, train
 from test_tokenizer import TRICKY, sample_texts
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import create_pretraining_data
 import inference
@@ -28,6 +30,7 @@ from data_preparation.samples import corpus
 from data_preparation.text.vocabulary import train_tokenizer
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
+from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer, load_tokenizer
 from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
@@ -102,20 +105,34 @@ def modernbert() -> dict:
     return content
 
 
-def sentencepiece() -> dict:
-    """The shape of XLM-R's: other names of special tokens, which the model itself would find in a text."""
-    names = ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)]
-    tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=names, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(TEXT, trainer)
-    ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ids
-    )
-    return json.loads(tokenizer.to_str())
+def roberta() -> transformers.PreTrainedTokenizerFast:
+    """Byte-level BPE with other names of special tokens."""
+    trained = by_prepare("bpe", do_lower_case=False)["model"]
+    words = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        *(word for word in trained["vocab"] if not word.startswith("[")),
+        "<mask>",
+    ]
+    vocab, merges = {word: place for place, word in enumerate(words)}, list(map(tuple, trained["merges"]))
+    return transformers.RobertaTokenizer(vocab=vocab, merges=merges)
+
+
+def unigram(make: type, before: list[tuple[str, float]]) -> transformers.PreTrainedTokenizerFast:
+    """Unigram, whose model itself would find special tokens in a text."""
+    pieces = [(word, score) for word, score in by_prepare("unigram", do_lower_case=False)["model"]["vocab"] if score]
+    return make(vocab=[*before, *pieces, ("<mask>", 0.0)])
+
+
+XLM_R = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+CAMEMBERT = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+ROBERTA_KINDS = {  # by transformers' classes
+    "roberta": roberta,
+    "xlm-r": lambda: unigram(transformers.XLMRobertaTokenizer, XLM_R),
+    "camembert": lambda: unigram(transformers.CamembertTokenizer, [*CAMEMBERT, ("<s>", 0.0), ("</s>", 0.0)]),
+}
 
 
 MAKERS = {
@@ -124,7 +141,7 @@ MAKERS = {
     "unigram": lambda: by_prepare("unigram", do_lower_case=False),
     "wordpiece": wordpiece,
     "modernbert": modernbert,
-    "sentencepiece": sentencepiece,
+    **{kind: lambda make=make: json.loads(make().backend_tokenizer.to_str()) for kind, make in ROBERTA_KINDS.items()},
 }
 
 
@@ -195,6 +212,21 @@ def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_pa
     expected = [i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]]
     assert found.ids.tolist() == expected
     assert found.document_starts.tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("kind", ROBERTA_KINDS)
+def test_folders_of_roberta_xlm_r_and_camembert_have_the_ids_of_transformers(kind, tmp_path):
+    ROBERTA_KINDS[kind]().save_pretrained(tmp_path)
+    peer, tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(find_tokenizer(tmp_path))
+    for first, second in pairwise([*TEXT[:200], "l'été à Zürich, 漢字 \u200b🙂", " a\u00a0 b"]):
+        ids = [tokenizer.encode_text(text)[0] for text in (first, second)]
+        pair = SequenceDataset(tokenizer, [ids, ids[:1]], {})
+        assert peer(first)["input_ids"] == pair.stream(np.array([1]))["input_ids"].tolist()
+        assert peer(first, second)["input_ids"] == pair.stream(np.array([0]))["input_ids"].tolist()
+        assert not pair.stream(np.array([0]))["token_type_ids"].any()
+    names = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    assert tuple(tokenizer.special_tokens.values()) == names
+    assert tokenizer.mask_token_id == peer.mask_token_id
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -294,7 +326,7 @@ def pretrained(books, inputs, tmp_path_factory):
 RUNS = {
     "bpe": ("--max-predictions-per-seq", 5, "--whole-word-mask"),
     "modernbert": ("--dynamic-masking", "--no-nsp", "--pack-documents"),
-    "sentencepiece": ("--max-predictions-per-seq", 5),
+    "xlm-r": ("--max-predictions-per-seq", 5, "--no-nsp"),
 }
 
 
@@ -431,6 +463,13 @@ def test_mismatches_and_flags_without_effect_are_refused(books, inputs, tmp_path
     plain.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="--whole-word-mask"):
         load_tokenizer(tmp_path / "tokenizer.json").word_edges()
+    flags = ("--input-file", books, "--output-dir", tmp_path / "shards", "--vocab-file", file_of("roberta"))
+    with pytest.raises(UserError, match=r"RoBERTa's kind.* add --no-nsp"):
+        create_pretraining_data.main([str(flag) for flag in flags])
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sentencepiece.bpe.model").touch()
+    with pytest.raises(UserError, match=r"sentencepiece.bpe.model only: make tokenizer.json with transformers"):
+        find_tokenizer(tmp_path / "slow")
     flags = ("--tokenizer", "bpe", "--alphabet", 50, "--output-dir", tmp_path)
     assert_refused(run_program("data/prepare.py", "vocabulary", *flags), "--alphabet", "--tokenizer wordpiece")
     with pytest.raises(UserError, match="raise --vocab-size"):

@@ -43,7 +43,7 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
             begin, stop = dataset.token_bounds[feature], dataset.token_bounds[feature + 1]
             starts, ends = start_logits[begin:stop].tolist(), end_logits[begin:stop].tolist()
             null = min(null, starts[0] + ends[0])
-            context_positions = range(dataset.query_lengths[feature] + 2, stop - begin - 1)
+            context_positions = range(dataset.second_starts[feature], stop - begin - 1)
             max_context = range(*dataset.max_context[feature])
             allowed = [position for position in context_positions if position in max_context]
             best_starts = sorted(allowed, key=lambda position, starts=starts: -starts[position])[:n_best_size]
@@ -51,7 +51,7 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
             for start in best_starts:
                 for end in best_ends:
                     if start <= end < start + max_answer_length:
-                        offset = int(dataset.window_starts[feature] - dataset.query_lengths[feature] - 2)
+                        offset = int(dataset.window_starts[feature] - dataset.second_starts[feature])
                         spans = dataset.context_characters[question.context]
                         text = SAMPLE.contexts[question.context][spans[start + offset][0] : spans[end + offset][1]]
                         score = starts[start] + ends[end]

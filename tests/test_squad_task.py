@@ -226,7 +226,7 @@ def test_answer_positions_give_the_text_of_the_answer(context, data):
     dataset = SquadDataset(
         squad, TOKENIZER, SquadOptions(max_seq_length=30, doc_stride=7, max_query_length=10), training=True
     )
-    window_stops = dataset.window_starts + dataset.lengths - dataset.query_lengths - 3
+    window_stops = dataset.window_starts + dataset.lengths - dataset.second_starts - 1
     inside = (dataset.window_starts <= first) & (last < window_stops)
     for feature, positions in enumerate(zip(dataset.start_positions, dataset.end_positions, strict=True)):
         if inside[feature]:

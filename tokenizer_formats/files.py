@@ -100,14 +100,19 @@ def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
 
 def find_tokenizer(folder: Path) -> Path | None:
     """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there is a `vocab.txt`
-    with which BertTokenizer makes the same tokens. Raises UserError if there is only a `vocab.txt`, and it is for
-    another tokenizer."""
+    with which BertTokenizer makes the same tokens. Raises UserError if there are only other formats, or
+    a `vocab.txt` that is for another tokenizer."""
     vocab_file = folder / VOCAB_FILE
     if (path := folder / TOKENIZER_JSON).is_file():
         is_bert = vocab_file.is_file() and bert_casing(read_json_object(path, "tokenizer")) is not None
         if not is_bert or read_vocabulary(vocab_file)[0] != read_vocabulary(path)[0]:
             return path
     if not vocab_file.is_file():
+        if others := sorted(file.name for name in OTHER_FORMATS for file in folder.glob(name)):
+            raise UserError(
+                f"{folder} has its tokenizer as {others[0]} only: make {TOKENIZER_JSON} with transformers: "
+                f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+            )
         return None
     files = (folder / TOKENIZER_CONFIG, folder / "added_tokens.json")
     config, added = (read_json_object(path, "the tokenizer's file") if path.is_file() else {} for path in files)
@@ -131,3 +136,4 @@ def find_tokenizer(folder: Path) -> Path | None:
 
 
 TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
+OTHER_FORMATS = ("vocab.json", "*.model")  # byte-level BPE; SentencePiece

@@ -48,6 +48,10 @@ class HuggingFaceTokenizer:
         self.special_tokens = find_special_tokens(self.vocab_file, self.vocab)
         special_ids = [self.vocab[token] for token in self.special_tokens.values()]
         self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = special_ids
+        # RoBERTa's kind has two separators between the texts of a pair, and no token_type_ids.
+        pair = self._tokenizer.encode("a", "a")
+        self.num_pair_separators = max(1, pair.ids.count(self.sep_token_id) - 1)
+        self.second_type_id = max(pair.type_ids, default=1)
         added = self._tokenizer.get_added_tokens_decoder()
         self._is_special = np.zeros(self.vocab_size, bool)
         self._is_special[[*special_ids, *(token_id for token_id, token in added.items() if token.special)]] = True

@@ -37,6 +37,10 @@ def output_name(text_path: Path) -> str:
 
 def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[WorkUnit]:
     """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
+    if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
+        raise UserError(
+            f"{tokenizer.vocab_file} is of RoBERTa's kind, which has no next-sentence prediction: add --no-nsp"
+        )
     units = []
     for text in texts:
         path = Path(text["path"]).absolute()
