@@ -344,6 +344,7 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
             checks[f"dropout, {case.title}, {part}"] = partial(check_direction, args, device, case, part)
     checks["loss of many rows"] = partial(check_loss, device)
     checks["AdamW"] = partial(check_adamw, device)
+    checks["forms of LAMB"] = partial(check_forms, args.model, device)
     if device.type == "cuda":
         for compile in ("none", "layers", "model"):
             checks[f"no step waits, --compile {compile}"] = partial(check_waiting, args, device, compile)
@@ -372,9 +373,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for title, check in all_checks(args, device).items():
             results.append(run_check(title, check))
-        forms = run_check("forms of LAMB", lambda: {"forms": (found := check_forms(args.model, device, compiled=True)),
-                                                    "passed": all(form["passed"] for form in found)})  # fmt: skip
-        results.append(forms)
     finally:
         result = {"arguments": args.as_dict(), "checks": results}
         path = write_result(args.output, f"device_checks-{device.type}-{args.model}", device, result)

@@ -246,7 +246,7 @@ def defaults(call: Call, folder: Path) -> None:
         call, "amp, expandable segments", shards_in(folder, 128), 128, 4 if toy else 256, SPEED_FLAGS["amp"], segments
     )
     model = "tiny" if toy else "large"
-    short = ("--rounds", 1, "--no-compile") if toy else ()
+    short = ("--rounds", 1) if toy else ()
     command = ["benchmarks/optimizer_step.py", "--device", call.device, "--model", model, *short]
     call.run("optimizer", [*command, "--output", call.output / "optimizer_step.json"], 120)
     short = ("--launches", 1, "--checkpoints", 1) if toy else ()

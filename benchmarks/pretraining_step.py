@@ -34,6 +34,7 @@ from benchmarks.common.training import (
     make_trainer,
     train_step,
 )
+from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
 from data_loading.loader import StepBatch, make_step_batch, to_device
 from data_loading.packing import MicroBatchLimits, stream_sizes
@@ -159,6 +160,7 @@ class Transformers(Implementation):
 
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
+        silence_imports()
         from transformers import BertConfig, BertForPreTraining
 
         model = BertForPreTraining(BertConfig(**self.config.to_dict(), attn_implementation="sdpa"))

