@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.results import format_quartiles, quartiles, write_result
-from data_loading.hdf5_shards import KEYS
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.pretraining_dataset import PretrainingDataset
@@ -83,20 +82,18 @@ def measure(args: Arguments, folder: Path) -> dict:
             Masking(BertTokenizer(VOCAB_FILE), 0.15, -(-args.seq_length * 16 // 100), args.whole_word_mask)
         )
     sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.max_masked_tokens
-    loader = StepLoader(dataset, LoaderConfig(*sizes), seed=1)
+    batches = iter(StepLoader(dataset, LoaderConfig(*sizes, num_workers=0), seed=1))
     first_memory = peak_memory_bytes(torch.device("cpu"))
     rates: dict[str, list[float]] = {"loader": [], "copy": []}
     for round_ in range(args.rounds + 1):  # the first round reads the files into memory
         steps = range(round_ * args.batches, (round_ + 1) * args.batches)
         started = time.thread_time()
-        for step in steps:
-            loader.load(step)
+        for _ in steps:
+            next(batches)
         loaded = time.thread_time()
         for step in steps:
             positions = np.arange(step * args.batch_size, (step + 1) * args.batch_size)
-            places = dataset.locate(sample_order(positions, len(dataset), seed=1))
-            for key in KEYS:
-                dataset.rows(key, places)
+            dataset.rows(sample_order(positions, len(dataset), seed=1))
         copied = time.thread_time()
         if round_:
             sequences = args.batches * args.batch_size

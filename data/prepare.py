@@ -6,7 +6,7 @@
   vocabulary  a tokenizer trained on the text: WordPiece, BPE or Unigram         -> vocab/
   hdf5        samples of each sequence length, verified                          -> hdf5/
   verify      checks a folder of HDF5 shards and reports what is in it
-  repack      converts compressed or chunked HDF5 shards to memory-mapped ones
+  repack      converts compressed or chunked HDF5 shards to contiguous ones
   all         all of these stages for a data set
 
 Each stage writes a manifest: inputs, counts, sizes, SHA-256, options, versions. A stage that is up to date is skipped.
@@ -280,7 +280,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
 
     output_dir = Flag("--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced")
-    add = command("repack", "Converts gzip or chunked HDF5 shards to memory-mapped ones.", [*RUN, output_dir])
+    add = command("repack", "Converts gzip or chunked HDF5 shards to contiguous ones.", [*RUN, output_dir])
     add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
 
     flags = [*COMMON, *LANGUAGE, *DOWNLOAD, *FORMAT, *SHARD, *OWN_VOCABULARY, *HDF5, TRAIN_VOCAB]

@@ -1,9 +1,9 @@
 """Reads HDF5 shards of pre-training samples.
 
 A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
-`masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Contiguous, uncompressed shards are memory-mapped, so
-memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's, are loaded into memory in the
-smallest integer types that fit.
+`masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Rows of contiguous, uncompressed shards are read from
+the file when they are needed, so memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's,
+are loaded into memory in the smallest integer types that fit.
 
 `input_mask` is 1 for tokens and 0 for padding. With several documents in a row (attribute `pack_documents`), it is the
 number of the token's document in the row, from 1. A shard with P = 0 has no masks: training draws them.
@@ -14,8 +14,12 @@ little-endian bytes.
 Legend: n samples, S sequence length, P predictions per sequence.
 """
 
+import errno
 import hashlib
 import math
+import os
+import resource
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +30,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from utils.errors import UserError
 from utils.files import read_json_object
 
@@ -42,8 +45,8 @@ HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # raised by h5py fo
 
 @dataclass(frozen=True)
 class Layout:
-    """Location of a data set in its file: `offset` in bytes, or None if it cannot be mapped; and its checksum, or
-    None."""
+    """Location of a data set in its file: `offset` in bytes, or None if it is compressed or chunked; and its
+    checksum, or None."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -67,7 +70,6 @@ class Shard:
     def __init__(self, path: Path, entry: dict | None = None):
         """entry: what `index.json` says of the shard, so that the file need not be opened."""
         self.path = path
-        self.place: tuple[MappedShards, int] | None = None  # once it is mapped: with which shards, and its number
         if entry is not None:
             self.layouts = {
                 key: Layout(tuple(one["shape"]), np.dtype(one["dtype"]), one["offset"], one["crc32"])
@@ -133,18 +135,19 @@ class Shard:
         return self.layouts["masked_lm_positions"].shape[1]
 
     @cached_property
-    def is_mapped(self) -> bool:
+    def is_contiguous(self) -> bool:
         return all(layout.offset is not None for layout in self.layouts.values())
 
     @cached_property
-    def mapped_bytes(self) -> int:
-        """The size of the file up to the end of its last data set."""
-        layouts = self.layouts.values()
-        return max(layout.offset + layout.dtype.itemsize * math.prod(layout.shape) for layout in layouts)
+    def descriptor(self) -> int:
+        """The file, open as long as the shard exists: one that is removed or replaced is read as it was."""
+        descriptor = open_file(self.path)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The data sets of a shard that cannot be mapped."""
+        """The data sets of a compressed or chunked shard."""
         return {key: smallest_integers(values) for key, values in self._stored(slice(None))}
 
     def _stored(self, rows: slice | np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -155,15 +158,11 @@ class Shard:
         except HDF5_ERRORS as error:
             raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
 
-    def gather(self, key: str, _numbers: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return self.arrays[key][rows]
-
     def read(self, key: str, rows: np.ndarray) -> np.ndarray:
         """A copy of the rows `rows` of a data set."""
-        if not self.is_mapped:
+        if not self.is_contiguous:
             return self.arrays[key][rows]
-        group, number = self.place or (MappedShards([self]), 0)
-        return group.gather(key, np.full(len(rows), number), rows)
+        return ContiguousShards([self]).read(np.zeros_like(rows), rows, [key])[key]
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
         """The numbers of all rows, `size` at a time, for `read`."""
@@ -173,7 +172,7 @@ class Shard:
     def sample(self) -> dict[str, np.ndarray]:
         """Evenly spaced rows of each data set. From a compressed shard, reads only the chunks that contain them."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
-        return {key: self.read(key, rows) for key in KEYS} if self.is_mapped else dict(self._stored(rows))
+        return {key: self.read(key, rows) for key in KEYS} if self.is_contiguous else dict(self._stored(rows))
 
     @cached_property
     def digest(self) -> str:
@@ -202,28 +201,57 @@ class Shard:
                 raise UserError(f"shard {self.path}: {key} does not match its checksum: make or fetch the shard again")
 
 
-class MappedShards:
-    """Mapped shards with equal types, whose rows are gathered by one index over all of them."""
+class ContiguousShards:
+    """Contiguous shards with equal types, whose rows are read with one system call each."""
 
     def __init__(self, shards: Sequence[Shard]):
-        self.files = MappedFiles([shard.path for shard in shards], [shard.mapped_bytes for shard in shards])
-        self.rows, self.starts = {}, {}
-        for key, layout in shards[0].layouts.items():
-            width = layout.dtype.itemsize * math.prod(layout.shape[1:])
-            shape = (len(self.files.bytes) - width + 1, width)
-            every_byte = np.lib.stride_tricks.as_strided(self.files.bytes, shape, (1, 1))
-            self.rows[key] = every_byte, layout.dtype, layout.shape[1:]
-            self.starts[key] = self.files.starts[:-1] + [shard.layouts[key].offset for shard in shards]
-        for number, shard in enumerate(shards):
-            shard.place = self, number
+        self.shards, self.layouts = shards, shards[0].layouts
+        self.descriptors = np.array([shard.descriptor for shard in shards])
+        self.starts = {key: np.array([shard.layouts[key].offset for shard in shards]) for key in KEYS}
 
-    def gather(self, key: str, numbers: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The rows `rows` [n] of the shards `numbers` [n]."""
-        every_byte, dtype, shape = self.rows[key]
-        handle_bus_errors()
-        found = every_byte[self.starts[key][numbers] + rows * every_byte.shape[1]]
-        self.files.check()
-        return np.frombuffer(found, dtype).reshape(len(rows), *shape)
+    def read(self, numbers: np.ndarray, rows: np.ndarray, keys: Sequence[str] = KEYS) -> dict[str, np.ndarray]:
+        """The rows `rows` [n] of the shards `numbers` [n]. Neighbours in a file are read together. Raises UserError if
+        the disk cannot read one, or if the file has become too short."""
+        is_next = (np.diff(rows) == 1) & (np.diff(numbers) == 0)
+        firsts = np.append(True, ~is_next)[: len(rows)].nonzero()[0]
+        counts = np.diff(firsts, append=len(rows))
+        numbers, first_rows = numbers[firsts], rows[firsts]
+        descriptors, found = self.descriptors[numbers].tolist(), {}
+        for key in keys:
+            layout = self.layouts[key]
+            width = layout.dtype.itemsize * math.prod(layout.shape[1:])
+            reads = descriptors, (counts * width).tolist(), (self.starts[key][numbers] + first_rows * width).tolist()
+            try:
+                content = bytearray().join(map(os.pread, *reads))
+            except OSError:
+                content = b""
+            if len(content) != len(rows) * width:
+                content = bytearray().join(map(self._read_again, numbers, *reads))
+            found[key] = np.ndarray((len(rows), *layout.shape[1:]), layout.dtype, content)
+        return found
+
+    def _read_again(self, number: int, *read: int) -> bytes:
+        """Repeats one of the reads, of which one failed."""
+        path, size = self.shards[number].path, read[1]
+        try:
+            found = os.pread(*read)
+        except OSError as error:
+            raise UserError(f"shard {path} cannot be read ({error.strerror}): make or fetch it again") from error
+        if len(found) < size:
+            raise UserError(f"shard {path} was cut off while it was read: make or fetch it again")
+        return found
+
+
+def open_file(path: Path) -> int:
+    """Opens a file for reading; there may be more files than the soft limit of open files."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * soft, hard), hard))
+        return open_file(path)
 
 
 def checksum(values: np.ndarray, previous: int = 0) -> int:

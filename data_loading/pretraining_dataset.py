@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_loading.hdf5_shards import KEYS, MappedShards, Shard, max_documents, open_shards
+from data_loading.hdf5_shards import KEYS, ContiguousShards, max_documents, open_shards
 from data_loading.masking import Masking
 from data_loading.packing import Label
 from data_loading.row_rules import check_agreement, check_rows, read_rows
@@ -54,16 +54,9 @@ class PretrainingDataset:
         self.max_sequences_per_sample = max_documents(self.sequence_length) if is_packed else 1
         self.ends = np.cumsum([len(shard) for shard in self.shards])
         self.firsts = self.ends - [len(shard) for shard in self.shards]
-        kinds: dict[tuple | Shard, list[int]] = {}
-        for number, shard in enumerate(self.shards):
-            kind = tuple(shard.layouts[key].dtype for key in KEYS) if shard.is_mapped else shard
-            kinds.setdefault(kind, []).append(number)
-        # Where the rows of a shard are: in which source, and in which of its shards.
-        self.sources: list[MappedShards | Shard] = []
-        self.source_of, self.place_of = np.zeros((2, len(self.shards)), np.int64)
-        for kind, numbers in kinds.items():
-            self.source_of[numbers], self.place_of[numbers] = len(self.sources), range(len(numbers))
-            self.sources.append(kind if isinstance(kind, Shard) else MappedShards([self.shards[n] for n in numbers]))
+        kinds = {tuple(shard.layouts[key].dtype for key in KEYS) for shard in self.shards}
+        are_alike = len(kinds) == 1 and all(shard.is_contiguous for shard in self.shards)
+        self.contiguous = ContiguousShards(self.shards) if are_alike else None
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -97,32 +90,23 @@ class PretrainingDataset:
 
     @property
     def bytes_in_memory(self) -> int:
-        """Estimated memory of the shards that cannot be memory-mapped, when all are loaded."""
+        """Estimated memory of the compressed or chunked shards, when all are loaded."""
         per_sample = 4 * self.sequence_length + 3 * self.max_masked_tokens
-        return sum(len(shard) * per_sample for shard in self.shards if not shard.is_mapped)
+        return sum(len(shard) * per_sample for shard in self.shards if not shard.is_contiguous)
 
-    def locate(self, indices: np.ndarray) -> np.ndarray:
-        """Where the samples `indices` are, for `rows`: source, number of the shard in it, and row [3, n]."""
-        number = np.searchsorted(self.ends, indices, side="right")
-        return np.stack([self.source_of[number], self.place_of[number], indices - self.firsts[number]])
-
-    def rows(self, key: str, places: np.ndarray) -> np.ndarray:
-        """The rows of the data set `key` at `places` [3, n] (see `locate`)."""
-        if len(self.sources) == 1:
-            return self.sources[0].gather(key, *places[1:])
-        parts = [(source, np.flatnonzero(places[0] == source)) for source in np.unique(places[0])]
-        found = [self.sources[source].gather(key, *places[1:, here]) for source, here in parts]
-        shape = (places.shape[1], *self.shards[0].layouts[key].shape[1:])
-        out = np.empty(shape, np.result_type(np.uint8, *(values.dtype for values in found)))
-        for (_, here), values in zip(parts, found, strict=True):
-            out[here] = values
-        return out
-
-    def check_ends(self, places: np.ndarray) -> None:
-        """Raises UserError if a mapped shard at `places` [3, n] was cut off. Call it after reading."""
-        for number, source in enumerate(self.sources):
-            if isinstance(source, MappedShards):
-                source.files.check_ends(places[1, places[0] == number])
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the samples `indices` [n] in all data sets."""
+        numbers = np.searchsorted(self.ends, indices, side="right")
+        rows = indices - self.firsts[numbers]
+        if self.contiguous is not None:
+            return self.contiguous.read(numbers, rows)
+        shapes = {key: layout.shape[1:] for key, layout in self.shards[0].layouts.items()}
+        found = {key: np.empty((len(rows), *shapes[key]), np.int64) for key in KEYS}
+        for number in np.unique(numbers):
+            here = np.flatnonzero(numbers == number)
+            for key in KEYS:
+                found[key][here] = self.shards[number].read(key, rows[here])
+        return found
 
     def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "PretrainingSamples":
         return PretrainingSamples(self, indices, sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds)
@@ -136,57 +120,45 @@ class PretrainingDataset:
 
 
 class PretrainingSamples:
-    """Samples as token streams. Lengths and masked positions are read immediately, for packing; the rest is read when
-    the micro-batch is built. Every row is read once."""
+    """Samples as token streams."""
 
     def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray):
-        self.dataset, self.indices, self.places = dataset, indices, dataset.locate(indices)
-        self.documents_nS = dataset.rows("input_mask", self.places)
-        self.mask_nS = self.documents_nS != 0
-        self.masked: dict[str, np.ndarray] = {}  # data sets that are not as in the shards, because masks were drawn
-        if dataset.masking is None:
-            self.positions_nP = dataset.rows("masked_lm_positions", self.places)
-        else:
-            ids_nS = dataset.rows("input_ids", self.places)
+        self.dataset, self.indices, self.rows = dataset, indices, dataset.rows(indices)
+        documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]
+        self.mask_nS = documents_nS != 0
+        if dataset.masking is not None:
             if not in_range(ids_nS, 0, dataset.vocab_size):
                 dataset.check_rows(indices)
-            self.positions_nP, labels_nP = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
-            self.masked = {"input_ids": ids_nS, "masked_lm_ids": labels_nP}
+            masks = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
+            self.rows["masked_lm_positions"], self.rows["masked_lm_ids"] = masks
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
         self.num_sequences = np.ones(len(indices), np.int64)
         if dataset.max_sequences_per_sample > 1:
-            self.num_sequences = self.documents_nS.max(axis=1, initial=1).astype(np.int64)
-            if not in_range(self.num_sequences, 1, dataset.max_sequences_per_sample + 1):
-                dataset.check_rows(indices)
+            self.num_sequences = documents_nS.max(axis=1, initial=1).astype(np.int64)
+        if not in_range(documents_nS, 0, dataset.max_sequences_per_sample + 1):
+            dataset.check_rows(indices)
         # Position 0 is [CLS], which is never masked, so 0 is padding.
-        self.num_labelled = np.count_nonzero(self.positions_nP, axis=1)
+        self.num_labelled = np.count_nonzero(self.rows["masked_lm_positions"], axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        mask_NS = self.mask_nS[rows]
-        places = self.places[:, rows]
-
-        def read(key: str) -> np.ndarray:
-            return self.masked[key][rows] if key in self.masked else self.dataset.rows(key, places)
-
-        lengths_N = self.lengths[rows]
+        values, mask_NS, lengths_N = {key: self.rows[key][rows] for key in KEYS}, self.mask_nS[rows], self.lengths[rows]
         starts_N = np.cumsum(lengths_N) - lengths_N
-        positions_NP = self.positions_nP[rows].astype(np.int64)
+        positions_NP = values["masked_lm_positions"].astype(np.int64)
         is_masked_NP = positions_NP > 0
         offsets_S = np.arange(self.dataset.sequence_length, dtype=np.int64)
         column_T = np.broadcast_to(offsets_S, mask_NS.shape)[mask_NS]
         stream = {
-            "input_ids": read("input_ids")[mask_NS].astype(np.int64),
-            "token_type_ids": read("segment_ids")[mask_NS].astype(np.int64),
+            "input_ids": values["input_ids"][mask_NS].astype(np.int64),
+            "token_type_ids": values["segment_ids"][mask_NS].astype(np.int64),
             "position_ids": column_T,
             "cu_seqlens": np.append(0, np.cumsum(lengths_N)).astype(np.int32),
             "mlm_positions": (positions_NP + starts_N[:, None])[is_masked_NP],
-            "mlm_labels": read("masked_lm_ids")[is_masked_NP].astype(np.int64),
-            "nsp_labels": read("next_sentence_labels").astype(np.int64),
+            "mlm_labels": values["masked_lm_ids"][is_masked_NP].astype(np.int64),
+            "nsp_labels": values["next_sentence_labels"].astype(np.int64),
         }
-        self.dataset.check_ends(places)
         is_valid = self._is_valid(stream, lengths_N, positions_NP)
         if self.dataset.max_sequences_per_sample > 1:
-            document_T = self.documents_nS[rows][mask_NS]
+            document_T = values["input_mask"][mask_NS]
             begins_T = (column_T == 0) | (document_T != np.roll(document_T, 1))
             begins_N = np.flatnonzero(begins_T)
             lengths_N = np.diff(begins_N, append=len(column_T))
@@ -266,7 +238,7 @@ def open_dataset(
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
             f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 data/prepare.py repack {folder} "
-            f"makes mapped ones of them, which take none"
+            f"makes contiguous ones of them, which take none"
         )
     return dataset
 

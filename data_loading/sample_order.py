@@ -3,15 +3,18 @@
 import numpy as np
 
 FEISTEL_ROUNDS = 6
+FIRST_SHIFT, SECOND_SHIFT, THIRD_SHIFT = np.array([30, 27, 31], np.uint64)
+FIRST_FACTOR, SECOND_FACTOR = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
     """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64-bit words that mixes all bits."""
-    values = values ^ (values >> np.uint64(30))
-    values = values * np.uint64(0xBF58476D1CE4E5B9)
-    values = values ^ (values >> np.uint64(27))
-    values = values * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> FIRST_SHIFT)
+    values *= FIRST_FACTOR
+    values ^= values >> SECOND_SHIFT
+    values *= SECOND_FACTOR
+    values ^= values >> THIRD_SHIFT
+    return values
 
 
 def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarray:

@@ -158,7 +158,10 @@ class SampleOptions:
         "--nsp", bool, True, "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1"
     )
     compression: str = option(
-        "--compression", COMPRESSIONS, "none", "storage of the shards: none can be memory-mapped, gzip is for archives"
+        "--compression",
+        COMPRESSIONS,
+        "none",
+        "storage of the shards: none is read row by row, gzip is for archives",
     )
     pack_documents: bool = option(
         "--pack-documents",

@@ -224,7 +224,6 @@ def test_value_out_of_range_names_shard_and_row_and_saves_the_steps_before_it(in
     assert steps_in(output) == ([str(done)] if done else [])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS is handled on Linux only")
 def test_a_shard_that_is_truncated_while_a_run_reads_it_is_named_and_the_finished_steps_are_saved(inputs, tmp_path):
     path = write_shards(tmp_path / "shards", sizes=(64,)) / "shard_000.hdf5"
     truncate_in_step_5 = f"""

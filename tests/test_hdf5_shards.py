@@ -1,11 +1,8 @@
-"""The reader of HDF5 shards: mapped or in memory, and damaged files as errors that name them."""
+"""The reader of HDF5 shards: row by row or in memory, and damaged files as errors that name them."""
 
+import errno
 import os
 import resource
-import signal
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -13,18 +10,16 @@ import numpy as np
 import pytest
 from conftest import (
     VOCAB_FILE,
-    assert_refused,
     pretraining_types,
-    run_program,
     sample_rows,
     write_nvidia_shard,
     write_shard,
+    write_shards,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smallest_integers
-from data_loading.mapped_files import MappedFiles, handle_bus_errors
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_preparation.engine.executors import InProcessExecutor
 from data_preparation.options import SampleOptions
@@ -47,13 +42,13 @@ def rows():
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
 def test_arrays_hold_what_was_written(tmp_path, rows, write):
     shard = Shard(write(tmp_path / "s.hdf5", pretraining_types(rows), {"schema_version": 1, "casing": b"lower"}))
-    assert shard.is_mapped == (write is write_shard)
+    assert shard.is_contiguous == (write is write_shard)
     assert (len(shard), shard.sequence_length, shard.predictions_per_sequence) == (20, 32, 5)
     assert shard.attributes == {"schema_version": 1, "casing": "lower"}
     assert type(shard.attributes["schema_version"]) is int
     for key, values in rows.items():
         assert np.array_equal(shard.read(key, np.arange(20)), values)
-        assert np.array_equal(shard.read(key, np.array([7, 0, 7])), values[[7, 0, 7]])
+        assert np.array_equal(shard.read(key, np.array([7, 0, 1, 7])), values[[7, 0, 1, 7]])
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), max_size=5), st.sampled_from([2**7, 2**8, 2**15, 2**16, 2**31, 2**62]))
@@ -86,7 +81,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_only_the_needed_rows_of_a_mapped_shard_are_in_memory(tmp_path):
+def test_only_the_needed_rows_of_a_contiguous_shard_are_in_memory(tmp_path):
     """A sparse file of 400 MB."""
     n, path = 2_000_000, tmp_path / "large.hdf5"
     shapes = {"next_sentence_labels": (n,), "masked_lm_positions": (n, 2), "masked_lm_ids": (n, 2)}
@@ -95,7 +90,6 @@ def test_only_the_needed_rows_of_a_mapped_shard_are_in_memory(tmp_path):
             file.create_dataset(key, shapes.get(key, (n, 64)), np.uint8)[n - 3 :] = 1
     before = resident_bytes()
     dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
-    assert dataset.shards[0].is_mapped
     stream = dataset.read(np.array([n - 1, n - 3])).stream(np.arange(2))
     assert stream["input_ids"].tolist() == [1] * 128
     assert resident_bytes() - before < 50e6 < path.stat().st_size / 4
@@ -190,94 +184,36 @@ def test_key_of_floating_point_numbers_is_named(tmp_path, rows, key):
 # --- files that change, and links -------------------------------------------------------------------------------------
 
 
-# Truncates a shard after it was mapped and reads it. argv: folder; when another handler of SIGBUS (faulthandler's) is
-# installed.
-READ_TRUNCATED_SHARD = """
-import faulthandler, os, sys
-import numpy as np
-from pathlib import Path
-from data_loading.pretraining_dataset import PretrainingDataset
-from utils.errors import run_main
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("cut off", "was cut off"), ("emptied", "was cut off"), ("disk error", "cannot be read \\(Input/output error\\)")],
+)
+def test_a_shard_that_becomes_unreadable_is_named(tmp_path, monkeypatch, damage, words):
+    dataset = PretrainingDataset(write_shards(tmp_path, sizes=(20, 20)), VOCAB_SIZE)
+    path = dataset.shards[1].path
+    if damage == "disk error":
+        pread = os.pread
 
-def main():
-    folder, when = Path(sys.argv[1]), sys.argv[2]
-    if when == "before":
-        faulthandler.enable()
-    dataset = PretrainingDataset(folder, 30522)
-    if when == "after":
-        faulthandler.enable()
-    os.truncate(folder / "1.hdf5", 0)
+        def failing_pread(descriptor: int, *where: int) -> bytes:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return pread(descriptor, *where)
+
+        monkeypatch.setattr(os, "pread", failing_pread)
+    else:
+        os.truncate(path, 0 if damage == "emptied" else path.stat().st_size - 1)
     dataset.read(np.arange(20)).stream(np.arange(20))
-    print("0.hdf5 is read")
-    dataset.read(np.arange(40))
-
-run_main(main)
-"""
-
-# Reads a mapped file of its own that was truncated, when the handler is installed.
-READ_OWN_FILE = """
-import faulthandler, mmap, sys, tempfile
-from data_loading.mapped_files import handle_bus_errors
-
-if sys.argv[1] == "before":
-    faulthandler.enable()
-handle_bus_errors()
-if sys.argv[1] == "after":
-    faulthandler.enable()
-    handle_bus_errors()
-with tempfile.TemporaryFile() as file:
-    file.truncate(4096)
-    mapped = mmap.mmap(file.fileno(), 4096)
-    file.truncate(0)
-    mapped[0]
-"""
+    with pytest.raises(UserError, match=f"shard {path} {words}"):
+        dataset.read(np.array([3, 39]))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS is handled on Linux only")
-@pytest.mark.parametrize("faulthandler", ["before", "after", "never"])
-class TestBusErrors:
-    def test_a_shard_that_is_truncated_after_it_was_mapped_is_an_error_that_names_it(self, tmp_path, faulthandler):
-        for number in range(2):
-            rows = pretraining_types(sample_rows(20, 32, 5, seed=number))
-            write_shard(tmp_path / f"{number}.hdf5", rows)
-        result = run_program(sys.executable, "-c", READ_TRUNCATED_SHARD, tmp_path, faulthandler)
-        assert result.stdout == "0.hdf5 is read\n"
-        assert_refused(result, f"shard {tmp_path / '1.hdf5'} was cut off while it was read")
-
-    def test_a_bus_error_elsewhere_ends_the_program(self, faulthandler):
-        result = run_program(sys.executable, "-c", READ_OWN_FILE, faulthandler)
-        assert result.returncode == -signal.SIGBUS
-        assert result.stderr.count("Fatal Python error: Bus error") == (faulthandler != "never")
-
-
-def test_threads_that_read_a_truncated_file_together_all_raise_the_error(tmp_path):
-    """numpy releases the GIL in such copies."""
-    path, size = tmp_path / "s.hdf5", 1 << 22
-    path.write_bytes(bytes(size))
-    files = MappedFiles([path], [size])
-    mapped = threading.Barrier(5)
-
-    def read(_number: int) -> None:
-        handle_bus_errors()
-        mapped.wait()
-        while True:
-            assert not files.bytes.copy().any()
-            files.check()
-
-    with ThreadPoolExecutor(4) as executor:
-        found = [executor.submit(read, number) for number in range(4)]
-        mapped.wait()
-        os.truncate(path, 5000)
-        for future in found:
-            with pytest.raises(UserError, match=r"s\.hdf5 was cut off"):
-                future.result(30)
-
-
-def test_a_shard_that_is_truncated_before_it_is_mapped_is_an_error_that_names_it(tmp_path, rows):
-    shard = Shard(write_shard(tmp_path / "s.hdf5", pretraining_types(rows)))
-    os.truncate(shard.path, 10)
-    with pytest.raises(UserError, match=r"s\.hdf5 was cut off"):
-        shard.read("input_ids", np.arange(4))
+def test_a_shard_that_is_removed_or_replaced_is_read_as_it_was(tmp_path):
+    dataset = PretrainingDataset(write_shards(tmp_path, sizes=(20,)), VOCAB_SIZE)
+    before = dataset.rows(np.arange(20))
+    (tmp_path / "other").write_bytes(b"short")
+    (tmp_path / "other").rename(dataset.shards[0].path)
+    for key, values in dataset.rows(np.arange(20)).items():
+        assert np.array_equal(values, before[key])
 
 
 @pytest.mark.parametrize("kind", ["external link", "soft link", "virtual data set", "external storage"])

@@ -13,7 +13,7 @@ from conftest import CLS, SEP, VOCAB_FILE, assert_refused, pretraining_command, 
 from small_runs import losses, resuming, run_here, weights
 
 import create_pretraining_data
-from data_loading.hdf5_shards import KEYS, max_documents
+from data_loading.hdf5_shards import max_documents
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.pretraining_dataset import PretrainingDataset
@@ -58,7 +58,7 @@ def open_shards(folder: Path, predictions: int = 10) -> PretrainingDataset:
 
 
 def stored(dataset: PretrainingDataset) -> dict[str, np.ndarray]:
-    return {key: dataset.rows(key, dataset.locate(np.arange(len(dataset)))).astype(int) for key in KEYS}
+    return {key: values.astype(int) for key, values in dataset.rows(np.arange(len(dataset))).items()}
 
 
 def documents_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:

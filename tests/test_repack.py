@@ -1,4 +1,4 @@
-"""Repacking: compressed and chunked shards become memory-mapped ones with the same rows."""
+"""Repacking: compressed and chunked shards become contiguous ones with the same rows."""
 
 import hashlib
 import json
@@ -63,14 +63,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nvidias_shards_become_mapped_in_place(nvidia, workers):
+def test_nvidias_shards_become_contiguous_in_place(nvidia, workers):
     before = rows_of(nvidia)
     done = repack(nvidia, "--num-workers", workers)
     assert "4 of 4 shards to repack" in done.stdout and "4 shards repacked" in done.stdout
     assert_same_rows(rows_of(nvidia), before)
     for path in nvidia.rglob("*.h5"):
         shard = Shard(path)
-        assert shard.is_mapped and shard.has_checksums
+        assert shard.is_contiguous and shard.has_checksums
         assert shard.layouts["input_ids"].dtype == np.uint16
     assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
     assert "0 of 4 shards to repack" in repack(nvidia).stdout
@@ -81,7 +81,7 @@ def test_an_output_folder_leaves_the_originals(nvidia, tmp_path):
     repack(nvidia, "--output-dir", tmp_path / "out")
     assert digests(nvidia) == before
     assert_same_rows(rows_of(tmp_path / "out"), rows)
-    assert all(Shard(path).is_mapped for path in (tmp_path / "out").rglob("*.h5"))
+    assert all(Shard(path).is_contiguous for path in (tmp_path / "out").rglob("*.h5"))
     for other in (tmp_path / "out").rglob("*.h5"):  # other samples of the same number, and newer
         with h5py.File(other, "r+") as file:
             file["next_sentence_labels"][:] = 1 - file["next_sentence_labels"][:]
@@ -109,7 +109,7 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
     (nvidia / "part 0" / "train_9.h5.tmp-1").write_text("half a shard")
     repack(nvidia)
     assert_same_rows(rows_of(nvidia), before)
-    assert all(Shard(path).is_mapped for path in nvidia.rglob("*.h5"))
+    assert all(Shard(path).is_contiguous for path in nvidia.rglob("*.h5"))
     assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
 
 

@@ -1,4 +1,4 @@
-"""Converts compressed or chunked HDF5 shards, such as NVIDIA's, to contiguous ones, which training memory-maps.
+"""Converts compressed or chunked HDF5 shards, such as NVIDIA's, to contiguous ones, which training reads row by row.
 
 Each shard is written beside its final path, compared with the original row for row, and then renamed. A run that was
 stopped continues with the shards that are left.
@@ -53,13 +53,13 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
 
 
 def is_repacked(source: Path, target: Path) -> bool:
-    """Whether `target` is contiguous and was made from `source`. An empty shard has nothing to map."""
+    """Whether `target` is contiguous and was made from `source`. An empty shard stores nothing."""
     if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         return False
     shard = Shard(target)
     if not len(shard):
         return not len(Shard(source))
-    return shard.is_mapped and (source == target or shard.digest == Shard(source).digest)
+    return shard.is_contiguous and (source == target or shard.digest == Shard(source).digest)
 
 
 def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:

@@ -1,15 +1,10 @@
 """The pre-training data set: token streams of its samples, damaged values as errors; and the task's losses."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
 
-from data_loading.hdf5_shards import KEYS
-from data_loading.loader import make_step_batch
-from data_loading.packing import MicroBatchLimits
 from data_loading.pretraining_dataset import PretrainingDataset
 from tasks.pretraining import PretrainingTask
 from utils.errors import UserError
@@ -78,7 +73,7 @@ def test_shards_of_nvidia_give_the_same_streams(tmp_path, rows):
     write_shard(tmp_path / "ours" / "shard.hdf5", pretraining_types(rows))
     write_nvidia_shard(tmp_path / "theirs" / "shard.hdf5", rows)
     ours, theirs = (PretrainingDataset(tmp_path / name, VOCAB_SIZE) for name in ("ours", "theirs"))
-    assert ours.shards[0].is_mapped and not theirs.shards[0].is_mapped
+    assert ours.shards[0].is_contiguous and not theirs.shards[0].is_contiguous
     assert ours.bytes_in_memory == 0 < theirs.bytes_in_memory
     assert (ours.sequence_length, ours.max_masked_tokens) == (32, 5)
     indices = np.array([4, 0, 19, 11])
@@ -127,42 +122,7 @@ def test_shards_are_read_in_the_order_of_their_names(tmp_path):
     assert as_lists(stream_of(dataset, np.arange(5))) == stream_in_python(rows, range(5))
 
 
-def test_each_row_is_read_once_per_batch(tmp_path):
-    dataset, reads = PretrainingDataset(write_shards(tmp_path, sizes=(20, 20)), VOCAB_SIZE), {key: [] for key in KEYS}
-    read_rows = dataset.rows
-
-    def rows(key: str, places: np.ndarray) -> np.ndarray:
-        reads[key] += places[1:].T.tolist()
-        return read_rows(key, places)
-
-    dataset.rows = rows
-    batch = make_step_batch(dataset, np.array([3, 38, 17, 20, 5, 21, 39, 0]), MicroBatchLimits.for_batch(2, 32, 5))
-    assert len(batch.micro_batches) > 1
-    for found in reads.values():
-        assert sorted(found) == [[0, 0], [0, 3], [0, 5], [0, 17], [1, 0], [1, 1], [1, 18], [1, 19]]
-
-
 # --- the task ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_shard_that_lost_its_last_bytes_is_named_and_one_that_was_replaced_is_read_as_it_was(tmp_path):
-    """The rest of the last page reads as zeros, without SIGBUS."""
-    dataset = PretrainingDataset(write_shards(tmp_path, sizes=(20, 20)), VOCAB_SIZE)
-    first, second = dataset.shards
-    before = as_lists(stream_of(dataset, np.arange(20)))
-    both = as_lists(stream_of(dataset, np.array([3, 30])))
-    content = len(second.path.read_bytes().rstrip(b"\0"))
-    os.truncate(second.path, content)  # what is lost are zeros
-    assert as_lists(stream_of(dataset, np.array([3, 30]))) == both
-    os.truncate(second.path, content - 1)
-    assert as_lists(stream_of(dataset, np.arange(20))) == before
-    with pytest.raises(UserError, match=f"{second.path} was cut off"):
-        stream_of(dataset, np.array([3, 30]))
-    (tmp_path / "other").write_bytes(b"short")
-    (tmp_path / "other").rename(first.path)
-    assert as_lists(stream_of(dataset, np.arange(20))) == before
-    first.path.unlink()
-    assert as_lists(stream_of(dataset, np.arange(20))) == before
 
 
 def test_loss_is_the_sum_of_both_mean_losses():
