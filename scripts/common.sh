@@ -114,7 +114,7 @@ require_file() { # argument path
 require_gpus() { # count
   local found
   (($1 > 0)) || return 0
-  found=$(python3 -c 'import torch; print(torch.cuda.device_count())') ||
+  found=$(python3 -P -c 'import torch; print(torch.cuda.device_count())') ||
     fail 'python3 cannot import torch: run bash scripts/setup_environment.sh'
   (($1 <= found)) || fail "num_gpus is $1, but this machine has $found: give at most that; 0 runs on the CPU"
 }

@@ -12,13 +12,13 @@
 
 # Succeeds if python3 has every package of the files and PyTorch, each new enough.
 _has_packages() { # requirements_file...
-  python3 - "$@" <"$(dirname "${BASH_SOURCE[0]}")/../utils/requirements.py" 2>/dev/null
+  python3 -P - "$@" <"$(dirname "${BASH_SOURCE[0]}")/../utils/requirements.py" 2>/dev/null
 }
 
 _pip() { # what pip_install_argument...
   local start=$SECONDS
   printf 'environment: installing %s ... ' "$1"
-  if ! python3 -m pip install -qq --disable-pip-version-check --no-input "${@:2}"; then
+  if ! python3 -P -m pip install -qq --disable-pip-version-check --no-input "${@:2}"; then
     printf '\nerror: pip could not install %s: see above, then run this again\n' "$1" >&2
     return 2
   fi
@@ -50,11 +50,11 @@ _setup_environment() { # runtime|tests|use
       echo "error: $venv was not made by this script and lacks packages: install requirements.txt in it, or move it away" >&2
       return 2
     fi
-    if _has_packages && python3 -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)'; then
+    if _has_packages && python3 -P -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)'; then
       site_packages=--system-site-packages
     fi
     echo "environment: making $venv"
-    if ! python3 -m venv --clear --prompt bert-recipe ${site_packages:+"$site_packages"} "$venv"; then
+    if ! python3 -P -m venv --clear --prompt bert-recipe ${site_packages:+"$site_packages"} "$venv"; then
       echo "error: python3 -m venv failed: install Python's venv module (on Debian, python3-venv)" >&2
       return 2
     fi

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAKE_PYTHON = """#!{python}
 import json, os, pathlib, shutil, signal, subprocess, sys, time
 
-arguments = sys.argv[1:]
+arguments = sys.argv[1 + (sys.argv[1] == "-P") :]
 if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
     sys.exit("FAKE_LACKS" in os.environ)
 if arguments[0] == "-c":

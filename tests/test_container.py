@@ -150,11 +150,14 @@ def test_data_is_prepared_and_trained_on_from_a_read_only_checkout(machine):
     assert not list(machine.folder.rglob("*.partial"))
 
 
+RECORD = '#!/bin/sh\nprintf "%s\\n" "$@" >"$FAKE_CALL"\n'
+
+
 @pytest.mark.parametrize(
     ("gpus", "flag"), [("", ["all"]), ("all", ["all"]), ("none", []), ("0", ['"device=0"']), ("0,3", ['"device=0,3"'])]
 )
 def test_gpus_and_network_are_arguments_2_and_3(machine, gpus, flag):
-    machine.script("docker", '#!/bin/sh\nprintf "%s\\n" "$@" >"$FAKE_CALL"\n')
+    machine.script("docker", RECORD)
     assert machine.launch("true", gpus, "bridge").returncode == 0
     assert machine.flag("--gpus") == flag
     assert machine.flag("--network") == ["bridge"]
@@ -163,36 +166,43 @@ def test_gpus_and_network_are_arguments_2_and_3(machine, gpus, flag):
 
 
 def test_without_arguments_there_is_a_shell_on_the_hosts_network(machine):
-    machine.script("docker", '#!/bin/sh\nprintf "%s\\n" "$@" >"$FAKE_CALL"\n')
-    assert machine.launch(IMAGE="mine").returncode == 0
+    machine.script("docker", RECORD)
+    settings = {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "a",
+        "PHASE": "1",
+        "EXTRA_ARGS": "",
+        "NCCL_DEBUG": "INFO",
+    }
+    assert machine.launch(IMAGE="mine", SLURM_STEP_NUM_NODES="2", OTHER="1", **settings).returncode == 0
     assert machine.flag("--network") == ["host"]
     assert machine.call()[-4:] == ["mine", "bash", "-c", "bash"]
-    assert machine.flag("--volume") == [
-        f"{ROOT}:/workspace/bert",
-        f"{machine.results}:/results",
-        f"{machine.data}:/data",
-    ]
+    volumes = {"/workspace/bert": ROOT, "/results": machine.results, "/data": machine.data}
+    assert machine.flag("--volume") == [f"{path}:{inside}" for inside, path in volumes.items()]
+    assert {name for name in machine.flag("--env") if "=" not in name} == settings.keys()
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["bash", "scripts/run_squad.sh"], "GPUS"), (["bash", "scripts/run_squad.sh", "init", "2"], "quotes")],
+    [
+        (["bash", "scripts/run_squad.sh"], "put the command in quotes"),
+        (["bash", "scripts/run_squad.sh", "init", "2"], "put the command in quotes"),
+        (["a file as RESULTS_DIR"], "RESULTS_DIR"),
+        (["srun on two nodes"], "NNODES, NODE_RANK and MASTER_ADDR"),
+    ],
 )
-def test_a_command_without_quotes_is_refused(machine, arguments, word):
-    result = machine.launch(*arguments)
+def test_what_cannot_work_is_refused(machine, arguments, word):
+    settings = {"SLURM_STEP_NUM_NODES": "2"} if "srun" in arguments[0] else {}
+    if "RESULTS_DIR" in arguments[0]:
+        machine.results.write_text("a file")
+    result = machine.launch(*arguments, **settings)
     assert (result.returncode, machine.call()) == (2, [])
-    assert result.stderr.startswith("error: ") and word in result.stderr and "quotes" in result.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_refused(machine):
-    machine.results.write_text("a file")
-    result = machine.launch("true")
-    assert (result.returncode, machine.call()) == (2, [])
-    assert "RESULTS_DIR" in result.stderr and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ") and word in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_build_takes_the_base_image_from_the_environment(machine):
-    machine.script("docker", '#!/bin/sh\nprintf "%s\\n" "$@" >"$FAKE_CALL"\n')
+    machine.script("docker", RECORD)
     environment = os.environ | {"PATH": f"{machine.folder / 'bin'}:{os.environ['PATH']}"}
     environment |= {"FAKE_CALL": str(machine.folder / "call"), "FROM_IMAGE_NAME": "nvcr.io/nvidia/pytorch:26.01-py3"}
     subprocess.run(["bash", ROOT / "scripts" / "docker" / "build.sh", "mine"], env=environment, check=True)

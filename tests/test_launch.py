@@ -95,6 +95,34 @@ def test_the_global_batch_is_that_of_max_nodes_at_any_number_of_nodes(checkout):
     assert (args.batch_size, args.global_batch_size) == (2, 6 * 8 * 4)
 
 
+WORKERS = """
+import math
+from data_preparation.engine.executors import open_executor
+if __name__ == "__main__":
+    with open_executor("local", 2) as workers:
+        print(workers.submit(math.sqrt, 4).result())
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        (["bash", "-c", f"source '{ROOT}/scripts/common.sh' && require_gpus 99"], "but this machine has"),
+        (["bash", "-c", f"source '{ROOT}/scripts/setup_environment.sh' use && echo installed"], "installed"),
+        ([sys.executable, "program/workers.py"], "2.0"),
+    ],
+    ids=["GPUs", "packages", "workers"],
+)
+def test_modules_in_the_working_folder_are_not_imported(tmp_path, command, output):
+    for name in ("random", "types", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "workers.py").write_text(WORKERS)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert output in result.stdout + result.stderr, result
+
+
 def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals, **settings: str):
     """Starts `command`, sends the signals once the training process runs, and returns exit code and output."""
     running = checkout.folder / "running"

@@ -144,7 +144,7 @@ def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
 
     stopped_at = max(reported(report))
     assert stopped_at == saved
-    result = cluster.run(**steps | {"EXTRA_ARGS": "--num-steps-per-checkpoint 100000 --steps-this-run 2"})
+    result = cluster.run(**steps, STEPS_THIS_RUN="2")
     assert "stopped at step" in result.stdout, (result.stdout, result.stderr)
     assert max(reported(report)) == saved + 2
 
@@ -173,11 +173,11 @@ def test_the_data_job_makes_shards_that_the_training_jobs_find(cluster, masking,
 def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
     cluster.record_only()
     init = str(cluster.folder / "init")
-    result = cluster.run(PHASE="2", CONTAINER_IMAGE="image.sqsh", INIT_CHECKPOINT=init)
+    result = cluster.run(PHASE="2", CONTAINER_IMAGE="image.sqsh", INIT_CHECKPOINT=init, SLURM_CPUS_ON_NODE="96")
     assert result.returncode == 0, (result.stdout, result.stderr)
     words = cluster.said("srun")
-    assert "--container-image=image.sqsh" in words
-    assert "--container-workdir=/workspace/bert" in words
+    assert {"--container-image=image.sqsh", "--container-workdir=/workspace/bert"} < {*words}
+    assert {"--cpus-per-task=96", "--cpu-bind=none"} < {*words}
     (mounts,) = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-mounts=")]
     assert mounts[0] == f"{ROOT}:/workspace/bert"
     paths = [cluster.folder / "results", cluster.data, init, cluster.config]
@@ -185,21 +185,22 @@ def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
 
 
 @pytest.mark.parametrize(
-    ("phase", "nodes", "settings", "accumulation"),
+    ("phase", "nodes", "settings", "accumulation", "config"),
     [
-        ("1", "4", {}, "8"),
-        ("2", "4", {}, "32"),
-        ("1", "1", {"TRAIN_BATCH_SIZE": "128"}, "64"),
+        ("1", "4", {}, "8", "None"),
+        ("2", "4", {"CONFIG": "large"}, "32", "bert_configs/bert-large-uncased.json"),
+        ("1", "1", {"TRAIN_BATCH_SIZE": "128", "CONFIG": "base"}, "64", "bert_configs/bert-base-uncased.json"),
     ],
 )
-def test_the_global_batch_is_kept_at_any_number_of_nodes(cluster, phase, nodes, settings, accumulation):
+def test_the_settings_become_arguments_of_the_launch_script(cluster, phase, nodes, settings, accumulation, config):
+    """The global batch is the same at any number of nodes."""
     cluster.record_only()
-    defaults = {"GPUS": "", "TRAIN_BATCH_SIZE": "", "GRADIENT_ACCUMULATION_STEPS": "", "ENABLE_BENCHMARK": "true"}
-    result = cluster.run(PHASE=phase, SLURM_JOB_NUM_NODES=nodes, **defaults | settings)
+    unset = dict.fromkeys(("GPUS", "TRAIN_BATCH_SIZE", "GRADIENT_ACCUMULATION_STEPS", "BERT_CONFIG"), "")
+    result = cluster.run(PHASE=phase, SLURM_JOB_NUM_NODES=nodes, ENABLE_BENCHMARK="true", **unset | settings)
     assert result.returncode == 0, (result.stdout, result.stderr)
     words = cluster.said("srun")
     arguments = words[words.index("scripts/run_pretraining.sh") + 1 :]
-    assert (arguments[8], arguments[15], arguments[21]) == (accumulation, accumulation, "true")
+    assert [arguments[place] for place in (8, 15, 20, 21)] == [accumulation, accumulation, config, "true"]
 
 
 def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
@@ -215,6 +216,10 @@ def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
     ("settings", "words"),
     [
         ({"PHASE": "3"}, ["PHASE", "'3'"]),
+        ({"SLURM_JOB_NUM_NODES": "nodes[$(touch made)]"}, ["SLURM_JOB_NUM_NODES", "whole number"]),
+        ({"CONFIG": "base"}, ["CONFIG and BERT_CONFIG"]),
+        ({"CONFIG": "huge", "BERT_CONFIG": ""}, ["CONFIG is 'huge'", "base or large"]),
+        ({"STEPS_THIS_RUN": "some"}, ["STEPS_THIS_RUN", "'some'"]),
         ({"MASKING": "random"}, ["MASKING", "'random'"]),
         ({"BIN_SIZE": "64"}, ["BIN_SIZE", "LDDL"]),
         ({"IMAGE_VERSION": "24.01"}, ["IMAGE_VERSION", "CONTAINER_IMAGE"]),
@@ -236,4 +241,4 @@ def test_a_job_that_cannot_run_is_refused_before_it_starts_tasks(cluster, settin
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     for word in words:
         assert word in result.stderr
-    assert cluster.said("srun") == []
+    assert cluster.said("srun") == [] and not (cluster.folder / "made").exists()

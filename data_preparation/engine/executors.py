@@ -26,6 +26,7 @@ class InProcessExecutor(Executor):
 @contextmanager
 def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes on this machine."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # started processes import no random.py of the working folder
     if scheduler != "local":
         with open_dask(scheduler, workers) as executor:
             yield executor

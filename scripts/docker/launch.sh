@@ -9,7 +9,7 @@
 # The checkout is mounted at /workspace/bert, RESULTS_DIR [results] at /results and BERT_PREP_WORKING_DIR [data] at
 # /data, under which the scripts in the container find them. The checkout may be read-only if the other two are not.
 # Compiled graphs are kept in /results/.inductor_cache. The container runs as the calling user. IMAGE [bert] is its
-# name.
+# name. The scripts' other variables, and those of NCCL, gloo and PyTorch, are passed on.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -40,6 +40,17 @@ for variable in RESULTS_DIR:"$results" BERT_PREP_WORKING_DIR:"$data"; do
     fail "the folder $path cannot be written: set ${variable%%:*} to one that can"
 done
 
+[[ ${SLURM_STEP_NUM_NODES:-1} == 1 || -n ${NNODES:-} ]] ||
+  fail 'srun starts this on several nodes: give NNODES, NODE_RANK and MASTER_ADDR, or use run.sub with CONTAINER_IMAGE'
+passed_on=()
+for name in $(compgen -e); do
+  case $name in
+    NCCL_* | GLOO_* | TORCH_* | PHASE | EXTRA_ARGS | BERT_MODEL | VOCAB_FILE | EVAL_DIR_PHASE[12] | NNODES | NODE_RANK | \
+      MAX_NODES | MASTER_ADDR | MASTER_PORT) passed_on+=(--env "$name") ;;
+  esac
+done
+[[ ! -d /dev/infiniband ]] || passed_on+=(--device /dev/infiniband)
+
 terminal=()
 if [[ -t 0 && -t 1 ]]; then
   terminal=(--interactive --tty)
@@ -49,4 +60,4 @@ exec docker run --rm "${terminal[@]}" "${gpu_flags[@]}" --network "$network" --i
   --ulimit stack=67108864 --user "$(id -u):$(id -g)" --volume "$root:/workspace/bert" \
   --volume "$(realpath "$results"):/results" --volume "$(realpath "$data"):/data" --env RESULTS_DIR=/results \
   --env BERT_PREP_WORKING_DIR=/data --env TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache --workdir /workspace/bert \
-  "${IMAGE:-bert}" bash -c "$command"
+  "${passed_on[@]}" "${IMAGE:-bert}" bash -c "$command"
