@@ -11,7 +11,7 @@ question or text, the program prompts for them.
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output scored.csv --text-column review
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output vectors.npy --text-column review --embed
 
-predict all rows of a file (CSV, TSV or JSON lines, optionally .gz; Parquet).
+predict all rows of a file (CSV, TSV, JSON lines or Parquet, also compressed).
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from arguments import check_weights
 from tasks.squad_file import SquadOptions
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
-from utils.files import file_digest, read_json_object
+from utils.files import LOCK_FILE, file_digest, read_json_object
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from encoders.config import ModelConfig
     from tasks.predictors import Predictor
 
-WEIGHTS = (".safetensors", ".bin")
 HINTS = {  # flags of NVIDIA's inference.py
     "--bert-model": "the architecture is that of the folder; leave it out",
     "--fp16": "inference computes in float32; leave it out",
@@ -73,7 +72,7 @@ FLAGS = {
         Flag("--fill-mask", str, None, "a text with one or more [MASK], or the tokenizer's own name of it",
              excludes=("--question",), options={"metavar": "TEXT"}),
     ),
-    "a whole file: .csv, .tsv or .jsonl, also .gz, or .parquet": (
+    "a whole file: .csv, .tsv, .jsonl or .parquet, also compressed": (
         Flag("--input", optional_path, None, "file to predict",
              ("--output", "--text-column or --question-column"),
              ("--text", "--question", "--context", "--context-file", "--fill-mask")),
@@ -184,22 +183,28 @@ def open_model(args: Arguments) -> Predictor:
 
 
 def predict_all_rows(model: Predictor, args: Arguments) -> None:
-    from tasks.text_files import predict_file
+    from tasks.file_predictions import predict_file
 
     names = {"text_column": "text", "pair_column": "pair", "question_column": "question", "context_column": "context"}
     columns = {field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None}
+    if repeated := [name for name in columns.values() if list(columns.values()).count(name) > 1]:
+        raise UserError(f"column {repeated[0]!r} is given for two texts: give another one")
     settings = {key: value for key, value in args.as_dict().items() if key not in ("input", "output", "device")}
-    settings["weights"] = [file_digest(path) for path in sorted(model.folder.glob("*")) if path.suffix in WEIGHTS]
+    # Sentence-transformers' modules have folders of their own.
+    files = [path for pattern in ("*", "*/config.json") for path in model.folder.glob(pattern) if path.is_file()]
+    files += [path for path in (args.config_file, args.vocab_file) if path is not None]
+    settings["model"] = {str(path): file_digest(path) for path in sorted(files) if path.name != LOCK_FILE}
 
-    def predict(places: list[str], rows: list[dict[str, str]]) -> list[dict]:
-        return [prediction.columns for prediction in model.predict(places, rows)]
+    def prepare(places: list[str], rows: list[dict[str, str]]) -> Callable[[], list[dict]]:
+        predict = model.prepare(places, rows)
+        return lambda: [prediction.columns for prediction in predict()]
 
-    predict_file(args.input, args.output, columns, predict, settings)
+    predict_file(args.input, args.output, columns, prepare, settings)
 
 
 def answer(model: Predictor, **row: str | None) -> None:
     """Predicts `row` and prints the results. Fields that are None are left out."""
-    (prediction,) = model.predict(["the input"], [{name: text for name, text in row.items() if text is not None}])
+    (prediction,) = model.prepare(["the input"], [{name: text for name, text in row.items() if text is not None}])()
     for name, value in prediction.summary.items():
         print_line(f"{name:<13}{value}")
     for title, lines in prediction.lists.items():

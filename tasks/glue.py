@@ -23,12 +23,12 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
-from tasks.text_files import Row, write_table
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, TokenStream
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line
+from utils.tables import Row, encode_table
 
 REGRESSION_LABELS = ("score",)
 
@@ -187,7 +187,7 @@ def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
         for line, label in zip(examples.lines, examples.labels, strict=True):
             if names.setdefault(float(label), label) != label:
                 raise UserError(
-                    f"{examples.path}, line {line}: labels {names[float(label)]!r} and {label!r} are the same number: "
+                    f"{examples.path}:{line}: labels {names[float(label)]!r} and {label!r} are the same number: "
                     "write it in one way"
                 )
     return sort_labels(labels)
@@ -216,7 +216,7 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
         for label in cell:
             if not is_known(label):
                 expected = "a number" if task.regression else f"one of {', '.join(task.labels)}"
-                raise UserError(f"{examples.path}, line {line}: label {label!r}, expected {expected}: correct the line")
+                raise UserError(f"{examples.path}:{line}: label {label!r}, expected {expected}: correct the line")
     if task.regression:
         return np.array([float(label) for label in examples.labels])
     if task.multi_label:
@@ -344,5 +344,5 @@ def write_predictions(folder: Path, examples: Examples, logits_nC: np.ndarray, t
                 row |= {f"probability {label}": value for label, value in by_label.items()}
         for name, texts in (("text", examples.texts), ("pair", examples.pairs)):
             rows = [row | {name: text} for row, text in zip(rows, texts, strict=True)] if texts is not None else rows
-    write_table(path, rows)
+    write_atomically(path, encode_table(path, rows))
     return path

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.text_files import read_rows
 from utils.errors import UserError
 from utils.progress import print_line
+from utils.tables import TextFile, read_rows
 
 MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
@@ -125,29 +125,23 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
     skips = task.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     indices, seen, lines, skipped = [], set(), [], 0
-    for line, row in read_rows(path, None if is_test else task.header, wanted, task.is_custom):
+    file = TextFile(path)
+    for line, row in read_rows(file, wanted, None if is_test else task.header, task.is_custom):
+        where = file.where(line)
         missing = [name for name in wanted if name not in row]
         if missing and skips:
             skipped += 1
             continue
         if missing:
-            raise UserError(f"{path}, line {line} has no {missing[0]!r}: correct the line, or check the column's name")
+            raise UserError(f"{where} has no {missing[0]!r}: correct the line, or check the column's name")
         for name in wanted:
-            value, where = row[name], f"{path}, line {line}: {name!r}"
-            if name != task.label or not task.multi_label:
-                columns[name].append(to_text(value, name == task.label, where))
-                continue
-            labels = value.split(LABEL_SEPARATOR) if isinstance(value, str) and value else value or []
-            if not isinstance(labels, list):
-                raise UserError(
-                    f"{where} is {value!r}, expected labels with {LABEL_SEPARATOR!r} between them, or a list"
-                )
-            columns[name].append(LABEL_SEPARATOR.join(to_text(label, True, where) for label in labels))
+            if name == task.label and task.multi_label:
+                columns[name].append(to_labels(row[name], f"{where}: {name!r}"))
+            else:
+                columns[name].append(to_text(row[name], name == task.label, f"{where}: {name!r}"))
         index = row.get(task.index, len(lines))
         if type(index) is not int or index in seen:
-            raise UserError(
-                f"{path}, line {line}: {task.index!r} is {index!r}, expected a unique whole number: correct it"
-            )
+            raise UserError(f"{where}: {task.index!r} is {index!r}, expected a unique whole number: correct it")
         seen.add(index)
         indices.append(str(index))
         lines.append(line)
@@ -155,8 +149,23 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
         print_line(f"note: {path}: {skipped} incomplete lines are skipped")
     if not lines:
         raise UserError(f"{path} holds no samples: check the file")
+    if not any(map(str.strip, columns[task.text])):
+        raise UserError(f"{path}: the column {task.text!r} is empty in all rows: check the column's name")
     labels = columns[task.label] if labelled else None
     return Examples(path, columns[task.text], columns.get(task.pair), labels, indices, lines)
+
+
+def to_labels(value: Any, where: str) -> str:
+    """Converts the labels of a text, a list or a string, to a string with LABEL_SEPARATOR between them."""
+    value = [] if value is None or value == "" else value
+    labels = value.split(LABEL_SEPARATOR) if isinstance(value, str) else value
+    if not isinstance(labels, list):
+        raise UserError(f"{where} is {value!r}, expected labels with {LABEL_SEPARATOR!r} between them, or a list")
+    labels = [to_text(label, True, where) for label in labels]
+    for label in labels:
+        if LABEL_SEPARATOR in label:
+            raise UserError(f"{where} has the label {label!r}, and {LABEL_SEPARATOR!r} separates labels: rename it")
+    return LABEL_SEPARATOR.join(labels)
 
 
 def to_text(value: Any, is_label: bool, where: str) -> str:

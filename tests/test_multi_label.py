@@ -113,9 +113,12 @@ def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
     ("name", "content", "says"),
     [
         ("a.csv", "text,label\na,\n", "no text has a label"),
-        ("a.csv", "text,label\na,x||y\n", "line 2: 'label' is '', expected a label"),
-        ("a.jsonl", '{"text": "a", "label": 3}', "line 1: 'label' is 3, expected labels"),
-        ("a.jsonl", '{"text": "a", "label": ["x", null]}', "line 1: 'label' is None, expected a label"),
+        ("a.csv", "text,label\na,x||y\n", ":2: 'label' is '', expected a label"),
+        ("a.jsonl", '{"text": "a", "label": 3}', ":1: 'label' is 3, expected labels"),
+        ("a.jsonl", '{"text": "a", "label": 0}', ":1: 'label' is 0, expected labels"),
+        ("a.jsonl", '{"text": "a", "label": {}}', ":1: 'label' is {}, expected labels"),
+        ("a.jsonl", '{"text": "a", "label": ["C|C++"]}', ":1: 'label' has the label 'C|C++', and '|' separates"),
+        ("a.jsonl", '{"text": "a", "label": ["x", null]}', ":1: 'label' is None, expected a label"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, name, content, says):
@@ -130,5 +133,5 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"text": "a", "label": ["x", "y"]}\n{"text": "a", "label": []}\n')
     task, _ = ClassificationTask(SPEC, train_file=tmp_path / "b.jsonl", eval_files={"": path}).training_set(TOKENIZER)
     assert task.labels == ("x", "y")
-    with pytest.raises(UserError, match="line 3: label 'z', expected one of x, y"):
+    with pytest.raises(UserError, match=":3: label 'z', expected one of x, y"):
         task.prediction_sets(TOKENIZER)

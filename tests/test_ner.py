@@ -197,14 +197,14 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.conll", "Anna B-PER\nlives\n", "line 2: 'lives' does not end in a tag"),
-        ("a.conll", "Anna NNP\n", "line 1: 'Anna NNP' does not end in a tag"),
+        ("a.conll", "Anna B-PER\nlives\n", ":2: 'lives' does not end in a tag"),
+        ("a.conll", "Anna NNP\n", ":1: 'Anna NNP' does not end in a tag"),
         ("a.conll", "\n\n", "has no sentences"),
         ("a.conll", "Anna O\n", "all tags are 'O'"),
-        ("a.jsonl", '{"text": "Anna"}', "line 1: 'spans' is None"),
-        ("a.jsonl", '{"text": " ", "spans": []}', "line 1: 'text' is ' '"),
-        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "end": 5}]}), "line 1: span"),
-        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "start": True}]}), "line 1: span"),
+        ("a.jsonl", '{"text": "Anna"}', ":1: 'spans' is None"),
+        ("a.jsonl", '{"text": " ", "spans": []}', ":1: 'text' is ' '"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "end": 5}]}), ":1: span"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "start": True}]}), ":1: span"),
         ("a.jsonl", json.dumps({"text": "Anna", "spans": [SPAN, {**SPAN, "end": 2}]}), "overlap at character 0"),
     ],
 )

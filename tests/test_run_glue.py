@@ -363,7 +363,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "--label-column"),
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
-        (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "has no column 'sentence1'"),
+        (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "no column 'sentence1'"),
         ([*SST_2, "--do-train", "--eval-steps", "5"], "--eval-steps has no effect without --do-eval"),
         ([*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"], "has no effect without --eval-steps"),
         ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),

@@ -33,12 +33,12 @@ def read_json(path: str | Path, description: str) -> Any:
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_keys)
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
         raise UserError(f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again") from error
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,0 +1,135 @@
+"""Predictions for all rows of a table, as further columns.
+
+Intermediate predictions are stored in `<output>.parts`: if interrupted, rerun the same command to resume.
+"""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.files import TEMPORARY_SUFFIX, file_digest, read_json, write_atomically, write_json
+from utils.progress import print_line, progress_bar
+from utils.tables import TABLES, Row, TextFile, encode_table, kind_of, read_rows
+
+ROWS_PER_PART = 4096
+OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
+SETTINGS_FILE = "settings.json"
+PART_FILE = re.compile(rf"(\d+|settings)\.json({TEMPORARY_SUFFIX}-\w+)?")
+
+
+class Parts:
+    """The folder of intermediate predictions: a file for each ROWS_PER_PART rows, named by its first row.
+
+    Raises UserError if `folder` contains anything else, or predictions made with other `settings`.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]):
+        self.folder, self.settings = folder, json.loads(json.dumps(settings, default=str))
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+        strange = sorted(name for name in names if not PART_FILE.fullmatch(name))
+        if strange or (names and SETTINGS_FILE not in names):
+            what = f"contains {strange[0]}" if strange else f"has no {SETTINGS_FILE}"
+            raise UserError(f"{folder} {what}, so it is no folder of this program: rename it, or change --output")
+        if len(names) > 1 and read_json(folder / SETTINGS_FILE, "the settings of the predictions") != self.settings:
+            raise UserError(f"{folder} has predictions of another input, model or flags: remove it, or change --output")
+        write_json(folder / SETTINGS_FILE, self.settings)
+
+    def read(self, first: int, count: int) -> list[Row] | None:
+        """The predictions for `count` rows; None if they are not there or damaged."""
+        try:
+            rows = json.loads((self.folder / f"{first}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        is_valid = isinstance(rows, list) and len(rows) == count and all(isinstance(row, dict) and row for row in rows)
+        return rows if is_valid else None
+
+    def write(self, first: int, rows: list[Row]) -> None:
+        write_json(self.folder / f"{first}.json", rows, indent=None)
+
+    def remove(self) -> None:
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+
+def predict_file(
+    source: Path,
+    target: Path,
+    columns: dict[str, str],
+    prepare: Callable[[list[str], list[Row]], Callable[[], list[Row]]],
+    settings: dict[str, Any],
+) -> None:
+    """Writes the rows of `source`, with the columns that are predicted for them, to `target`.
+
+    prepare: takes the places of rows, for errors, and the rows by field; checks them and returns a function that
+    predicts them. All rows are prepared before the first one is predicted. columns: column of each field. settings: all
+    else that the predictions depend on.
+    """
+    extensions = (*OUTPUTS, ".npy") if settings["embed"] else OUTPUTS
+    if not target.name.lower().endswith(extensions):
+        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
+    rows = read_texts(source, list(columns.values()))
+    if kind_of(target.name)[0] == ".parquet":
+        encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
+    parts = Parts(target.with_name(f"{target.name}.parts"), settings | {"input": file_digest(source)})
+    file, predictions = TextFile(source), []
+    for first in range(0, len(rows), ROWS_PER_PART):
+        chunk = rows[first : first + ROWS_PER_PART]
+        if (found := parts.read(first, len(chunk))) is not None:
+            predictions.append(lambda found=found: found)
+            continue
+        fields = [{field: row[column] for field, column in columns.items()} for _, row in chunk]
+        predictions.append(prepare([file.where(number) for number, _ in chunk], fields))
+    predicted: list[Row] = []
+    with progress_bar(len(rows), "prediction", "row") as bar:
+        for predict in predictions:
+            added = predict()
+            parts.write(len(predicted), added)
+            predicted += added
+            bar.update(len(added))
+    if target.suffix == ".npy":
+        import numpy as np  # here, so that the command lines of training do not wait for it
+
+        content = io.BytesIO()
+        np.save(content, np.array([row["embedding"] for row in predicted], np.float32))
+        write_atomically(target, content.getvalue())
+    else:
+        write_atomically(target, encode_table(target, add_columns([row for _, row in rows], predicted)))
+    parts.remove()
+    print_line(f"predictions for {len(rows)} rows in {target}")
+
+
+def read_texts(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
+    """All rows with their line numbers. Raises UserError naming the line if one of `columns` is not a string."""
+    file = TextFile(path)
+    rows = list(read_rows(file, exact=True))
+    for number, row in rows:
+        for name in columns:
+            if name not in row:
+                found = ", ".join(map(repr, row))
+                raise UserError(f"{file.where(number)}: no column {name!r}; it has {found}: check the column's name")
+            if not isinstance(row[name], str):
+                raise UserError(f"{file.where(number)}: {name!r} is {row[name]!r}, expected a string: correct the line")
+    if not rows:
+        raise UserError(f"{path} has no rows: check the file")
+    return rows
+
+
+def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
+    """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column of that name."""
+    taken = set().union(*rows)
+    names = dict.fromkeys(name for row in predicted for name in row)
+    for name in names:
+        new = name
+        while new in taken:
+            new = f"predicted {new}"
+        names[name] = new
+        taken.add(new)
+    return [
+        row | {names[name]: value for name, value in added.items()} for row, added in zip(rows, predicted, strict=True)
+    ]

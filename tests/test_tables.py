@@ -1,0 +1,137 @@
+"""The reader and writer of tables: every format and compression, and one line for whatever is bad in a file."""
+
+import bz2
+import csv
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from utils.errors import UserError
+from utils.tables import TextFile, encode_table, read_rows
+
+ROWS = [{"id": "1", "text": "plain"}, {"id": "", "text": 'naïve, "so-called"\nsecond line\u2028\x85'}]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_bytes(encode_table(path, rows))
+    return path
+
+
+def read(path: Path, *args, **options) -> list[tuple[int, dict]]:
+    return list(read_rows(TextFile(path), *args, **options))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.CSV.gz", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_what_is_written_is_read(tmp_path, name):
+    if "parquet" in name:
+        pytest.importorskip("pyarrow")
+    found = read(write(tmp_path / name, ROWS))
+    assert [row for _, row in found] == ROWS
+    assert [number for number, _ in found] == ([2, 3] if "csv" in name.lower() else [1, 2])
+
+
+def test_tables_of_other_programs_are_read(tmp_path):
+    """Python's csv module, compressions, line ends of Windows and old Macs, and byte order marks."""
+    lines = ["id,text", '1,"a ""b"", c"', '2,"two\nlines"', "3,d"]
+    expected = [{"id": "1", "text": 'a "b", c'}, {"id": "2", "text": "two\nlines"}, {"id": "3", "text": "d"}]
+    for end in ("\n", "\r\n", "\r"):
+        content = ("\ufeff" + end.join(lines) + end).encode()
+        for compress, suffix in ((bytes, ""), (gzip.compress, ".gz"), (bz2.compress, ".bz2")):
+            path = tmp_path / f"a.csv{suffix}"
+            path.write_bytes(compress(content))
+            assert [row for _, row in read(path)] == expected
+    for name, content in (
+        ("b.jsonl", '{"a": 1}\r{"a": 2}\r'),
+        ("b.tsv", "a\r1\r2\r"),
+        ("c.jsonl", '\n{"a": 1}\n\n{"a": 2}'),
+    ):
+        (tmp_path / name).write_text(content, newline="")
+        assert [str(row["a"]) for _, row in read(tmp_path / name)] == ["1", "2"]
+    (tmp_path / "c.tsv").write_text('a\tb\n"1\r2\t"\n', newline="")
+    assert read(tmp_path / "c.tsv") == [(2, {"a": '"1\r2', "b": '"'})]
+
+
+BAD = [
+    ("a.csv", b"", ": no column 'text'; it has nothing"),
+    ("a.csv", b"body,label\na,1\n", ": no column 'text'; it has 'body', 'label': check the column's name"),
+    ("a.csv", b"text,text\na,b\n", ": two columns 'text': rename one"),
+    ("a.csv", b"text,label\na,1\nb,c,1\n", ":3: 3 cells, more than the 2 columns: quote cells with commas"),
+    ("a.csv", b'text\nx\n"two\nlines\n', ":3: not valid CSV (unexpected end of data)"),
+    ("a.csv", b'text\n"a"b\n', ":2: not valid CSV"),
+    ("a.csv", b"text\na\xff\n", ":2: not UTF-8 (byte 0xff at 1): convert it with iconv"),
+    ("a.csv", b"text\na\0b\n", ":2: NUL bytes"),
+    ("a.csv", "text\na\n".encode("utf-16"), ": UTF-16, not UTF-8: convert it with iconv -f UTF-16"),
+    ("a.jsonl", "{}".encode("utf-16"), ": UTF-16, not UTF-8"),
+    ("a.tsv", b"text\tb\na\tb\tc\n", ":2: 3 cells, more than the 2 columns: correct"),
+    ("a.jsonl", b"[]\n", ":1: not a JSON object"),
+    ("a.jsonl", b"{\n", ":1: not valid JSON"),
+    ("a.jsonl", b'{"x": ' + b"[" * 200_000, ":1: not valid JSON"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "a", "text": "b"}\n', ":2: not valid JSON (the key 'text' is given twice)"),
+    ("a.jsonl", b'{"text": "\\ud83d a"}\n', ":1: half of a surrogate pair"),
+    ("a.jsonl", b'{"text": ["x", {"y": "\\u0000"}]}\n', ":1: NUL characters"),
+    ("a.csv.gz", gzip.compress(b"text\na\n")[:-6], ", after line 2: the file is truncated or damaged"),
+    ("a.parquet", b"PAR1 not parquet", ", after row 0: the parquet file is truncated or damaged"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), BAD)
+def test_what_is_bad_is_named_with_its_place(tmp_path, name, content, says):
+    if "parquet" in name:
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read(tmp_path / name, ["text"], exact=True)
+    assert str(error.value).startswith(f"{tmp_path / name}{says}")
+
+
+def test_bad_rows_are_left_out_if_asked(tmp_path):
+    content = b'{"text": "a"}\n{\n{"text": "\\ud83d"}\n\xff\n{"text": "b", "n": %s}\n' % (b"9" * 5000)
+    (tmp_path / "a.jsonl").write_bytes(content)
+    bad: list[str] = []
+    file = TextFile(tmp_path / "a.jsonl", lambda where, why: bad.append(where.rpartition(":")[2]))
+    assert [(number, row["text"]) for number, row in read_rows(file, ["text"])] == [(1, "a"), (5, "b")]
+    assert bad == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "part", "count"),
+    [
+        ("a.csv", b'text\n"', b"x" * 1_000_000, 300),
+        ("a.csv.gz", b'text\n"', (b"x" * 9999 + b"\n") * 100, 150),
+        ("a.jsonl.gz", b'{"text": "', b"x" * 1_000_000, 150),
+        ("a.tsv", b"text\n", b"x" * 1_000_000, 150),
+    ],
+)
+def test_a_cell_of_hundreds_of_megabytes_is_refused_in_bounded_memory(tmp_path, name, start, part, count):
+    with (gzip.open if ".gz" in name else open)(
+        tmp_path / name, "wb", **{"compresslevel": 1} if ".gz" in name else {}
+    ) as file:
+        file.write(start)
+        for _ in range(count):
+            file.write(part)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"longer than 64 MB|field larger than"):
+        read(tmp_path / name, ["text"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 400_000_000
+
+
+def test_values_of_any_type_are_written(tmp_path):
+    datetime = pytest.importorskip("datetime")
+    row = {"text": "a\tb", "none": None, "list": [1, "é"], "yes": True, "day": datetime.date(2020, 2, 3), "raw": b"x"}
+    ((_, found),) = read(write(tmp_path / "a.csv", [row]))
+    assert found == {
+        "text": "a\tb",
+        "none": "",
+        "list": '[1, "\\u00e9"]',
+        "yes": "true",
+        "day": "2020-02-03",
+        "raw": "b'x'",
+    }
+    assert read(write(tmp_path / "a.tsv", [row]))[0][1]["text"] == "a b"
+    assert json.loads(encode_table(tmp_path / "a.jsonl", [row]))["day"] == "2020-02-03"
+    assert csv.field_size_limit() == 64 << 20

@@ -1,0 +1,343 @@
+"""Files of lines and tables: CSV, TSV, JSON lines and Parquet, also compressed, read row by row in bounded memory.
+
+CSV has standard quoting, TSV has none. What is bad in a file is given to `on_bad`, which may raise; if it returns, the
+line or row is left out.
+"""
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from utils.errors import UserError
+from utils.files import unique_keys
+
+# What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
+DECOMPRESSION_ERRORS = [EOFError, zlib.error, OSError]
+with contextlib.suppress(ImportError):
+    from zstandard import ZstdError
+
+    DECOMPRESSION_ERRORS.append(ZstdError)
+MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+FORMATS = (*TABLES, ".txt", ".xml")
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
+
+Row = dict[str, Any]
+OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
+
+
+def raise_error(where: str, why: str) -> NoReturn:
+    """The default `on_bad`."""
+    raise UserError(f"{where}: {why}")
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    """Format and compression, as file extensions; empty if there is none that is known."""
+    name = path.lower()
+    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+    name = name.removesuffix(compression)
+    if compression and name.endswith(".json"):  # as in C4: one object per line
+        return ".jsonl", compression
+    return next((suffix for suffix in FORMATS if name.endswith(suffix)), ""), compression
+
+
+class ZstdFile(io.RawIOBase):
+    """The decompressed bytes of a .zst file. zstandard's own reader takes a truncated file for a complete one."""
+
+    def __init__(self, file: BinaryIO):
+        from zstandard import ZstdDecompressor
+
+        self.file, self.new_frame = file, ZstdDecompressor().decompressobj
+        self.frame: Any = None  # that is being read
+        self.stored = self.text = b""  # not decompressed yet; not returned yet
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.text:
+            if not (stored := self.stored or self.file.read(1 << 14)):
+                if self.frame:
+                    raise EOFError("the file ends inside a frame")
+                return 0
+            self.frame = self.frame or self.new_frame()
+            self.text, self.stored = self.frame.decompress(stored), self.frame.unused_data
+            self.frame = None if self.frame.eof else self.frame
+        count = min(len(buffer), len(self.text))
+        buffer[:count], self.text = self.text[:count], self.text[count:]
+        return count
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def decompress(file: BinaryIO, compression: str) -> BinaryIO:
+    """The decompressed bytes of `file`. compression: one of COMPRESSIONS, or empty."""
+    if compression == ".zst":
+        return io.BufferedReader(ZstdFile(file))
+    return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
+
+
+class TextFile:
+    """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
+
+    number: the current line, from 1. Subclasses may read a part of a file that does not start at its first line.
+    """
+
+    def __init__(self, path: str | Path, on_bad: OnBad = raise_error):
+        self.path, self.on_bad, self.number = str(path), on_bad, 0
+        self.format, self.compression = kind_of(self.path)
+
+    def open(self) -> BinaryIO:
+        """The bytes as they are stored."""
+        if not Path(self.path).is_file():
+            raise UserError(f"{self.path} does not exist: check the path")
+        return Path(self.path).open("rb")
+
+    def open_lines(self) -> tuple[BinaryIO, int]:
+        """The text, at the first line to read, and the number of bytes to read."""
+        return decompress(self.open(), self.compression), sys.maxsize
+
+    def lines_before(self) -> int:
+        """The number of lines before the first one to read."""
+        return 0
+
+    def includes(self, position: int) -> bool:
+        """Whether a row group of Parquet that starts at byte `position` is to be read."""
+        return True
+
+    def where(self, number: int | None = None) -> str:
+        """The line or row `number`, by default the current one, for messages."""
+        number = self.number if number is None else number
+        return (
+            f"{self.path}, row {number}" if self.format == ".parquet" else f"{self.path}:{self.lines_before() + number}"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            file, size = self.open_lines()
+            with file:
+                for raw in self.split(file, size):
+                    self.number += 1
+                    starts_file = self.number == 1 and self.lines_before() == 0
+                    if starts_file and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        self.on_bad(self.path, "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
+                        return
+                    if (line := self.decode(raw, "utf-8-sig" if starts_file else "utf-8")) is not None:
+                        yield line
+        except tuple(DECOMPRESSION_ERRORS) as error:
+            if getattr(error, "errno", None):
+                raise
+            why = f"the file is truncated or damaged ({error}): download it again"
+            self.on_bad(f"{self.path}, after line {self.number}", why)
+
+    def decode(self, raw: bytes, encoding: str) -> str | None:
+        if len(raw) > MAX_LINE:
+            self.on_bad(self.where(), f"the line is longer than {MAX_LINE >> 20} MB: divide it")
+            return None
+        try:
+            line = raw.decode(encoding)
+        except UnicodeDecodeError as error:
+            why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
+            self.on_bad(self.where(), why)
+            return None
+        if "\0" in line:
+            self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
+            return None
+        return line
+
+    def split(self, file: BinaryIO, size: int) -> Iterator[bytes]:
+        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes. A carriage return ends a line of CSV and JSON,
+        where it has no other meaning, and of a file without line feeds."""
+        while size > 0 and (raw := file.readline(min(size, MAX_LINE + 1))):
+            size -= len(raw)
+            is_old_mac = self.number == 0 and not raw.endswith(b"\n") and self.lines_before() == 0
+            if b"\r" in raw[:-2] and len(raw) <= MAX_LINE and (is_old_mac or self.format in (".csv", ".jsonl")):
+                yield from raw.splitlines(keepends=True)
+            else:
+                yield raw
+            while len(raw) > MAX_LINE and not raw.endswith(b"\n") and size > 0:
+                raw = file.readline(min(size, MAX_LINE + 1))
+                size -= len(raw)
+
+
+def read_rows(
+    file: TextFile, columns: Sequence[str] | None = None, header: Sequence[str] | None = None, exact: bool = False
+) -> Iterator[tuple[int, Row]]:
+    """Yields the number of each row's first line and its values by column, strings in CSV and TSV.
+
+    columns: the columns that are used; of a table with a header each must be there once. By default all of them.
+    header: columns of a CSV or TSV file without a header. A row with more cells than the header is bad, with `exact`
+    also one with fewer cells; otherwise the last columns are left out.
+    """
+    if file.format in (".jsonl", ".parquet"):
+        yield from (read_json_lines if file.format == ".jsonl" else read_parquet)(file, columns)
+        return
+    if file.format not in TABLES:
+        file.open().close()  # a missing file is another error
+        raise UserError(f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}")
+    rows = read_cells(file)
+    if header is None:
+        header = next(rows, (1, []))[1]
+        if not has_columns(file, header, columns):
+            return
+    for number, cells in rows:
+        if len(cells) > len(header) or (exact and len(cells) < len(header)):
+            comparison = "more" if len(cells) > len(header) else "fewer"
+            advice = ': quote cells with commas with "' if file.format == ".csv" else ": correct the line"
+            file.on_bad(file.where(number), f"{len(cells)} cells, {comparison} than the {len(header)} columns{advice}")
+        else:
+            yield number, dict(zip(header, cells, strict=False))
+
+
+def has_columns(file: TextFile, names: Sequence[str], columns: Sequence[str] | None) -> bool:
+    """Whether each of `columns`, by default each of `names`, is in `names` once."""
+    for column in columns or names:
+        if names.count(column) != 1:
+            found = f"two columns {column!r}: rename one" if column in names else f"no column {column!r}"
+            known = ", ".join(map(repr, names)) or "nothing"
+            file.on_bad(file.path, found if column in names else f"{found}; it has {known}: check the column's name")
+            return False
+    return True
+
+
+def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
+    """The rows of CSV, without empty lines, and of TSV."""
+    if file.format == ".tsv":
+        for line in file:
+            yield file.number, line.removesuffix("\n").removesuffix("\r").split("\t")
+        return
+    csv.field_size_limit(MAX_LINE)
+    reader, start = csv.reader(file, strict=True), 1
+    try:
+        for cells in reader:
+            if cells:
+                yield start, cells
+            start = file.number + 1
+    except csv.Error as error:
+        file.on_bad(file.where(start), f'not valid CSV ({error}): quote cells with " and double quotes inside them')
+
+
+def read_json_lines(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
+    """The objects of JSON lines. Empty lines are left out."""
+    for line in file:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_int=parse_integer, object_pairs_hook=unique_keys)
+            why = None if isinstance(row, dict) else "not a JSON object: a .jsonl file has one per line"
+            if why is None and "\\u" in line:  # else all characters are valid
+                why = bad_text(row, columns)
+        except (ValueError, RecursionError) as error:
+            why = f"not valid JSON ({error}): a .jsonl file has one JSON object per line"
+        if why is None:
+            yield file.number, row
+        else:
+            file.on_bad(file.where(), why)
+
+
+def parse_integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < 4000 else float(digits)  # int() refuses more
+
+
+def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:
+    """Why a string in `columns` of `row` is not a valid text; None if all are."""
+    for text in strings_in(row if columns is None else [row.get(name) for name in columns]):
+        if len(text) > MAX_LINE:
+            return f"the text is longer than {MAX_LINE >> 20} MB: divide it"
+        if "\0" in text:
+            return "NUL characters in the text: convert or remove it"
+        if LONE_SURROGATE.search(text):
+            return "half of a surrogate pair in the text, which is not valid Unicode: remove it"
+    return None
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        yield from chain.from_iterable(map(strings_in, value if isinstance(value, list) else chain(*value.items())))
+
+
+def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
+    """The rows of a Parquet file, numbered from 1."""
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with file.open() as raw, pyarrow.parquet.ParquetFile(raw) as table:
+            names = table.schema_arrow.names
+            if not has_columns(file, names, columns):
+                return
+            for group in range(table.num_row_groups):
+                metadata = table.metadata.row_group(group)
+                chunks = [metadata.column(index) for index in range(metadata.num_columns)]
+                if not file.includes(min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)):
+                    number += metadata.num_rows
+                    continue
+                for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+                    for index in range(batch.num_rows):
+                        number += 1
+                        try:
+                            row = {name: batch.column(name)[index].as_py() for name in columns or names}
+                            why = bad_text(row, columns)
+                        except UnicodeDecodeError:
+                            why = "not UTF-8: convert it"
+                        if why is None:
+                            yield number, row
+                        else:
+                            file.on_bad(file.where(number), why)
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        why = f"the parquet file is truncated or damaged ({error}): download it again"
+        file.on_bad(f"{file.path}, after row {number}", why)
+
+
+def encode_table(path: Path, rows: list[Row]) -> bytes:
+    """The content of the file `path`, one of TABLES or its .gz, with `rows` and the columns of all rows. Raises
+    UserError if the format cannot store them."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    format_, compression = kind_of(path.name)
+    if format_ == ".parquet":
+        import pyarrow.parquet
+
+        content = io.BytesIO()
+        try:
+            table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+            pyarrow.parquet.write_table(table, content)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise UserError(f"{path}: Parquet cannot store these columns ({error}): write .jsonl") from error
+        return content.getvalue()
+    text = io.StringIO(newline="")
+    if format_ == ".jsonl":
+        text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    else:
+        cells = [names, *([as_cell(row.get(name)) for name in names] for row in rows)]
+        if format_ == ".csv":
+            csv.writer(text, lineterminator="\n").writerows(cells)
+        else:
+            text.writelines("\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells)
+    content = text.getvalue().encode("utf-8")
+    return gzip.compress(content, mtime=0) if compression else content
+
+
+def as_cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    is_json = isinstance(value, bool | int | float | list | dict)
+    return json.dumps(value, default=str) if is_json else "" if value is None else str(value)
