@@ -21,8 +21,9 @@ from data_preparation.sources.spans import plan_spans, total_size
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import progress_bar
+from utils.tables import TABLES
 
-TEXT_FORMATS = (".txt", ".jsonl", ".csv", ".parquet")
+TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
 SPLITS = ("training", "test")
 TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on

@@ -161,7 +161,7 @@ def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
         ("a.txt", b"Good.\n\nNul\0.\n", r"a\.txt:3: NUL bytes", ["Good."]),
         ("a.jsonl", b'{"text": "Good."}\n{"text": \n', r"a\.jsonl:2: not valid JSON", ["Good."]),
         ("a.jsonl", b'{"body": "x"}\n{"text": "Good."}\n', r"a\.jsonl:1: the field 'text' is missing", ["Good."]),
-        ("a.jsonl", b'["x"]\n{"text": 5}\n', r"a\.jsonl:1: the field 'text' is missing", []),
+        ("a.jsonl", b'["x"]\n{"text": 5}\n', r"a\.jsonl:1: not a JSON object", []),
         ("a.jsonl", b'{"text": "nul\\u0000"}\n', r"a\.jsonl:1: NUL", []),
         (
             "a.txt.gz",

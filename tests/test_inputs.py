@@ -71,12 +71,17 @@ def test_every_compression_of_every_format_is_read(tmp_path, suffix):
         rows = csv.writer(file)
         rows.writerow(["id", "text"])
         rows.writerows([number, text.replace(". ", '.\n"', 1)] for number, text in enumerate(TEXTS))
-    contents = {"a.jsonl": write_jsonl(), "b.csv": (tmp_path / "rows").read_bytes()}
+    tsv = "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))
+    contents = {
+        "a.jsonl": write_jsonl(),
+        "b.csv": (tmp_path / "rows").read_bytes(),
+        "b.tsv": b"id\ttext\n" + tsv.encode(),
+    }
     if suffix:
         contents["c.json"] = write_jsonl()
     for name, content in contents.items():
         (tmp_path / (name + suffix)).write_bytes(compress(content, suffix))
-    paths = find_files([str(tmp_path)], (".jsonl", ".csv"))
+    paths = find_files([str(tmp_path)], (".jsonl", ".csv", ".tsv"))
     assert [Path(path).name.split(".")[0] for path in paths] == [name[0] for name in contents]
     found = [" ".join(text.replace('"', "").split()) for text in read_all(paths)]
     assert found == EXPECTED * len(contents)
@@ -134,21 +139,12 @@ def test_an_address_that_cannot_be_read_is_one_line(address, reason):
         find_files([address], (".jsonl",))
 
 
-BOMBS = {
-    "a.txt.gz": lambda: gzip.compress(bytes(0) + b"x" * 150_000_000, 1),
-    "a.jsonl.gz": lambda: gzip.compress(b'{"text": "' + b"x" * 150_000_000 + b'"}', 1),
-    "a.jsonl.bz2": lambda: b"".join(bz2.compress(b"x" * 1_000_000) for _ in range(150)),
-    "a.csv.gz": lambda: gzip.compress(b"text\n" + b'"' + (b"x" * 9999 + b"\n") * 15_000, 1),
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_path, name):
-    (tmp_path / name).write_bytes(BOMBS[name]())
-    assert (tmp_path / name).stat().st_size < 3_000_000
+def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_path):
+    """Tables are in test_tables.py."""
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x" * 150_000_000, 1))
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"longer than 64 MB|field larger than"):
-        list(read_documents(Span(str(tmp_path / name), 0, 1 << 20)))
+    with pytest.raises(UserError, match="longer than 64 MB"):
+        list(read_documents(Span(str(tmp_path / "a.txt.gz"), 0, 1 << 20)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 400_000_000

@@ -244,7 +244,7 @@ BAD_INPUTS = {
     "damaged.txt.bz2": (bz2.compress(b"Some text. " * 99)[:30] + bytes(40), "truncated or damaged"),
     "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
-    "comma.csv": (b"id,text\n1,Good one\n2,Hello, world\n", "comma.csv:3: more fields than the 2 columns"),
+    "comma.csv": (b"id,text\n1,Good one\n2,Hello, world\n", "comma.csv:3: 3 cells, more than the 2 columns"),
     "twice.csv": (b"text,text\na,b\n", "two columns 'text'"),
     "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),
     "deep.jsonl": (b'{"text": "A good one."}\n{"x": ' + b"[" * 200_000 + b"\n", "deep.jsonl:2: not valid JSON"),

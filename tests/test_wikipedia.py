@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_preparation.sources import bzip2
-from data_preparation.sources.documents import Document, raise_error
+from data_preparation.sources.documents import Document
 from data_preparation.sources.spans import Span
 from data_preparation.sources.wikipedia import read_dump
 from data_preparation.sources.wikitext import prose_of
 from data_preparation.sources.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
 from utils.errors import UserError
+from utils.tables import raise_error
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
 SHARED = Path(__file__).parent.parent.parent / "shared/data/wiki/enwiki-sample-pages-articles.xml.bz2"

@@ -95,8 +95,11 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 class TextFile:
     """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
 
-    number: the current line, from 1. Subclasses may read a part of a file that does not start at its first line.
+    number: the current line, from 1. Subclasses may read a part of a file. first: the byte at which its first line
+    starts.
     """
+
+    first = 0
 
     def __init__(self, path: str | Path, on_bad: OnBad = raise_error):
         self.path, self.on_bad, self.number = str(path), on_bad, 0
@@ -113,7 +116,7 @@ class TextFile:
         return decompress(self.open(), self.compression), sys.maxsize
 
     def lines_before(self) -> int:
-        """The number of lines before the first one to read."""
+        """The number of lines before byte `first`."""
         return 0
 
     def includes(self, position: int) -> bool:
@@ -133,7 +136,7 @@ class TextFile:
             with file:
                 for raw in self.split(file, size):
                     self.number += 1
-                    starts_file = self.number == 1 and self.lines_before() == 0
+                    starts_file = self.number == 1 and self.first == 0
                     if starts_file and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                         self.on_bad(self.path, "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
                         return
@@ -165,7 +168,7 @@ class TextFile:
         where it has no other meaning, and of a file without line feeds."""
         while size > 0 and (raw := file.readline(min(size, MAX_LINE + 1))):
             size -= len(raw)
-            is_old_mac = self.number == 0 and not raw.endswith(b"\n") and self.lines_before() == 0
+            is_old_mac = self.number == 0 and self.first == 0 and not raw.endswith(b"\n")
             if b"\r" in raw[:-2] and len(raw) <= MAX_LINE and (is_old_mac or self.format in (".csv", ".jsonl")):
                 yield from raw.splitlines(keepends=True)
             else:
@@ -193,7 +196,8 @@ def read_rows(
     rows = read_cells(file)
     if header is None:
         header = next(rows, (1, []))[1]
-        if not has_columns(file, header, columns):
+        if problem := column_problem(header, columns):
+            file.on_bad(file.path, problem)
             return
     for number, cells in rows:
         if len(cells) > len(header) or (exact and len(cells) < len(header)):
@@ -204,15 +208,15 @@ def read_rows(
             yield number, dict(zip(header, cells, strict=False))
 
 
-def has_columns(file: TextFile, names: Sequence[str], columns: Sequence[str] | None) -> bool:
-    """Whether each of `columns`, by default each of `names`, is in `names` once."""
+def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:
+    """What is wrong if not each of `columns`, by default each of `names`, is in `names` once."""
     for column in columns or names:
-        if names.count(column) != 1:
-            found = f"two columns {column!r}: rename one" if column in names else f"no column {column!r}"
+        if column not in names:
             known = ", ".join(map(repr, names)) or "nothing"
-            file.on_bad(file.path, found if column in names else f"{found}; it has {known}: check the column's name")
-            return False
-    return True
+            return f"no column {column!r}; it has {known}: check the column's name"
+        if names.count(column) > 1:
+            return f"two columns {column!r}: rename one"
+    return None
 
 
 def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
@@ -281,7 +285,9 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
     try:
         with file.open() as raw, pyarrow.parquet.ParquetFile(raw) as table:
             names = table.schema_arrow.names
-            if not has_columns(file, names, columns):
+            if problem := column_problem(names, columns):
+                if file.includes(0):
+                    file.on_bad(file.path, problem)
                 return
             for group in range(table.num_row_groups):
                 metadata = table.metadata.row_group(group)

@@ -1,11 +1,6 @@
 """Input files: local paths and the addresses that fsspec knows (s3://, gs://, hf://, https://)."""
 
-import bz2
-import contextlib
-import gzip
-import io
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,25 +8,7 @@ from typing import Any, BinaryIO
 
 from utils.errors import UserError
 from utils.files import file_digest
-
-# What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
-DECOMPRESSION_ERRORS = [EOFError, zlib.error, OSError]
-with contextlib.suppress(ImportError):
-    from zstandard import ZstdError
-
-    DECOMPRESSION_ERRORS.append(ZstdError)
-FORMATS = (".txt", ".jsonl", ".csv", ".parquet", ".xml")
-COMPRESSIONS = (".gz", ".bz2", ".zst")
-
-
-def kind_of(path: str) -> tuple[str, str]:
-    """Format and compression, as file extensions; empty if there is none that is known."""
-    name = path.lower()
-    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
-    name = name.removesuffix(compression)
-    if compression and name.endswith(".json"):  # as in C4: one object per line
-        return ".jsonl", compression
-    return next((suffix for suffix in FORMATS if name.endswith(suffix)), ""), compression
+from utils.tables import kind_of
 
 
 def is_remote(path: str) -> bool:
@@ -56,45 +33,6 @@ def open_input(path: str) -> BinaryIO:
         return Path(path).open("rb")
     system, name = filesystem(path)
     return system.open(name, "rb")
-
-
-def open_text(path: str) -> BinaryIO:
-    """The decompressed bytes of a file."""
-    file, compression = open_input(path), kind_of(path)[1]
-    if compression == ".zst":
-        return io.BufferedReader(ZstdFile(file))
-    return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
-
-
-class ZstdFile(io.RawIOBase):
-    """The decompressed bytes of a .zst file. zstandard's own reader takes a truncated file for a complete one."""
-
-    def __init__(self, file: BinaryIO):
-        from zstandard import ZstdDecompressor
-
-        self.file, self.new_frame = file, ZstdDecompressor().decompressobj
-        self.frame: Any = None  # that is being read
-        self.stored = self.text = b""  # not decompressed yet; not returned yet
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.text:
-            if not (stored := self.stored or self.file.read(1 << 14)):
-                if self.frame:
-                    raise EOFError("the file ends inside a frame")
-                return 0
-            self.frame = self.frame or self.new_frame()
-            self.text, self.stored = self.frame.decompress(stored), self.frame.unused_data
-            self.frame = None if self.frame.eof else self.frame
-        count = min(len(buffer), len(self.text))
-        buffer[:count], self.text = self.text[:count], self.text[count:]
-        return count
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
 
 
 def size_of(path: str) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_preparation.engine.input_files import kind_of
 from tokenizer import Tokenizer
 from utils.errors import UserError
+from utils.tables import kind_of
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
 READ_BLOCK = 1 << 17  # bytes of text tokenized at a time

@@ -3,21 +3,19 @@ pages.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from data_preparation.engine.input_files import DECOMPRESSION_ERRORS, kind_of, open_input, open_text, size_of
+from data_preparation.engine.input_files import open_input, size_of
 from utils.errors import UserError
+from utils.tables import MAX_LINE, OnBad, TextFile, kind_of, raise_error
 
 SPAN_BYTES = 4 << 20  # seconds of work
 MAX_SPANS = 20_000  # of a stage; more input makes longer spans
-MAX_LINE = 64 << 20  # bytes
+WHOLE_FILES = (".csv", ".tsv")  # formats with a header
 BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 LOOK_AHEAD = 4 << 20  # bytes in which a document should end; more than one of MAX_DOCUMENT characters
-
-
-OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
 
 
 class Span(NamedTuple):
@@ -35,7 +33,7 @@ def total_size(spans: Sequence[Span]) -> int:
 
 
 def plan_spans(files: Sequence[tuple[str, int]], whole_files: Sequence[str] = ()) -> list[Span]:
-    """Spans of files, given with their sizes, in their order. Compressed files other than dumps, .csv files and the
+    """Spans of files, given with their sizes, in their order. Compressed files other than dumps, WHOLE_FILES and the
     formats `whole_files` are one span each."""
     length = max(SPAN_BYTES, sum(size for _, size in files) // MAX_SPANS)
     spans = []
@@ -43,8 +41,8 @@ def plan_spans(files: Sequence[tuple[str, int]], whole_files: Sequence[str] = ()
         format_, compression = kind_of(path)
         if not size and (compression or format_ == ".parquet"):
             raise UserError(f"{path} is empty, which no such file is: download it again, or remove it")
-        divides = (not compression or (format_, compression) == (".xml", ".bz2")) and format_ != ".csv"
-        step = length if divides and format_ not in whole_files else max(size, 1)
+        divides = not compression or (format_, compression) == (".xml", ".bz2")
+        step = length if divides and format_ not in (*WHOLE_FILES, *whole_files) else max(size, 1)
         spans += [Span(path, start, min(start + step, size)) for start in range(0, size, step)]
     return spans
 
@@ -99,53 +97,27 @@ def split_documents(text: bytes) -> Iterator[bytes]:
             yield document
 
 
-class Lines:
-    """Iterates over the valid lines of a span."""
+class SpanFile(TextFile):
+    """The lines or rows that start in a span."""
 
-    def __init__(self, span: Span, on_bad: OnBad):
-        self.span, self.on_bad = span, on_bad
-        self.first, self.number = 0, 0  # where the first line starts; the number of the current line in the span
+    def __init__(self, span: Span, on_bad: OnBad = raise_error):
+        super().__init__(span.path, on_bad)
+        self.span = span
 
-    def where(self) -> str:
-        """The current line, for error messages."""
-        return f"{self.span.path}:{lines_before(self.span.path, self.first) + self.number}"
+    def open(self) -> BinaryIO:
+        return open_input(self.path)
 
-    def __iter__(self) -> Iterator[str]:
-        try:
-            with open_text(self.span.path) as file:
-                for raw in self.read(file):
-                    self.number += 1
-                    if len(raw) > MAX_LINE:
-                        self.on_bad(self.where(), f"the line is longer than {MAX_LINE >> 20} MB: divide it")
-                        continue
-                    try:
-                        line = raw.decode("utf-8-sig" if self.number == 1 and self.first == 0 else "utf-8")
-                    except UnicodeDecodeError as error:
-                        why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
-                        self.on_bad(self.where(), why)
-                        continue
-                    if "\0" in line:
-                        self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
-                    else:
-                        yield line
-        except tuple(DECOMPRESSION_ERRORS) as error:
-            if getattr(error, "errno", None):
-                raise
-            why = f"the file is truncated or damaged ({error}): download it again"
-            self.on_bad(f"{self.span.path}, after line {self.number}", why)
+    def open_lines(self) -> tuple[BinaryIO, int]:
+        file, size = super().open_lines()
+        if self.compression or self.format in WHOLE_FILES:
+            return file, size
+        find, size = find_cut if self.format == ".txt" else find_line, size_of(self.path)
+        self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
+        file.seek(self.first)
+        return file, stop - self.first
 
-    def read(self, file: BinaryIO) -> Iterator[bytes]:
-        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes."""
-        format_, compression = kind_of(self.span.path)
-        left = 1 << 62
-        if not compression and format_ != ".csv":
-            find, size = find_cut if format_ == ".txt" else find_line, size_of(self.span.path)
-            self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
-            left = stop - self.first
-            file.seek(self.first)
-        while raw := file.readline(min(left, MAX_LINE + 1)):
-            yield raw
-            left -= len(raw)
-            while len(raw) > MAX_LINE and left > 0:
-                raw = file.readline(min(left, MAX_LINE + 1))
-                left -= len(raw)
+    def lines_before(self) -> int:
+        return lines_before(self.path, self.first)
+
+    def includes(self, position: int) -> bool:
+        return self.span.start <= position < self.span.stop

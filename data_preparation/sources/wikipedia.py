@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 
 from data_preparation.engine.input_files import open_input
 from data_preparation.sources.bzip2 import read_blocks
-from data_preparation.sources.documents import Document, raise_error
-from data_preparation.sources.spans import OnBad, Span
+from data_preparation.sources.documents import Document
+from data_preparation.sources.spans import Span
 from data_preparation.sources.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
 from data_preparation.sources.wikitext import prose_of
+from utils.tables import OnBad, raise_error
 
 READ_SIZE = 1 << 20
 BZIP2_START = b"BZh"

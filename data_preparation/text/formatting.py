@@ -6,11 +6,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_preparation.engine.input_files import kind_of
 from data_preparation.options import FormatOptions
 from data_preparation.sources.books import clean_book
 from data_preparation.sources.documents import MAX_DOCUMENT, Document, read_documents, read_text
-from data_preparation.sources.spans import MAX_LINE, Lines, OnBad, Span
+from data_preparation.sources.spans import Span, SpanFile
 from data_preparation.text.sentences import (
     PARAMETERS_FOLDER,
     FastSplitter,
@@ -20,6 +19,7 @@ from data_preparation.text.sentences import (
     save_punkt,
 )
 from utils.errors import UserError
+from utils.tables import MAX_LINE, OnBad, kind_of
 
 MAX_TRAINING_TEXT = 10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
 COUNTS = ("documents", "sentences", "words", "without_text")
@@ -85,7 +85,7 @@ def read_source(dataset: str, span: Span, options: FormatOptions, on_bad: OnBad)
         return
     is_book = dataset == "books" and kind_of(span.path)[0] == ".txt"  # the whole file is one
     documents: Iterable[Document] = (
-        read_text(Lines(span, on_bad), MAX_LINE)
+        read_text(SpanFile(span, on_bad), MAX_LINE)
         if is_book
         else read_documents(span, options.text_field, on_bad, options.empty_line)
     )
