@@ -42,7 +42,7 @@ from utils.files import lock_folder, read_json_object, temporary_path
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # layers above this one
-    from optimizer import OptimizerSpec
+    from optimizers.protocol import OptimizerSpec
     from parallel.base import ParallelModel
     from precision import LossScale
 
@@ -73,6 +73,7 @@ class TrainState:
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
+        self.state_layout = optimizer_spec.state(self.model, self.shapes)
         # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
@@ -91,19 +92,24 @@ class TrainState:
             model.append(self._rows(name, name, p))
             for key, value in self.parallel.optimizer_state(self.optimizer, name).items():
                 if isinstance(value, Tensor):
-                    optimizer.append(self._rows(name, f"{name}.{key}", value))
+                    optimizer.append(self._state_rows(name, key, value))
         config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
         return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
-        """This rank's rows of a tensor with one row per row of `parameter`, or of a scalar, without vocabulary padding.
-        Rows are single elements if `tensor` is a flattened part of a matrix."""
-        if not tensor.dim():
-            return TensorRows(name, (), tensor)
+        """This rank's rows of a tensor with one row per row of `parameter`, without vocabulary padding. Rows are single
+        elements if `tensor` is a flattened part of a matrix."""
         shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
         count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
         return TensorRows(name, shape, tensor[:count], min(start, num_rows))
+
+    def _state_rows(self, parameter: str, key: str, tensor: Tensor) -> TensorRows:
+        name, (shape, owner) = f"{parameter}.{key}", self.state_layout[parameter][key]
+        if owner == "rows":
+            return self._rows(parameter, name, tensor)
+        saved = tensor if not shape or self.distributed.is_main else tensor[:0]  # all ranks may write the same number
+        return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -239,23 +245,19 @@ class TrainState:
     def _restore_optimizer(self, folder: Path, step: int) -> None:
         """Restores the optimizer state. Raises UserError, naming the tensor, unless names, shapes and types match."""
         path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
-        tensors, spec, parameters = open_safetensors(path), self.optimizer_spec, self.parallel.named_parameters()
-        expected = {
-            (name, key): shape
-            for name in parameters
-            for key, shape in spec.state_shapes(name, self.shapes[name]).items()
-        }
-        check_tensors(path, tensors, {f"{name}.{key}": shape for (name, key), shape in expected.items()})
-        for (name, key), shape in expected.items():
-            p = parameters[name]
-            value = torch.empty(p.shape if shape else (), dtype=torch.float32, device=p.device)
-            copy_rows(value, self.parallel.row_start(name), tensors[f"{name}.{key}"])
+        tensors, parameters = open_safetensors(path), self.parallel.named_parameters()
+        expected = {(name, key): tensor for name in parameters for key, tensor in self.state_layout[name].items()}
+        check_tensors(path, tensors, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()})
+        for (name, key), (shape, owner) in expected.items():
+            p, by_rows = parameters[name], owner == "rows"
+            value = torch.empty(p.shape if by_rows else shape, dtype=torch.float32, device=p.device)
+            copy_rows(value, self.parallel.row_start(name) if by_rows else 0, tensors[f"{name}.{key}"])
             state = self.parallel.optimizer_state(self.optimizer, name)
             if key in state:  # keep the tensor: another object may own its memory
                 state[key].copy_(value)
             else:
                 state[key] = value
-        if spec.counts_in_groups:
+        if self.optimizer_spec.counts_in_groups:
             for group in self.optimizer.param_groups:
                 group["step"] = step
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, WEIGHT_FILES
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, open_safetensors
+from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
+from encoders.modules import VocabularyEmbedding
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line
 
-HEADS = ("cls.", "qa_outputs.", "classifier.", "head.", "decoder.")
-UNUSED_HEADS = (*HEADS, "pooler.", "bert.pooler.")
 CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
 SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
@@ -99,7 +99,7 @@ def forbidden_class(path: Path, name: str) -> UserError:
     )
 
 
-def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict[str, LazyTensor]:
+def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -> dict[str, LazyTensor]:
     """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops buffers and copies of
     tied weights, and adds or removes the encoder's prefix, such as `bert.`."""
     renamed = {}
@@ -111,7 +111,9 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: nn.Module) -> dict
     model_has_prefix = model.base_model is not model
     tensors_have_prefix = any(name.startswith(prefix) for name in renamed)
     if model_has_prefix and not tensors_have_prefix:
-        return {name if name.startswith(HEADS) else prefix + name: tensor for name, tensor in renamed.items()}
+        return {
+            name if name.startswith(model.head_names) else prefix + name: tensor for name, tensor in renamed.items()
+        }
     if not model_has_prefix and tensors_have_prefix:
         return {name.removeprefix(prefix): tensor for name, tensor in renamed.items()}
     return renamed
@@ -146,12 +148,13 @@ def check_head(folder: Path, architecture: str) -> None:
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task, so add --do-train")
 
 
-def checkpoint_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def checkpoint_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter in a checkpoint, which has no vocabulary padding."""
     # DeepSpeed's ZeRO stage 3 has the shape of a parameter in another attribute.
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
-    name = next(name for name in shapes if name.endswith(("word_embeddings.weight", "tok_embeddings.weight")))
-    shapes[name] = (model.config.vocab_size, *shapes[name][1:])
+    for prefix, module in model.named_modules():
+        if isinstance(module, VocabularyEmbedding):
+            shapes[f"{prefix}.weight"] = (module.vocab_size, *shapes[f"{prefix}.weight"][1:])
     return shapes
 
 
@@ -172,7 +175,7 @@ def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
 
 
 def select_weights(
-    model: nn.Module,
+    model: PreTrainedModel,
     tensors: Mapping[str, LazyTensor],
     source: str | Path,
     log: Callable[[str], None] = print_line,
@@ -207,7 +210,8 @@ def select_weights(
     if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
     unexpected = sorted(given.keys() - wanted.keys())
-    if unknown := [name for name in unexpected if not name.startswith(UNUSED_HEADS)]:
+    unused = (*model.head_names, "pooler.", f"{model.base_model_prefix}.pooler.")
+    if unknown := [name for name in unexpected if not name.startswith(unused)]:
         raise UserError(f"{source} has {len(unknown)} tensors that the model lacks ({', '.join(unknown[:3])})")
     if missing:
         log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")

@@ -105,7 +105,7 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
     """Bytes that stay allocated between updates, on the device and on the host."""
     on_cpu, precision = settings.device.type == "cpu", settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
-    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model) / settings.parallel.shard_degree
+    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model, settings.parallel.shard_degree)
     state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
     model_weights = Counter()  # besides the float32 weights of the optimizer
     if not settings.is_sharded and (precision.pure or settings.parallel.cpu_offload):

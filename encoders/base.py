@@ -47,10 +47,11 @@ class EncoderOutput(NamedTuple):
 class PreTrainedModel(nn.Module, ABC):
     """Base class: initial weights, inference mode, and costs.
 
-    base_model_prefix: name of the encoder in models with a head. optional_heads: prefixes of tensors that a model
-    folder may lack."""
+    base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the tensors of all heads that
+    model folders of this architecture have. optional_heads: prefixes of tensors that a model folder may lack."""
 
     base_model_prefix: str
+    head_names: tuple[str, ...]
     optional_heads: tuple[str, ...]
 
     def __init__(self, config: ModelConfig):
@@ -116,7 +117,7 @@ class PreTrainedModel(nn.Module, ABC):
                 value = torch.empty(p.shape, dtype=torch.float32, device="cpu")
                 if key.endswith("bias"):
                     value.zero_()
-                elif isinstance(module, nn.LayerNorm):
+                elif p.dim() < 2:  # of any normalization
                     value.fill_(1.0)
                 else:
                     self.draw_matrix(name, value)

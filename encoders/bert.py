@@ -249,6 +249,7 @@ class BertPooler(nn.Module):
 
 class BertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "bert"
+    head_names = ("cls.", "qa_outputs.", "classifier.")
     config_class = BertConfig
     span_dropout = 0.0
 

@@ -146,7 +146,7 @@ class ModernBertAttention(nn.Module):
         super().__init__()
         self.num_attention_heads = config.num_attention_heads
         self.dropout_prob = config.attention_dropout
-        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
+        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias, stacked=3)
         self.Wo = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
         self.dropout = Dropout(config.attention_dropout)
 
@@ -165,7 +165,7 @@ class ModernBertMLP(nn.Module):
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
-        self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias, stacked=2)
         self.Wo = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.hidden_activation]
         self.dropout = Dropout(config.mlp_dropout)
@@ -230,6 +230,7 @@ class ModernBertLayer(nn.Module):
 
 class ModernBertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
+    head_names = ("head.", "decoder.", "classifier.")
     config_class = ModernBertConfig
     optional_heads = ("head.", "classifier.")
 

@@ -34,7 +34,12 @@ class LayerMemory(NamedTuple):
 
 
 class Linear(nn.Linear):
-    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once."""
+    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once. stacked: number of
+    matrices that the rows of the weight are, such as query, key and value."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, stacked: int = 1):
+        super().__init__(in_features, out_features, bias)
+        self.stacked = stacked
 
     def reset_parameters(self) -> None:
         pass

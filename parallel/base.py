@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch, StepBatch
-from optimizer import apply_step, gradients, total_norm
+from optimizer import apply_step
+from optimizers.norms import total_norm
+from optimizers.protocol import gradients
 from precision import MasterWeights, Precision
 from utils.distributed import DistributedContext
 

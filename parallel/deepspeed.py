@@ -162,12 +162,11 @@ class ZeroModel(DeepSpeedModel):
         find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
         self.fragments = {names[p]: fragment for p, fragment in find()}
         self.parameters = {name: nn.Parameter(fragment.of(fragment.flat)) for name, fragment in self.fragments.items()}
+        layout = spec_of(optimizer).state(self.model, {name: f.flat.shape for name, f in self.fragments.items()})
         for name, fragment in self.fragments.items():  # as in the optimizer's first step
             if fragment.flat not in optimizer.state:
-                optimizer.state[fragment.flat] = {
-                    key: fragment.flat.new_zeros(shape)
-                    for key, shape in spec_of(optimizer).state_shapes(name, fragment.flat.shape).items()
-                }
+                zeros = {key: fragment.flat.new_zeros(tensor.shape) for key, tensor in layout[name].items()}
+                optimizer.state[fragment.flat] = zeros
         if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
             for name, initial in self.initial.masters.items():
                 start, count = self.fragments[name].start, self.fragments[name].count

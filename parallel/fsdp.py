@@ -94,7 +94,7 @@ def check_tied_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None
 class LocalShards:
     """This rank's rows of the parameters of a sharded model, as plain tensors that share the model's memory.
 
-    Optimizers update these. Only optimizers that use norms need to know about sharding (see `optimizer.Lamb`).
+    Optimizers update these. Only optimizers that use norms need to know about sharding (see optimizers/lamb.py).
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh):

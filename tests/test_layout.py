@@ -16,7 +16,7 @@ LAYERS = {
     "setup": {"run_setup", "fine_tuning", "arguments", "diagnostics", "checkpoint_formats", "reporting", "elastic"},
     "training": {"trainer", "evaluation", "tasks", "data_preparation"},
     "strategies": {"parallelize", "parallel"},
-    "optimization": {"optimizer", "lr_scheduler", "precision", "metrics"},
+    "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
     "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},
     "model": {"modeling", "encoders", "attention", "cpu", "loss", "token_stream"},
     "configs": {"run_config"},

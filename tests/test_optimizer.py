@@ -13,11 +13,13 @@ from torch import nn
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
-import optimizer as optimizers
 from data_loading.sample_order import sample_order
 from encoders.bert import BertConfig, BertForPreTraining
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from optimizer import SPECS, Lamb, apply_step, make_optimizer, parameter_groups, total_norm, undecayed_parameters
+from optimizer import SPECS, apply_step, make_optimizer
+from optimizers.lamb import Lamb
+from optimizers.norms import total_norm
+from optimizers.protocol import parameter_groups, undecayed_parameters
 from run_config import OPTIMIZERS, OptimizerConfig
 from utils.errors import UserError
 
@@ -135,7 +137,8 @@ def snapshot(optimizer, parameters) -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Makes tensors consist of several chunks, the last one shorter."""
-    monkeypatch.setattr(optimizers, "CHUNK", 1000)
+    for module in ("lamb", "norms"):
+        monkeypatch.setattr(f"optimizers.{module}.CHUNK", 1000)
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["chunks", "foreach"])

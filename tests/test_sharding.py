@@ -10,7 +10,12 @@ from conftest import ROOT
 from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
-from optimizer import Lamb, Muon, apply_step, gradients, muon_groups, parameter_groups, total_norm
+from encoders.modules import Linear
+from optimizer import apply_step
+from optimizers.lamb import Lamb
+from optimizers.muon import Muon, muon_groups
+from optimizers.norms import total_norm
+from optimizers.protocol import gradients, parameter_groups
 from parallel.fsdp import fill_shards, make_mesh, shard_model
 from utils.errors import UserError
 
@@ -45,18 +50,20 @@ def own_rows(tensor: Tensor, degree: int, shard_rank: int) -> Tensor:
 
 
 class Parameters(nn.Module):
-    """A model with parameters of SHAPES, for their names and dimensions."""
+    """A model with parameters of SHAPES."""
 
     def __init__(self):
         super().__init__()
-        for name, shape in SHAPES.items():
-            *modules, parameter = name.split(".")
+        for name in SHAPES:
+            path, _, parameter = name.rpartition(".")
             parent = self
-            for module in modules:
+            for module in path.split("."):
                 if not hasattr(parent, module):
                     parent.add_module(module, nn.Module())
                 parent = getattr(parent, module)
-            parent.register_parameter(parameter, nn.Parameter(torch.empty(shape)))
+            parent.register_parameter(parameter, nn.Parameter(torch.empty(SHAPES[name])))
+        qkv, output = Linear(4, 9, bias=False, stacked=3), Linear(7, 5, bias=False)
+        self.layers = nn.ModuleList([nn.ModuleDict({"Wqkv": qkv}), nn.ModuleDict({"output": output})])
 
 
 MODEL = Parameters()

@@ -12,9 +12,22 @@ from hypothesis import strategies as st
 from processes import exit_codes, start_several
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_runs import files_of, losses, progress, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
+from small_runs import (
+    files_of,
+    losses,
+    progress,
+    resuming,
+    rewrite_manifest,
+    run_here,
+    steps_folder,
+    steps_in,
+    train,
+    weights,
+)
 
 from checkpoint.state import read_progress
+from optimizer import SPECS
+from optimizers.protocol import OptimizerSpec, StateLayout, StateTensor
 
 OPTIMIZER_FILE, PROGRESS_FILE = "model_optimizer.safetensors", "model_progress.json"
 MATRIX = "bert.encoder.layer.0.intermediate.dense.weight"  # [64, 32]
@@ -88,6 +101,49 @@ def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
     output, command = copied
     result = run_here(inputs.command(output, *command, "--model-prefix", "bert"))
     assert_refused(result, "bert_progress.json", "--model-prefix")
+
+
+class AdamW(torch.optim.Optimizer):
+    """A step with state of other shapes than the parameter's: the rows' and the columns' second moments, whole on every
+    rank, as Kronecker factors are."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                grad, state = p.grad / self.grad_scale, self.state[p]
+                for key, shape in factor_shapes(p.shape).items():
+                    state.setdefault(key, torch.zeros(shape))
+                if p.dim() == 2:
+                    state["left"] += grad @ grad.T
+                    state["right"] += grad.T @ grad
+                    grad = grad / (state["left"].diagonal()[:, None] * state["right"].diagonal() + 1e-6).sqrt()
+                p.sub_(grad * 1e-3)
+
+
+def factor_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
+    return {"left": (shape[0],) * 2, "right": (shape[1],) * 2} if len(shape) == 2 else {}
+
+
+def factors(_model, shapes) -> StateLayout:
+    padded = {name: (1216 if shape[0] == 1210 else shape[0], *shape[1:]) for name, shape in shapes.items()}
+    return {
+        name: {key: StateTensor(found, "all") for key, found in factor_shapes(shape).items()}
+        for name, shape in padded.items()
+    }
+
+
+def test_optimizer_state_may_have_other_shapes_than_the_parameter(inputs, tmp_path, monkeypatch):
+    spec = OptimizerSpec(lambda _config, groups, lr, _group: AdamW(groups, {"lr": lr}), factors)
+    monkeypatch.setitem(SPECS, "AdamW", spec)
+    flags = (*FLAGS, "--optimizer", "AdamW")
+    train(inputs.command(tmp_path / "whole", *flags))
+    train(inputs.command(tmp_path / "resumed", *flags, "--steps-this-run", 3))
+    train(inputs.command(tmp_path / "resumed", *flags, *resuming(tmp_path / "resumed")))
+    saved = load_file(folder_of(tmp_path / "resumed") / OPTIMIZER_FILE)
+    assert saved[f"{MATRIX}.left"].shape == (64, 64) and saved[f"{MATRIX}.right"].shape == (32, 32)
+    whole, resumed = (weights(tmp_path / name, 6) for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 # --- the progress file ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from data_loading.pretraining_dataset import PretrainingDataset
 from encoders.base import PreTrainedModel
 from encoders.bert import BertConfig
 from metrics.throughput import GlobalBatchStats
-from optimizer import parameter_groups
+from optimizers.protocol import parameter_groups
 from parallel.runtime import Runtime
 from precision import select_precision
 from run_config import (
