@@ -17,6 +17,7 @@ import torch
 from data_loading.packing import Label, MicroBatchLimits, filler_stream, pack, pad_stream
 from data_loading.sample_order import rank_positions, sample_order, sample_seeds
 from run_config import LoaderConfig
+from token_stream import STREAM_INPUTS
 
 STEPS_AHEAD = 2  # per worker
 MicroBatch = dict[str, torch.Tensor]
@@ -65,6 +66,15 @@ class StepBatch:
     def filled_to(self, count: int) -> list[MicroBatch]:
         """The micro-batches, padded to `count` with micro-batches without loss."""
         return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
+
+    def first_without_labels(self) -> MicroBatch:
+        """The first micro-batch with filler for its labels, so without loss."""
+        filler = self.make_filler()
+        first = self.micro_batches[0] if self.micro_batches else filler
+        return {
+            name: tensor if name in STREAM_INPUTS else tensor.new_full(tensor.shape, filler[name].flatten()[0])
+            for name, tensor in first.items()
+        }
 
 
 def to_tensors(

@@ -26,12 +26,14 @@ class ParallelModel:
 
     model: the plain PreTrainedModel, for its config and names. module: the module to call in the forward pass.
     shard_group: the process group over which the rows of parameters are sharded, or None. saves_rows: whether this
-    rank's rows are saved in checkpoints; each row is saved by one rank. masters_device: the device of the optimizer, if
+    rank's rows are saved in checkpoints; each row is saved by one rank. keeps_gradients: whether gradients keep their
+    memory. masters_device: the device of the optimizer, if
     not the model's.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
     saves_rows = True
+    keeps_gradients = False  # between steps, as zeros
 
     def __init__(self, model: nn.Module, precision: Precision, masters_device: torch.device | None = None):
         self.model = self.module = model
@@ -86,7 +88,7 @@ class ParallelModel:
         clip = (norm / max_grad_norm).clamp(min=1.0)
         apply_step(optimizer, loss_scale * clip, not_finite.float())
         self.write_back()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return norm, not_finite
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:

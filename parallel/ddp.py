@@ -14,7 +14,12 @@ from precision import Precision
 
 
 class ReplicatedModel(ParallelModel):
-    """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by global counts."""
+    """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by global counts.
+
+    Gradients are views of DDP's buckets and keep their memory: otherwise those of the micro-batches without a reduction
+    would be allocated beside the buckets."""
+
+    keeps_gradients = True
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device):
         super().__init__(model, precision)
@@ -33,11 +38,14 @@ class ReplicatedModel(ParallelModel):
             yield micro_batch
 
     def _warm_up(self, batch: StepBatch) -> Iterator[MicroBatch]:
-        """Yields a micro-batch without loss. DDP rebuilds its buckets after the first pass, and with three or more
-        ranks the sums depend on the buckets. Without this, the first step of a resumed run would differ by rounding."""
-        with torch.random.fork_rng(self.gpus):
-            yield batch.make_filler()
-        self.model.zero_grad()
+        """Yields the first micro-batch twice, without loss: another size could need another compilation. DDP rebuilds
+        its buckets after the first pass, and with three or more ranks the sums depend on the buckets. Without this, the
+        first step of a resumed run would differ by rounding. The second pass puts gradients into the new buckets."""
+        for _ in range(2):
+            self.model.zero_grad()  # frees the first buckets
+            with torch.random.fork_rng(self.gpus):
+                yield batch.first_without_labels()
+        self.model.zero_grad(set_to_none=False)
         self.is_warm = True
 
 

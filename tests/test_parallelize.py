@@ -211,6 +211,21 @@ def compare_replicas(precision: Precision, tolerance: float) -> None:
                 assert difference <= tolerance * float(gradient.abs().max()) + 1e-7, (global_batch_size, name)
             found_no_sequences |= not shares_of_step(global_batch_size, world_size)[0].micro_batches
         assert found_no_sequences, "no rank was without a micro-batch"
+        if not precision.pure:
+            check_gradients_stay_in_buckets(distributed)
+
+
+def check_gradients_stay_in_buckets(distributed: DistributedContext) -> None:
+    """And are not allocated beside them, in micro-batches without a reduction."""
+    parallel = make_parallel(FLOAT32, distributed)
+    optimizer = make_optimizer(OptimizerConfig(), parallel.model, 0.01, parallel.named_parameters())
+    share, places = shares_of_step(23, distributed.world_size)[distributed.rank], []
+    for _ in range(2):
+        for micro_batch in parallel.micro_batches(share, 1):
+            parallel.backward(TASK.loss(TASK.sums(parallel.module, micro_batch), 23, 23), torch.ones(()))
+            places.append({p.grad.untyped_storage().data_ptr() for p in parallel.named_parameters().values()})
+        parallel.step(optimizer, torch.ones(()), 1.0)
+    assert len(places) > 5 and len(places[1]) < 5 and all(found == places[1] for found in places[1:])
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [(FLOAT32, 1e-5), (PURE, 3e-2)], ids=["float32", "16-bit weights"])
