@@ -6,8 +6,7 @@ Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a fi
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
+from tasks.labels import check_spelling, is_number, sort_labels
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, TokenStream
 from utils.errors import UserError
@@ -175,6 +175,7 @@ def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
         labels = {label for cell in examples.labels for label in split_labels(cell)}
         if not labels:
             raise UserError(f"{examples.path}: no text has a label: check the column of labels")
+        check_spelling(examples.path, labels)
         return sort_labels(labels)
     labels = set(examples.labels)
     if len(labels) < 2:
@@ -183,27 +184,8 @@ def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
         fractions = [label for label in labels if float(label) != int(float(label))]
         if fractions:
             raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
-        names: dict[float, str] = {}
-        for line, label in zip(examples.lines, examples.labels, strict=True):
-            if names.setdefault(float(label), label) != label:
-                raise UserError(
-                    f"{examples.path}:{line}: labels {names[float(label)]!r} and {label!r} are the same number: "
-                    "write it in one way"
-                )
+    check_spelling(examples.path, labels)
     return sort_labels(labels)
-
-
-def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Sorts by value if all are numbers, else by name."""
-    if all(map(is_number, labels)):
-        return tuple(sorted(labels, key=lambda label: (float(label), label)))
-    return tuple(sorted(labels))
-
-
-def is_number(text: str) -> bool:
-    """Whether `text` is a finite decimal number. Stricter than float(), which accepts `1_000` and ` 1`."""
-    is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
-    return is_decimal is not None and math.isfinite(float(text))
 
 
 def label_values(examples: Examples, task: TextTask) -> np.ndarray:

@@ -22,9 +22,10 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet
 from tasks.glue_files import MAX_SEQ_LENGTH
+from tasks.labels import check_spelling
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, TokenStream
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import write_atomically
 from utils.progress import print_line
 from utils.tables import TextFile, read_rows
@@ -85,6 +86,7 @@ class TokenClassificationTask(FineTuningTask):
         tags = {tag for sentence in sentences for tag in sentence.tags}
         if len(tags) < 2:
             raise UserError(f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two")
+        check_spelling(self.train_file, {tag[2:] for tag in tags - {"O"}})
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels)
         return replace(self, labels=labels), dataset
@@ -101,9 +103,23 @@ class TokenClassificationTask(FineTuningTask):
         sets = []
         for path, tagged, finish in ((self.eval_file, True, self.score), (self.predict_file, False, self.write)):
             if path is not None:
-                dataset = TaggedDataset(read_sentences(path, tagged), tokenizer, self.max_seq_length)
+                sentences = read_sentences(path, tagged)
+                if tagged:
+                    self.check_types(path, sentences)
+                dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length)
                 sets.append(PredictionSet(dataset, partial(finish, dataset), tagged))
         return sets
+
+    def check_types(self, path: Path, sentences: list[Sentence]) -> None:
+        """Prints a warning for entities in `path` of types that the model has not learnt; raises UserError if it has
+        learnt none of them."""
+        known = {tag[2:] for tag in self.labels if tag != "O"}
+        types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
+        if unknown := sorted(types - known):
+            found = f"{path} has entities of {', '.join(unknown)}, and the model has learnt {', '.join(sorted(known))}"
+            if not types & known:
+                raise UserError(f"{found}: use a model that was fine-tuned on these types")
+            print_line(f"warning: {one_line(found)}: they count as not found")
 
     def predicted_tags(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[str]]:
         """The tags of each sentence."""

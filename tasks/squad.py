@@ -18,8 +18,9 @@ from loss import span_sum
 from tasks import FineTuningTask, PredictionSet
 from tasks.squad_features import DEFAULTS, LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
-from tasks.squad_scores import evaluate
+from tasks.squad_scores import check_scored, evaluate
 from token_stream import TokenStream
+from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import print_line
 
@@ -51,7 +52,15 @@ class SquadTask(SquadOptions, FineTuningTask):
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.predict_file is None:
             return []
-        dataset = SquadDataset(read_squad(self.predict_file), tokenizer, self)
+        squad = read_squad(self.predict_file)
+        if self.scores:
+            check_scored(squad)
+            if self.version_2_with_negative and not squad.version_2:
+                raise UserError(
+                    f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out "
+                    "--version-2-with-negative, or give a v2.0 file"
+                )
+        dataset = SquadDataset(squad, tokenizer, self)
         return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 
     def finish(self, dataset: SquadDataset, logits_T2: np.ndarray, folder: Path | None) -> dict[str, float]:

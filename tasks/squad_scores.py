@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tasks.squad_file import Question, Squad
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -94,25 +94,40 @@ def evaluate(
     return result
 
 
-def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None) -> None:
-    missing = [question.id for question in squad.questions if question.id not in predictions]
-    if squad.version_2:
-        what = "predictions"
-        if not missing and na_probs is not None:
-            what, missing = "no-answer probabilities", [q.id for q in squad.questions if q.id not in na_probs]
-        if missing:
-            raise UserError(
-                f"the {what} lack {len(missing)} of the {len(squad.questions)} questions of {squad.path}, {missing[0]} "
-                "the first: SQuAD v2.0 wants one for each"
-            )
-        return
-    if na_probs is not None:
-        raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out --na-prob-file")
-    for question in squad.questions:
+def check_scored(squad: Squad) -> None:
+    """Raises UserError for a v1.1 file with questions that have no answers."""
+    for question in () if squad.version_2 else squad.questions:
         if not question.answers:
             raise UserError(f"{squad.path}: question {question.id} has no answers to compare with")
-    if missing:
-        print(f"{len(missing)} of {len(squad.questions)} questions are unanswered and score 0", file=sys.stderr)
+
+
+def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None) -> None:
+    """Raises UserError for predictions that cannot be those of `squad`; prints what is strange."""
+    check_scored(squad)
+    if not squad.version_2 and na_probs is not None:
+        raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out --na-prob-file")
+    ids = {question.id: None for question in squad.questions}  # in the file's order
+    for what, values in (("predictions", predictions), ("no-answer probabilities", na_probs)):
+        if values is None:
+            continue
+        missing, unknown = [id_ for id_ in ids if id_ not in values], [id_ for id_ in values if id_ not in ids]
+        if len(missing) == len(ids):
+            raise UserError(
+                f"none of the {what} is for a question of {squad.path}: check that the files belong together"
+            )
+        if missing and squad.version_2:
+            raise UserError(
+                f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}, {missing[0]} the first: "
+                "SQuAD v2.0 wants one for each"
+            )
+        if missing:
+            print(f"{len(missing)} of {len(ids)} questions are unanswered and score 0", file=sys.stderr)
+        if unknown:
+            print(
+                f"warning: {len(unknown)} of the {len(values)} {what} are for questions that {squad.path} lacks, "
+                f"{one_line(unknown[0])} the first: they are not scored",
+                file=sys.stderr,
+            )
 
 
 def gold_answers(question: Question, squad: Squad) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from tasks.squad_file import Answer, Question, Squad
 from tasks.squad_scores import evaluate
+from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data/sample/squad"
@@ -115,6 +116,19 @@ def test_best_threshold_has_the_highest_score_of_all_thresholds():
     assert scores["exact"] == 40.0
 
 
+def test_predictions_of_another_data_set_are_named(capsys):
+    squad = squad_of(["Anna"], ["Bob"], version_2=False)
+    assert evaluate(squad, {"q0": "Anna", "x9": "y"})["f1"] == 50
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 2 questions are unanswered and score 0",
+        "warning: 1 of the 2 predictions are for questions that squad.json lacks, x9 the first: they are not scored",
+    ]
+    with pytest.raises(UserError, match="none of the predictions is for a question of"):
+        evaluate(squad, {"x9": "y"})
+    with pytest.raises(UserError, match=r"the predictions lack 1 of the 2 questions of .*, q1 the first"):
+        evaluate(squad_of(["Anna"], [], version_2=True), {"q0": "Anna"})
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -122,7 +136,7 @@ def test_best_threshold_has_the_highest_score_of_all_thresholds():
         (["{v1}", "nowhere.json"], "predictions file nowhere.json does not exist"),
         (["{v1}", "{list}"], "is not an object"),
         (["{v1}", "{number}"], "the value of question q1 is not a string"),
-        (["{v2}", "{empty}"], "the predictions lack 87 of the 87 questions"),
+        (["{v2}", "{empty}"], "none of the predictions is for a question of"),
         (["{v1}", "{empty}", "--na-prob-file", "{empty}"], "leave out --na-prob-file"),
         (["{v2}", "{empty}", "--na-prob-file", "{nan}"], "the value of question q1 is not a number"),
         (["{v2}", "{empty}", "--na-prob-file", "{empty}", "--na-prob-thresh", "nan"], "expected a number"),

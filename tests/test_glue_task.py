@@ -210,18 +210,23 @@ def test_the_logged_accuracy_counts_right_predictions():
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path):
+def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path, capsys):
     path = tmp_path / "own.csv"
     assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"]), OWN) == ("1", "9", "10")
     assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"]), OWN) == ("bad", "good", "ok")
     for labels, says in (
         (["1", "0.35"], "such as 0.35: add --regression"),
         (["x", "x"], "all labels are 'x'"),
-        (["1", "1.0"], ":3: labels '1' and '1.0' are the same number"),
-        (["2", "02"], ":3: labels '2' and '02' are the same number"),
+        (["1", "1.0"], "labels '1' and '1.0' are the same number"),
+        (["2", "02"], "labels '02' and '2' are the same number"),
+        (["e\u0301", "\xe9"], "look the same: write them in one way"),
+        (["good", "good\u200b"], "look the same: write them in one way"),
     ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels), OWN)
+    capsys.readouterr()
+    assert find_labels(examples_of(path, "ab", labels=["Ok", "ok"]), OWN) == ("Ok", "ok")
+    assert "labels 'Ok' and 'ok' differ in case only: they are two labels" in capsys.readouterr().out
 
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path):

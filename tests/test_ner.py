@@ -213,3 +213,13 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
     with pytest.raises(UserError) as error:
         TokenClassificationTask(train_file=tmp_path / name).training_set(TOKENIZER)
     assert says in str(error.value)
+
+
+def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
+    task = TokenClassificationTask(labels=("O", "B-PER"), eval_file=tmp_path / "a.conll")
+    task.eval_file.write_text("Anna B-PER\nin O\nLima B-LOC\n")
+    task.prediction_sets(TOKENIZER)
+    assert "has entities of LOC, and the model has learnt PER: they count as not found" in capsys.readouterr().out
+    task.eval_file.write_text("Lima B-LOC\n")
+    with pytest.raises(UserError, match="has entities of LOC, and the model has learnt PER: use a model"):
+        task.prediction_sets(TOKENIZER)
