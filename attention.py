@@ -196,8 +196,9 @@ def prepare_attention(
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
-    """Whether torch's flash attention computes heads of this size on a GPU of this compute capability."""
-    return capability >= (8, 0) and head_size <= 256 and head_size % 8 == 0
+    """Whether torch's flash attention trains heads of this size on a GPU of this compute capability."""
+    largest = 192 if capability in ((8, 6), (8, 9), (12, 0), (12, 1)) else 256  # by the shared memory of a block
+    return capability >= (8, 0) and head_size <= largest and head_size % 8 == 0
 
 
 def default_implementation(device: torch.device, dtype: torch.dtype) -> str:

@@ -288,7 +288,8 @@ def test_default_depends_on_device_and_type():
 
 
 def test_flash_attention_is_for_ampere_and_later_and_some_head_sizes():
-    assert flash_supports(64, (8, 0)) and flash_supports(256, (9, 0))
+    assert flash_supports(64, (8, 0)) and flash_supports(256, (9, 0)) and flash_supports(192, (8, 9))
+    assert not flash_supports(256, (8, 6)) and not flash_supports(200, (8, 9))
     assert not flash_supports(64, (7, 5)) and not flash_supports(264, (9, 0)) and not flash_supports(12, (9, 0))
 
 

@@ -29,6 +29,9 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70", "sm_90a"])
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
@@ -65,6 +68,28 @@ def test_more_processes_than_gpus_is_an_error_with_both_numbers(two_gpus, monkey
     join_run(monkeypatch, 2, 4)
     with pytest.raises(UserError, match=r"4 processes .* 2 GPUs"):
         select_device("auto")
+
+
+@pytest.mark.parametrize(
+    ("capability", "builds", "works"),
+    [
+        ((7, 0), ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"], False),  # V100 and torch 2.11
+        ((7, 0), ["sm_50", "sm_60", "sm_70"], True),
+        ((8, 9), ["sm_75", "sm_80", "sm_86"], True),
+        ((9, 0), ["sm_80"], False),
+        ((9, 0), ["sm_80", "compute_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((10, 3), ["sm_100"], True),
+    ],
+)
+def test_a_gpu_without_kernels_in_this_torch_is_refused(two_gpus, monkeypatch, capability, builds, works):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: builds)
+    if works:
+        assert select_device("auto") == GPU
+    else:
+        with pytest.raises(UserError, match=r"no kernels for the Tesla V100.*\d\): install .* --device cpu"):
+            select_device("auto")
 
 
 # --- cores and threads ------------------------------------------------------------------------------------------------

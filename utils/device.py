@@ -3,6 +3,7 @@
 import ctypes
 import math
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from utils.launcher import read_environment
 
 def select_device(choice: str) -> torch.device:
     """Selects the device of this process. choice: `cuda`, `cpu`, or `auto` for a GPU if available. Raises UserError if
-    there is no GPU, or fewer GPUs than processes on this machine."""
+    there is no GPU, or fewer GPUs than processes on this machine, or if this PyTorch has no kernels for it."""
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -24,8 +25,23 @@ def select_device(choice: str) -> torch.device:
             f"{place.local_world_size} processes were started on a machine with {found} GPUs: start one process per GPU"
         )
     device = torch.device("cuda", place.local_rank)
+    if not has_kernels(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()):
+        name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        raise UserError(
+            f"this PyTorch has no kernels for the {name} (compute capability {major}.{minor}): install a build that "
+            f"has, such as cu126 for Volta, or use --device cpu"
+        )
     torch.cuda.set_device(device)
     return device
+
+
+def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
+    """Whether a GPU can run kernels built for `builds`, such as sm_80 or compute_90: machine code of its own major
+    version, or PTX (compute), of at most its version."""
+    for kind, major, minor in (re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build).groups() for build in builds):
+        if (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0]):
+            return True
+    return False
 
 
 def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> None:
