@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import run_glue
 import run_pretraining
 import run_squad
 
@@ -132,11 +131,6 @@ def pretraining_runs(checkout: Checkout):
 def squad_run(checkout: Checkout):
     (call,) = checkout.calls()
     return run_squad.parse_arguments(program_arguments(call, "run_squad.py"))
-
-
-def glue_run(checkout: Checkout):
-    (call,) = checkout.calls()
-    return run_glue.parse_arguments(program_arguments(call, "run_glue.py"))
 
 
 def processes_of(call: list[str]) -> int:

@@ -1,0 +1,473 @@
+"""What the arguments, presets and variables of the launch scripts become: a command line a row, and the flags that the
+programs get, or the error."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from launch_scripts import Checkout, assert_refused, presets, processes_of, program_arguments
+from small_runs import choose_model_of
+
+import run_glue
+import run_pretraining
+import run_squad
+
+PROGRAMS = {"run_pretraining.py": run_pretraining, "run_squad.py": run_squad, "run_glue.py": run_glue}
+LARGE, MINI, VOCAB = "bert-large-uncased", "bert_configs/bert-mini-uncased.json", "vocab/bert-base-uncased-vocab.txt"
+SAMPLES = "hdf5_lower_case_1_seq_len_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/wikicorpus_en"
+NVIDIA_SHARDS = SAMPLES.format("128_max_pred_20"), SAMPLES.format("512_max_pred_80")
+OUR_SHARDS = "hdf5/seq_128_pred_20/training", "hdf5/seq_512_pred_80/training"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    checkout = Checkout(tmp_path)
+    for folder in ("d1", "d2", "held-out", "data/hdf5/seq_1024/training", "data/hdf5/seq_8192/training"):
+        (tmp_path / folder).mkdir(parents=True)
+    for theirs, ours in zip(NVIDIA_SHARDS, OUR_SHARDS, strict=True):
+        (tmp_path / "theirs" / theirs).mkdir(parents=True)
+        (tmp_path / "ours" / ours).mkdir(parents=True)
+    prepared = tmp_path / "prepared/download/squad/v1.1"
+    prepared.mkdir(parents=True)
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (prepared / name).touch()
+    return checkout
+
+
+def empty(count: int, *words: str) -> str:
+    """`count` arguments that are left empty, and then `words`."""
+    return " ".join(["''"] * count + list(words))
+
+
+class Run:
+    """One call of a program. An attribute is a flag, as the program's parser understands it, as text; also `model`,
+    `theta` and `vocab` (of the model chosen), `processes`, and `tasks`."""
+
+    def __init__(self, call: list[str], folder: Path):
+        (program,) = (name for name in PROGRAMS if any(word.endswith(name) for word in call))
+        self.call, self.folder = call, folder
+        self.args = PROGRAMS[program].parse_arguments(program_arguments(call, program))
+
+    def __getattr__(self, name: str) -> str:
+        if name == "processes":
+            return str(processes_of(self.call))
+        if name == "tasks":
+            return "+".join(task for task in ("train", "eval", "predict") if getattr(self.args, f"do_{task}"))
+        if name in ("model", "theta", "vocab"):
+            choice = choose_model_of(self.args)
+            value = {"model": choice.name, "vocab": choice.tokenizer.vocab_file}.get(name)
+            return str(value or choice.config.global_rope_theta).removeprefix(f"{self.folder}/")
+        return str(getattr(self.args, name)).removeprefix(f"{self.folder}/")
+
+
+def assert_flags(checkout: Checkout, *expected: str) -> None:
+    """Each call's flags, as `name=value` with spaces between; `!name` was not given."""
+    runs = [Run(call, checkout.folder) for call in checkout.calls()]
+    assert len(runs) == len(expected)
+    for run, pairs in zip(runs, expected, strict=True):
+        for pair in shlex.split(pairs):
+            name, _, _value = pair.partition("=")
+            if name.startswith("!"):
+                assert not run.args.given(name[1:]), name
+            else:
+                assert f"{name}={getattr(run, name)}" == pair
+
+
+def start(checkout: Checkout, command: str, **settings: str) -> subprocess.CompletedProcess:
+    result = checkout.run(f"bash scripts/{command}", **settings)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+# Claim: command, variables, and the flags of each call.
+RUNS = {
+    "pretraining: the recipe of eight GPUs": (
+        "run_pretraining.sh", {},
+        f"bert_model={LARGE} optimizer=Lamb amp=True amp_dtype=None tf32=False processes=8 batch_size=256 "
+        "gradient_merge_steps=32 max_steps=7038 learning_rate=0.006 warmup_proportion=0.2843 seed=12439 "
+        "max_seq_length=128 max_predictions_per_seq=20 num_steps_per_checkpoint=200",
+        f"bert_model={LARGE} optimizer=Lamb amp=True amp_dtype=None tf32=False processes=8 batch_size=32 "
+        "gradient_merge_steps=128 max_steps=1563 learning_rate=0.004 warmup_proportion=0.128 seed=12439 "
+        "max_seq_length=512 max_predictions_per_seq=80"),
+    "pretraining: each position": (
+        f"run_pretraining.sh 11 0.5 fp32 0 0.25 12 13 false 14 15 job 16 .75 1e-1 17 18 d1 d2 . init {MINI} false", {},
+        f"phase1=True phase2=False num_steps_per_checkpoint=13 seed=15 device=cpu amp=False config_file={MINI} "
+        "model=bert-mini-uncased benchmark=False batch_size=11 learning_rate=0.5 warmup_proportion=0.25 max_steps=12 "
+        "gradient_merge_steps=14 input_dir=d1 from_pretrained_params=init",
+        f"phase1=False phase2=True num_steps_per_checkpoint=13 seed=15 device=cpu amp=False config_file={MINI} "
+        "model=bert-mini-uncased benchmark=False batch_size=16 learning_rate=0.75 warmup_proportion=0.1 max_steps=17 "
+        "gradient_merge_steps=18 input_dir=d2 from_pretrained_params=None"),
+    "pretraining: phase 2 starts from the last step of phase 1": (
+        "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"RESULTS_DIR": "out"},
+        f"from_phase1_final_params=None from_checkpoint=out/{LARGE}/phase1 last_step_of_checkpoint=auto",
+        f"from_phase1_final_params=out/{LARGE}/phase1/50 from_checkpoint=out/{LARGE}/phase2 "
+        "last_step_of_checkpoint=auto"),
+    "pretraining: a benchmark measures both phases from random weights": (
+        f"run_pretraining.sh {empty(21, 'true', '7', '3')}", {"FAKE_STOPS_EARLY": "1"},
+        *["benchmark=True benchmark_steps=7 benchmark_warmup_steps=3 from_phase1_final_params=None"] * 2),
+    "pretraining: variables": (
+        "run_pretraining.sh",
+        {"BERT_MODEL": "bert-base-cased", "EVAL_DIR_PHASE1": "held-out", "EVAL_DIR_PHASE2": "held-out",
+         "EXTRA_ARGS": "--log-freq 3 --eval-steps 5"},
+        *["bert_model=bert-base-cased vocab_file=vocab/bert-base-cased-vocab.txt eval_dir=held-out log_freq=3 "
+          "eval_steps=5"] * 2),
+    "pretraining: own data in the working folder": (
+        "run_pretraining.sh", {"BERT_PREP_WORKING_DIR": "ours"}, *[f"input_dir=ours/{name}" for name in OUR_SHARDS]),
+    "pretraining: NVIDIA's data in the working folder": (
+        "run_pretraining.sh", {"BERT_PREP_WORKING_DIR": "theirs"},
+        *[f"input_dir=theirs/{name}" for name in NVIDIA_SHARDS]),
+    "phase 1 by name finds NVIDIA's data": (
+        "run_pretraining_p1.sh", {"BERT_PREP_WORKING_DIR": "theirs"}, f"input_dir=theirs/{NVIDIA_SHARDS[0]}"),
+    "phase 2 by name finds NVIDIA's data": (
+        "run_pretraining_p2.sh", {"BERT_PREP_WORKING_DIR": "theirs"}, f"input_dir=theirs/{NVIDIA_SHARDS[1]}"),
+    "pretraining: phase 1 alone": (
+        "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"PHASE": "1"}, "phase2=False from_phase1_final_params=None"),
+    "pretraining: phase 2 alone": (
+        "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"PHASE": "2"},
+        f"phase2=True from_phase1_final_params=results/{LARGE}/phase1/50"),
+    "pretraining: phase 2 alone from other weights": (
+        f"run_pretraining.sh {empty(19, 'init')}", {"PHASE": "2"}, "phase2=True from_phase1_final_params=init"),
+    "pretraining: the run's own folder as the start resumes": (
+        f"run_pretraining.sh {empty(19, f'results/{LARGE}/phase1')}", {},
+        f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1", ""),
+    "pretraining: the run's newest checkpoint as the start resumes": (
+        f"mkdir results/{LARGE}/phase1/200 results/{LARGE}/phase1/400; run_pretraining.sh "
+        f"{empty(19, f'results/{LARGE}/phase1/400')}", {},
+        f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1", ""),
+    "pretraining: an estimate of the memory is no unfinished phase": (
+        "run_pretraining.sh", {"FAKE_STOPS_EARLY": "1", "EXTRA_ARGS": "--estimate-memory 8"},
+        *["estimate_memory=8"] * 2),
+    "pretraining: a results folder with a hyphen is no flag": (
+        "run_pretraining.sh", {"RESULTS_DIR": "-x"}, *["output_dir=-x"] * 2),
+    **{f"pretraining: a config file names the model {model}": (
+        f"run_pretraining.sh 32 6e-3 fp32 0 .1 50 {empty(14, f'bert_configs/{model}.json')}", {},
+        f"model={model} from_checkpoint=results/{model}/phase1",
+        f"model={model} from_checkpoint=results/{model}/phase2 from_phase1_final_params=results/{model}/phase1/50")
+       for model in (LARGE, "bert-base-cased", "bert-tiny-uncased")},
+    "squad: each position": (
+        f"run_squad.sh init 3.5 4 5e-5 0.3 fp32 0 6 data/sample/squad {VOCAB} out train_eval {MINI} 7 true 8 9", {},
+        "from_pretrained_params=init epochs=3.5 batch_size=4 predict_batch_size=4 learning_rate=5e-05 "
+        f"warmup_proportion=0.3 amp=False device=cpu seed=6 vocab_file={VOCAB} output_dir=out config_file={MINI} "
+        "max_steps=7 !bert_model benchmark=True benchmark_steps=8 benchmark_warmup_steps=9 "
+        "train_file=data/sample/squad/train-v1.1.json predict_file=data/sample/squad/dev-v1.1.json"),
+    "squad: log and report have NVIDIA's names": (
+        f"run_squad.sh init {empty(4, 'fp16', '2')}", {}, "report_file=results/dllogger_2_fp16.json log_freq=100"),
+    "squad: version 2.0": (
+        f"run_squad.sh init {empty(5, '1')} '' data/sample/squad", {"SQUAD_VERSION": "2.0"},
+        "version_2_with_negative=True predict_file=data/sample/squad/dev-v2.0.json"),
+    "squad: data in the working folder": (
+        "run_squad.sh init", {"BERT_PREP_WORKING_DIR": "prepared"},
+        "train_file=prepared/download/squad/v1.1/train-v1.1.json"),
+    **{f"squad: mode {mode}": (
+        f"run_squad.sh init {empty(1, '32')} {empty(3, '1')} {empty(4, shlex.quote(mode))}", {},
+        f"tasks={tasks} resume_from_checkpoint={'train' in tasks} {files}")
+       for mode, tasks, files in (
+           ("train", "train", "predict_file=None"), ("eval", "eval", "train_file=None predict_batch_size=32"),
+           ("prediction", "predict", "predict_batch_size=32"), ("train_eval", "train+eval", "predict_batch_size=32"),
+           ("train eval", "train+eval", ""))},
+    "glue: each position": (
+        f"run_glue.sh init data/download/glue/CoLA {VOCAB} {MINI} out CoLA 0 8 2 5e-5 0.3 2.5 7 fp32 6 "
+        "'train eval prediction'", {},
+        f"from_pretrained_params=init data_dir=data/download/glue/CoLA vocab_file={VOCAB} config_file={MINI} "
+        "output_dir=out task_name=cola device=cpu seed=6 max_steps=7 epochs=2.5 "
+        # NVIDIA's batch size is that of an update: the accumulation steps divide it.
+        "batch_size=4 gradient_merge_steps=2 predict_batch_size=8 learning_rate=5e-05 warmup_proportion=0.3 amp=False "
+        "tasks=train+eval+predict resume_from_checkpoint=True"),
+    "glue: NVIDIA's defaults": (
+        "run_glue.sh init", {},
+        "task_name=mrpc output_dir=results/MRPC epochs=3.0 max_steps=-1 batch_size=16 gradient_merge_steps=1 "
+        "learning_rate=2.4e-05 warmup_proportion=0.1 seed=2 amp_dtype=float16 use_dynamic_loss_scaling=True "
+        "scale_loss=128.0 tasks=train+eval processes=8 report_file=results/MRPC/dllogger_8_fp16.json"),
+    "glue: NVIDIA's -1.0, and more flags": (
+        f"run_glue.sh init {empty(5, '1')} {empty(5, '-1.0', 'amp')}", {"EXTRA_ARGS": "--num-seeds 5"},
+        "max_steps=-1 num_seeds=5 amp=True"),
+    **{f"glue: mode {mode}": (
+        f"run_glue.sh init {empty(5, '1')} {empty(6, 'amp')} '' {shlex.quote(mode)}", {}, f"tasks={tasks}")
+       for mode, tasks in (("train", "train"), ("eval", "eval"), ("prediction", "predict"),
+                           ("train eval", "train+eval"), ("eval_prediction", "eval+predict"))},
+    "modernbert: both phases of the base model on eight GPUs": (
+        "run_modernbert.sh", {},
+        *[f"model=modernbert-base processes=8 masked_lm_prob=0.3 optimizer=AdamW lr_decay=warmup_stable_decay amp=True "
+          f"beta2=0.98 {phase}" for phase in (
+              "phase1=True max_seq_length=1024 max_predictions_per_seq=307 theta=10000.0",
+              "phase2=True max_seq_length=8192 max_predictions_per_seq=2458 theta=160000.0 "
+              "from_phase1_final_params=results/modernbert-base/phase1/10000")]),
+    "modernbert: each position": (
+        "run_modernbert.sh bert_configs/modernbert-mini.json Muon fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 d2",
+        {"EXTRA_ARGS": "--max-grad-norm 2"},
+        *[f"optimizer=Muon amp=False device=cpu max_grad_norm=2.0 num_steps_per_checkpoint=10 seed=11 {phase}"
+          for phase in (
+              "batch_size=3 gradient_merge_steps=4 learning_rate=0.5 max_steps=6 input_dir=d1",
+              "batch_size=7 gradient_merge_steps=8 learning_rate=0.25 max_steps=9 input_dir=d2")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "settings", "expected"), [(c, s, e) for c, s, *e in RUNS.values()], ids=RUNS)
+def test_a_command_becomes_these_flags(checkout, command, settings, expected):
+    for folder in ("ours", "theirs", "prepared"):
+        if settings.get("BERT_PREP_WORKING_DIR") == folder:
+            settings = settings | {"BERT_PREP_WORKING_DIR": str(checkout.folder / folder)}
+    if command.startswith("mkdir"):
+        folders, _, command = command.partition("; ")
+        assert checkout.run(folders.replace("mkdir", "mkdir -p")).returncode == 0
+    assert "stopped at step" not in start(checkout, command, **settings).stdout
+    assert_flags(checkout, *expected)
+
+
+def preset(script: str, config: str, name: str, *flags: str) -> str:
+    return f"{script}.sh $(source scripts/configs/{config}_config.sh && {' '.join([name, *flags])})"
+
+
+# Script, presets, words of the error.
+BAD = {
+    "run_pretraining.sh": [
+        ("0", ["train_batch_size", "'0'", "at least 1"]),
+        ("64 fast", ["learning_rate", "'fast'"]),
+        (empty(2, "half"), ["precision", "'half'", "amp, fp16, bf16, fp32, tf32"]),
+        (empty(2, "amp,fp16"), ["argument 3 (precision) is 'amp,fp16'", "one of amp, fp16"]),
+        (empty(3, "-1"), ["num_gpus", "'-1'"]),
+        (empty(3, "9"), ["num_gpus", "9", "has 8"]),
+        (empty(4, "1.5"), ["warmup_proportion", "'1.5'"]),
+        (empty(7, "yes"), ["create_logfile", "'yes'"]),
+        ("--max-steps 5", ["--max-steps", "positional"]),
+        (empty(10, "a/b"), ["job_name", "'a/b'", "plain name"]),
+        (empty(10, ".."), ["job_name", "plain name"]),
+        (empty(16, "nowhere"), ["dataset_dir_phase1", "nowhere", "does not exist", "docs/data.md"]),
+        (empty(17, "nowhere"), ["dataset_dir_phase2", "nowhere", "does not exist"]),
+        (empty(18, "nowhere"), ["code_dir", "nowhere"]),
+        (empty(19, "nowhere"), ["init_checkpoint_dir", "nowhere does not exist: check the path\n"]),
+        (empty(20, "nowhere.json"), ["bert_config_file", "nowhere.json", "does not exist"]),
+        (empty(25), ["25", "24"]),
+        (empty(33), ["33", "24", "--help"]),
+        ("PHASE=3", ["PHASE", "'3'"]),
+        ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
+        ("$(source scripts/configs/pretrain_config.sh && x900)", ["x900", *presets("pretrain_config.sh")]),
+    ],
+    "run_squad.sh": [
+        ("", ["init_checkpoint", "missing"]),
+        ("nowhere", ["init_checkpoint", "nowhere does not exist: check the path\n"]),
+        ("requirements.txt", ["requirements.txt is a file, not a folder", "convert_checkpoint.py"]),
+        ("init 2 0", ["batch_size", "'0'"]),
+        ("init 2 32 1e-5 0.1 amp 9", ["num_gpus", "9", "has 8"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 nowhere", ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 init", ["squad_dir", "init/train-v2.0.json"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 '' nowhere.txt", ["vocab_file", "nowhere.txt"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' test", ["mode", "'test'", "train_eval"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' '' '' many", ["max_steps", "'many'"]),
+        (f"init {empty(17)}", ["18", "17", "fuse_mha"]),
+        ('init EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
+        ("$(source scripts/configs/squad_config.sh && x900)", ["x900", *presets("squad_config.sh")]),
+    ],
+    "run_glue.sh": [
+        ("nowhere", ["init_checkpoint", "nowhere does not exist: check the path\n"]),
+        ("init nowhere", ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"]),
+        ("init '' nowhere.txt", ["vocab_file", "nowhere.txt"]),
+        ("init '' '' nowhere.json", ["config_file", "nowhere.json"]),
+        ("init '' '' '' '' imdb", ["task_name", "imdb", "mrpc"]),
+        ("init '' '' '' '' '' 1 16 3", ["batch_size", "16", "3"]),
+        ("init '' '' '' '' '' 1 '' '' '' '' '' '' '' '' test", ["mode", "test"]),
+        ("init '' '' '' '' '' 9", ["9", "8"]),
+        ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
+        ("init PATH", ["pip install huggingface_hub", "hf dow"]),
+    ],
+    "run_modernbert.sh": [
+        ("nothing.json", ["config_file", "nothing.json"]),
+        ("'' Lamb", ["optimizer", "AdamW, Muon"]),
+        ("$(source scripts/configs/modernbert_config.sh && x900)", ["x900", *presets("modernbert_config.sh")]),
+    ],
+}
+
+
+@pytest.mark.parametrize(("script", "arguments", "words"), [(s, *row) for s, rows in BAD.items() for row in rows])
+def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
+    settings = {}
+    for name in ("PHASE=", "EXTRA_ARGS="):
+        if name in arguments:
+            arguments, _, value = arguments.partition(name)
+            settings[name[:-1]] = value.strip('"')
+    if arguments == "init PATH":  # no `hf` to download the model with
+        arguments, settings["PATH"] = "", f"{checkout.folder / 'bin'}:/usr/bin:/bin"
+    assert_refused(checkout.run(f"bash scripts/{script} {arguments}", **settings), checkout, *words)
+
+
+# Of run_pretraining.sh, run_squad.sh: precision, --amp, --amp-dtype, --tf32.
+@pytest.mark.parametrize(
+    ("precision", "flags"),
+    [
+        ("amp", "amp=True amp_dtype=None tf32=False"),  # which is bfloat16 without loss scaling
+        ("bf16", "amp=True amp_dtype=bfloat16 tf32=False"),
+        ("fp16", "amp=True amp_dtype=float16 tf32=False use_dynamic_loss_scaling=True"),
+        ("fp32", "amp=False amp_dtype=None tf32=False"),
+        ("tf32", "amp=False amp_dtype=None tf32=True"),
+    ],
+)
+def test_a_precision_means_the_same_in_both_scripts(checkout, precision, flags):
+    start(checkout, f"run_pretraining.sh {empty(2, precision)}")
+    start(checkout, f"run_squad.sh init {empty(4, precision)}")
+    scales = ("1048576.0", "1048576.0", "128.0") if precision == "fp16" else ("1.0",) * 3
+    assert_flags(checkout, *(f"{flags} scale_loss={scale}" for scale in scales))
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+# Config and script; the global batches of presets for GPUs, and of others. DeepSpeed's are in test_bing_bert_recipe.py.
+PRESETS = {
+    "pretrain": ("run_pretraining", [65_536, 32_768], None),
+    "modernbert": ("run_modernbert", [1024, 128], [4, 1]),
+    "squad": ("run_squad", None, None),
+    "glue": ("run_glue", None, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(config, name) for config in PRESETS for name in presets(f"{config}_config.sh") if "deepspeed" not in name],
+)
+def test_a_preset_fits_the_script_and_keeps_the_global_batch(checkout, config, name):
+    script, *batches = PRESETS[config]
+    for results in ("out", "results", "quickstart/results"):  # what pre-training ends with
+        (checkout.folder / results / LARGE / "phase2" / "1563").mkdir(parents=True)
+        (checkout.folder / results / "bert-tiny-uncased" / "phase2" / "30").mkdir(parents=True)
+    if config == "squad":
+        results = "results" if "gpu" in name else "quickstart/results"
+        start(checkout, preset("run_pretraining", "pretrain", name), RESULTS_DIR=results)
+        checkout.calls_file.unlink()
+    start(checkout, preset(script, config, name), **({} if config == "squad" else {"RESULTS_DIR": "out"}))
+    runs = [Run(call, checkout.folder) for call in checkout.calls()]
+    for run in runs:
+        assert (run.device == "cuda") == ("gpu" in name)
+        if "gpu" in name and config != "modernbert":
+            assert (run.args.amp, run.args.tf32) == ("_amp" in name, "_tf32" in name)
+            assert f"_{run.processes}gpu_" in name
+    if config in ("squad", "glue"):
+        assert runs[0].tasks == "train+eval"
+    elif expected := batches["gpu" not in name]:
+        assert [r.args.batch_size * r.args.gradient_merge_steps * int(r.processes) for r in runs] == expected
+
+
+def test_a_glue_preset_takes_another_task(checkout):
+    (checkout.folder / "out" / LARGE / "phase2" / "1563").mkdir(parents=True)
+    for name in presets("glue_config.sh"):
+        start(checkout, preset("run_glue", "glue", name, "cb"), RESULTS_DIR="out")
+        assert_flags(checkout, "data_dir=data/download/superglue/CB task_name=cb output_dir=out/CB")
+        checkout.calls_file.unlink()
+
+
+def test_the_examples_by_name_are_the_eight_gpu_preset(checkout):
+    names = (
+        "batch_size gradient_merge_steps max_steps learning_rate warmup_proportion optimizer seed phase2 "
+        "max_seq_length max_predictions_per_seq amp amp_dtype num_steps_per_checkpoint processes"
+    )
+    start(checkout, preset("run_pretraining", "pretrain", "dgxa100-80g_8gpu_amp"))
+    for phase in (1, 2):
+        start(checkout, f"run_pretraining_p{phase}.sh")
+    *by_position, phase1, phase2 = (Run(call, checkout.folder) for call in checkout.calls())
+    for found, expected in zip((phase1, phase2), by_position, strict=True):
+        assert {name: getattr(found, name) for name in names.split()} == {
+            name: getattr(expected, name) for name in names.split()
+        }
+
+
+# --- what is not a flag -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["bert-base-uncased", "bert-base-cased", LARGE, "bert-tiny-uncased"])
+def test_a_model_folder_brings_its_config_and_vocabulary_unless_others_are_given(checkout, model, monkeypatch):
+    monkeypatch.chdir(checkout.folder)
+    kind = "uncased" if "uncased" in model else "cased"
+    shutil.copy(ROOT / "bert_configs" / f"{model}.json", "init/config.json")
+    shutil.copy(ROOT / "vocab" / f"bert-base-{kind}-vocab.txt", "init/vocab.txt")
+    Path("init/tokenizer_config.json").write_text('{"do_lower_case": true}')
+    Path("init/model.safetensors").touch()  # read later
+    start(checkout, f"run_squad.sh init {empty(5, '1')}")
+    assert_flags(checkout, f"model={model} vocab=init/vocab.txt")
+    checkout.calls_file.unlink()
+    given, config = "vocab/bert-base-cased-vocab.txt", "bert_configs/bert-base-cased.json"
+    start(checkout, f"run_squad.sh init {empty(5, '1')} {empty(2, given)} {empty(2, config)}")
+    assert_flags(checkout, f"model=bert-base-cased vocab={given}")
+    checkout.calls_file.unlink()
+    start(checkout, f"run_pretraining.sh 32 6e-3 fp32 0 .1 50 {empty(13, 'init')}")
+    assert_flags(checkout, *["vocab_file=init/vocab.txt config_file=init/config.json"] * 2)
+
+
+def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):
+    for step in ("40", "9"):
+        (checkout.folder / "results" / LARGE / "phase1" / step).mkdir(parents=True)
+    command = "run_pretraining.sh 32 6e-3 fp32 0 .1 50"
+    stopped = start(checkout, command, FAKE_STOPS_EARLY="1")
+    assert "phase1 stopped at step 40 of 50: run the same command again" in stopped.stdout
+    start(checkout, command)
+    assert_flags(checkout, "phase1=True", "phase1=True", "phase2=True")
+
+
+def test_an_older_checkpoint_of_the_run_as_the_start_is_refused(checkout):
+    phase1 = checkout.folder / "results" / LARGE / "phase1"
+    for step in ("200", "400"):
+        (phase1 / step).mkdir(parents=True)
+    result = checkout.run(f"bash scripts/run_pretraining.sh {empty(19, str(phase1 / '200'))}")
+    assert_refused(result, checkout, "argument 20", "step 200", "at step 400", "None")
+
+
+def test_logs_and_reports_have_the_names_of_nvidias_recipe(checkout):
+    start(checkout, "run_pretraining.sh 4 '' bf16 2 '' '' '' true 8 '' trial 2 '' '' '' 3")
+    assert_flags(checkout, *(f"report_file=results/dllogger_p{phase}.json log_freq=1" for phase in (1, 2)))
+    logs = sorted((checkout.folder / "results").glob("*.log"))
+    for log, name in zip(logs, ("phase1_bf16_gbs64", "phase2_bf16_gbs12"), strict=True):
+        assert re.fullmatch(rf"trial\.paddle_bert_pretraining_{name}\.\d{{12}}\.log", log.name)
+        assert "ran" in log.read_text()
+    for _ in range(2):
+        start(checkout, f"run_squad.sh init {empty(5, '2')}")
+    start(checkout, "run_glue.sh init")
+    # Appended to: a run that was stopped and started again has one log.
+    assert len((checkout.folder / "results" / "logfile.txt").read_text().splitlines()) == 2
+    assert (checkout.folder / "results" / "MRPC" / "logfile.txt").is_file()
+
+
+@pytest.mark.parametrize("words", [["--eval-dir", "a b", "--beta1", ""], ["--eval-dir", "it's $HOME `id` \\ *"]])
+def test_words_of_extra_args_can_be_quoted_and_are_not_executed(checkout, words):
+    checkout.run("bash scripts/run_pretraining.sh", EXTRA_ARGS=shlex.join(words))
+    assert checkout.calls()[0][-len(words) :] == words
+
+
+def test_help_lists_each_argument_with_its_position_and_default(checkout):
+    for script, last in (("run_pretraining.sh", "24 benchmark_warmup_steps"), ("run_squad.sh", "17 benchmark_warmup")):
+        assert last in start(checkout, f"{script} --help").stdout
+    assert re.search(r"2 learning_rate .*\[6e-3\]", start(checkout, "run_pretraining.sh --help").stdout)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_glue_without_arguments_downloads_a_model_and_a_task_and_uses_this_machine(checkout, has_gpu):
+    commands = {
+        "hf": 'mkdir "$4"; echo "hf $*" >>hf_calls',
+        "nvidia-smi": "echo 'GPU 0: H200'" if has_gpu else "exit 9",
+    }
+    for name, content in commands.items():
+        (checkout.folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{content}\n")
+        (checkout.folder / "bin" / name).chmod(0o755)
+    (checkout.folder / "data/download/glue/MRPC").rmdir()
+    result = checkout.run("bash scripts/run_glue.sh")  # nothing has come: the fake python3 only records
+    assert result.returncode == 2 and "MRPC does not exist" in result.stderr
+    hf_call = "hf download google-bert/bert-base-uncased --local-dir bert-base-uncased\n"
+    assert (checkout.folder / "hf_calls").read_text() == hf_call
+    (download,) = checkout.calls()
+    assert download[0].endswith("data/prepare.py") and download[1:] == ["download", "glue", "--tasks", "mrpc"]
+    checkout.calls_file.unlink()
+    (checkout.folder / "data/download/glue/MRPC").mkdir()
+    start(checkout, "run_glue.sh")
+    assert (checkout.folder / "hf_calls").read_text() == hf_call
+    device = f"device={'cuda' if has_gpu else 'cpu'} use_dynamic_loss_scaling={has_gpu}"
+    assert_flags(checkout, f"from_pretrained_params=bert-base-uncased task_name=mrpc {device}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "words"), [("--help", 0, "The whole recipe"), ("corpus", 2, "no arguments")]
+)
+def test_the_quickstart_does_nothing_where_it_is_given_an_argument(argument, code, words):
+    command = ["bash", ROOT / "scripts" / "quickstart.sh", argument]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code and words in result.stdout + result.stderr
+    assert "environment" not in result.stdout
