@@ -255,15 +255,18 @@ class EmbeddingPredictor(ClassPredictor):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        file = folder / "sentence_bert_config.json"
-        limit = read_json_object(file, "the config").get("max_seq_length") if file.is_file() else None
+        limit = read_sentence_config(folder).get("max_seq_length")
         return min(limit or math.inf, config.max_position_embeddings)
 
     def normalizes(self) -> bool:
         path = self.folder / "modules.json"
         if not path.is_file():
             return False
-        modules = {entry["type"].rpartition(".")[2]: entry["path"] for entry in read_json(path, "modules")}
+        entries = read_json(path, "modules")
+        try:
+            modules = {str(entry["type"]).rpartition(".")[2]: str(entry["path"]) for entry in entries}
+        except (TypeError, KeyError) as error:
+            raise UserError(f"{path} is no list of objects with a type and a path: fetch it again") from error
         pooling = read_json_object(self.folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
         modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
         if modes != ["pooling_mode_mean_tokens"] or modules.keys() - {"Transformer", "Pooling", "Normalize"}:
@@ -273,6 +276,8 @@ class EmbeddingPredictor(ClassPredictor):
         return "Normalize" in modules
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        if read_sentence_config(self.folder).get("do_lower_case"):
+            rows = [{name: text.lower() for name, text in row.items()} for row in rows]
         return partial(self.vectors, self.normalizes(), self.text_dataset(places, rows))
 
     def vectors(self, normalizes: bool, dataset: TextDataset) -> list[Prediction]:
@@ -280,6 +285,13 @@ class EmbeddingPredictor(ClassPredictor):
         if normalizes:
             vectors_NE = vectors_NE / np.maximum(np.linalg.norm(vectors_NE, axis=1, keepdims=True), 1e-12)
         return [Prediction({"embedding": vector.tolist()}, {}) for vector in vectors_NE]
+
+
+def read_sentence_config(folder: Path) -> dict[str, Any]:
+    """sentence-transformers' settings of the encoder, or an empty dict."""
+    path = folder / "sentence_bert_config.json"
+    types = {"max_seq_length": int, "do_lower_case": bool}
+    return read_json_object(path, "the config", types) if path.is_file() else {}
 
 
 PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)

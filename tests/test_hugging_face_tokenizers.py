@@ -1,6 +1,7 @@
 """Any `tokenizer.json`: ids as those of transformers, and the programs from text to predictions with it."""
 
 import atexit
+import contextlib
 import json
 import re
 import shutil
@@ -450,6 +451,30 @@ def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'tokenizers>=0\.20'"):
         load_tokenizer(file_of("bpe"))
+
+
+@pytest.mark.parametrize("value", [None, 5, True, "x", [], [None], {}, {"5": None}, {"5": {"content": ["a"]}}])
+def test_values_of_other_types_in_a_tokenizers_files_do_not_end_in_a_traceback(value, tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+    shutil.copy(file_of("roberta"), tmp_path / "roberta.json")
+    names = ("tokenizer_class", "do_lower_case", "added_tokens_decoder", "cls_token", "mask_token")
+    for content in (value, *({name: value} for name in names)):
+        for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
+            (tmp_path / file).write_text(json.dumps(content))
+            for load in (lambda: find_tokenizer(tmp_path), lambda: load_tokenizer(tmp_path / "roberta.json")):
+                with contextlib.suppress(UserError):
+                    load()
+            (tmp_path / file).unlink()
+
+
+def test_a_regular_expression_that_backtracks_without_end_is_an_error(tmp_path):
+    content = json.loads(file_of("bpe").read_text())
+    content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer, text = load_tokenizer(tmp_path / "tokenizer.json"), "a" * 40 + "!"
+    for encode in (lambda: tokenizer.encode(text), lambda: tokenizer.encode_lines(text.encode())):
+        with pytest.raises(UserError, match="too slow"):
+            encode()
 
 
 def test_mismatches_and_flags_without_effect_are_refused(books, inputs, tmp_path):

@@ -253,6 +253,34 @@ def test_minilms_embeddings_are_those_of_sentence_transformers(tmp_path):
     np.testing.assert_allclose(found, mean_embeddings(model, texts, normalize=True), atol=1e-5)
 
 
+def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):
+    model = folder(BertModel)
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"do_lower_case": False, "tokenizer_class": "BertTokenizer"})
+    )
+    (model / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    run(model, write_csv(tmp_path / "a.csv", ["A Good Film"]), tmp_path / "a.npy", "--text-column", "review", "--embed")
+    run(model, write_csv(tmp_path / "b.csv", ["a good film"]), tmp_path / "b.npy", "--text-column", "review", "--embed")
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": "256"}),
+        ("sentence_bert_config.json", {"do_lower_case": [1]}),
+        ("modules.json", {"type": "Pooling"}),
+        ("modules.json", [5]),
+        ("modules.json", [{"type": "Pooling"}]),
+    ],
+)
+def test_sentence_transformers_files_with_other_types_are_refused(folder, tmp_path, file, content):
+    model = folder(BertModel)
+    (model / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=file):
+        run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.npy", "--text-column", "review", "--embed")
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 

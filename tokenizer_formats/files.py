@@ -57,7 +57,10 @@ def find_special_tokens(path: Path, vocab: dict[str, int]) -> dict[str, str]:
         if file.is_file():
             named |= read_json_object(file, "the tokenizer's file")
     candidates = {name: (content_of(named.get(name)), *usual) for name, usual in USUAL_TOKENS.items()}
-    found = {name: next((t for t in tokens if t in vocab), None) for name, tokens in candidates.items()}
+    found = {
+        name: next((t for t in tokens if isinstance(t, str) and t in vocab), None)
+        for name, tokens in candidates.items()
+    }
     if missing := [name for name, token in found.items() if token is None]:
         raise UserError(
             f"{path} has no {', '.join(missing)}, which BERT needs: train a tokenizer with data/prepare.py vocabulary, "
@@ -115,7 +118,8 @@ def find_tokenizer(folder: Path) -> Path | None:
             )
         return None
     files = (folder / TOKENIZER_CONFIG, folder / "added_tokens.json")
-    config, added = (read_json_object(path, "the tokenizer's file") if path.is_file() else {} for path in files)
+    types = {"added_tokens_decoder": dict}
+    config, added = (read_json_object(path, "the tokenizer's file", types) if path.is_file() else {} for path in files)
     expected = {"tokenizer_class": config.get("tokenizer_class"), "tokenize_chinese_chars": True, **SPECIAL_TOKENS}
     expected |= {"do_basic_tokenize": True, "strip_accents": config.get("do_lower_case", config.get("strip_accents"))}
     if config.get("tokenizer_class") not in (None, *TOKENIZER_CLASSES):
@@ -126,7 +130,8 @@ def find_tokenizer(folder: Path) -> Path | None:
                 f"{folder}/{TOKENIZER_CONFIG}: {key} is {found!r}, and {VOCAB_FILE} works only with {value!r}: save "
                 f"the tokenizer with transformers as {TOKENIZER_JSON}, or use another model"
             )
-    added = {*added, *map(content_of, config.get("added_tokens_decoder", {}).values())} - {*SPECIAL_TOKENS.values()}
+    decoder = (config.get("added_tokens_decoder") or {}).values()
+    added = {*added, *(str(content_of(token)) for token in decoder)} - {*SPECIAL_TOKENS.values()}
     if added:
         raise UserError(
             f"{folder} adds tokens such as {min(added)!r} to {VOCAB_FILE}: save the tokenizer with transformers as "

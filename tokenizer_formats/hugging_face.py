@@ -1,10 +1,11 @@
 """Tokenizers of Hugging Face's `tokenizers` library."""
 
+import contextlib
 import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -13,7 +14,19 @@ import numpy as np
 from tokenizer_formats.files import find_special_tokens
 from utils.errors import UserError, one_line
 
+BAD_RULES = "its rules are damaged or too slow; fetch it again"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON and command lines may have them; the library refuses them
+
+
+@contextlib.contextmanager
+def library_errors(what: str, advice: str) -> Iterator[None]:
+    """Raises UserError for errors of the library, which have no class of their own; those of Rust are no Exceptions."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UserError(f"{what} ({one_line(error)}): {advice}") from error
+        raise
 
 
 class HuggingFaceTokenizer:
@@ -31,14 +44,10 @@ class HuggingFaceTokenizer:
         except ImportError as error:
             raise UserError(f"{vocab_file} needs the package tokenizers: pip install 'tokenizers>=0.20'") from error
         content = self.vocab_file.read_bytes()
-        try:
+        advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
+        with library_errors(f"{vocab_file} is no tokenizer", advice):
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
             self._tokenizer.encode("\U0010ffff")  # fails if the model has no token for unknown characters
-        except Exception as error:  # the library's errors have no class of their own
-            raise UserError(
-                f"{vocab_file} is no tokenizer ({one_line(error)}): give a tokenizer.json of Hugging Face, "
-                "or a vocabulary with one token per line"
-            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -98,13 +107,15 @@ class HuggingFaceTokenizer:
         lines = [line.strip() for line in decoded.split("\n")]
         before = [decoded[:1].isspace(), *lines[:-1]]
         spaced = [f" {line}" if line and previous else line for previous, line in zip(before, lines, strict=True)]
-        ids_L = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)]
+        with library_errors(f"{self.vocab_file} fails on a text", BAD_RULES):
+            ids_L = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)]
         offsets = np.cumsum([0, *map(len, ids_L)], dtype=np.int64)
         return self._without_special(np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])), offsets
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
-        encoding = self._tokenizer.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
+        with library_errors(f"{self.vocab_file} fails on the text {text!r:.60}", BAD_RULES):
+            encoding = self._tokenizer.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         return self._without_special(np.array(encoding.ids, np.int32)), np.maximum.accumulate(spans)
 

@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,18 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_json_object(path: str | Path, description: str) -> dict[str, Any]:
-    """`read_json` of a file that must hold a JSON object; raises UserError for another value."""
+def read_json_object(path: str | Path, description: str, types: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """`read_json` of a file that must hold a JSON object. types: those of keys that may be missing or null. Raises
+    UserError for other values."""
     value = read_json(path, description)
     if not isinstance(value, dict):
         raise UserError(f"{description} {path} is not a JSON object: check the path, or fetch it again")
+    for name, expected in (types or {}).items():
+        if type(value.get(name)) not in (expected, type(None)):  # a bool is no int
+            raise UserError(
+                f"{description} {path}: {name!r} is {value[name]!r:.60}, not {expected.__name__}: correct it, or fetch "
+                "it again"
+            )
     return value
 
 
