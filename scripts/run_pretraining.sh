@@ -77,9 +77,18 @@ fi
 if [[ ${9:-} == true || ${9:-} == false ]]; then
   # NVIDIA's PyTorch recipe: 1 and 16 are batches per GPU and update, 8 is resume_training, 10 accumulate_gradients.
   per_micro_batch() { is_valid positive_int "$1" && is_valid positive_int "$2" && echo $(($1 / $2)) || echo BATCH; }
+  existing() { [[ ! -e $1 || -n $(find "$1" -maxdepth 1 -name '*.parquet*' -print -quit) ]] || echo "$1"; }
+  case ${32:-} in
+    *large.json) config=bert_configs/bert-large-uncased.json ;;
+    *base.json) config=bert_configs/bert-base-uncased.json ;;
+    *) config=${32:-} ;;
+  esac
   words=("$(per_micro_batch "$1" "${11:-128}")" "${@:2:6}" "$9" "${11:-128}" "${12:-12439}" "${13:-bert_lamb_pretraining}"
-    "$(per_micro_batch "${16:-4096}" "${20:-512}")" "${17:-4e-3}" "${18:-0.128}" "${19:-1563}" "${20:-512}" "${@:21:4}" "${@:32:1}")
-  fail "argument 9 is '$9', as in NVIDIA's PyTorch recipe, which has another order. Here this is: bash $0 ${words[*]}"
+    "$(per_micro_batch "${16:-4096}" "${20:-512}")" "${17:-4e-3}" "${18:-0.128}" "${19:-1563}" "${20:-512}"
+    "$(existing "${21:-}")" "$(existing "${22:-}")" "$(existing "${23:-}")" "$(existing "${24:-}")" "$config")
+  while [[ -z ${words[-1]} ]]; do unset 'words[-1]'; done
+  here=$(printf ' %q' "${words[@]}") # only what exists here of 21 to 24: LDDL's Parquet shards are not read
+  fail "argument 9 is '$9', as in NVIDIA's PyTorch recipe, which has another order. Here this is: bash $0$here"
 fi
 parse_arguments "$@"
 

@@ -22,6 +22,10 @@ SAMPLES = "hdf5_lower_case_1_seq_len_{}_masked_lm_prob_0.15_random_seed_12345_du
 NVIDIA_SHARDS = SAMPLES.format("128_max_pred_20"), SAMPLES.format("512_max_pred_80")
 OUR_SHARDS = "hdf5/seq_128_pred_20/training", "hdf5/seq_512_pred_80/training"
 
+# The first 20 arguments of the same script in NVIDIA's PyTorch recipe, and these here.
+PYTORCH = "8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256"
+PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
+
 
 @pytest.fixture
 def checkout(tmp_path):
@@ -242,7 +246,13 @@ BAD = {
         (empty(19, "nowhere"), ["init_checkpoint_dir", "nowhere does not exist: check the path\n"]),
         (empty(20, "nowhere.json"), ["bert_config_file", "nowhere.json", "does not exist"]),
         (empty(25), ["25", "24"]),
-        (empty(33), ["33", "24", "--help"]),
+        (empty(31), ["31", "24", "22.12", "21 to 27"]),
+        (f"{PYTORCH} d1 d2", ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"]),
+        (
+            f"{PYTORCH} /workspace/p1 /workspace/p2 /workspace/bert None /workspace/wiki 8 128 4 0.9 64 static "
+            "bert_configs/large.json",
+            [f": bash scripts/run_pretraining.sh {PYTORCH_HERE} '' '' '' '' bert_configs/bert-large-uncased.json\n"],
+        ),
         ("PHASE=3", ["PHASE", "'3'"]),
         ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
         ("$(source scripts/configs/pretrain_config.sh && x900)", ["x900", *presets("pretrain_config.sh")]),
@@ -260,6 +270,10 @@ BAD = {
         ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' '' '' many", ["max_steps", "'many'"]),
         (f"init {empty(17)}", ["18", "17", "fuse_mha"]),
         ('init EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
+        (
+            "$(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_fp16)",
+            ["use dgxa100-80g_8gpu_amp", "bfloat16"],
+        ),
         ("$(source scripts/configs/squad_config.sh && x900)", ["x900", *presets("squad_config.sh")]),
     ],
     "run_glue.sh": [
