@@ -102,7 +102,7 @@ def write_tokenizer(folder: Path, vocab_file: Path, config: BertConfig) -> None:
     """Copies the vocabulary and the `tokenizer_config.json` beside it; without one, the casing is the vocabulary's."""
     tokenizer = load_tokenizer(vocab_file)
     check_vocab_size(tokenizer, config)
-    for name, content in model_files(tokenizer, config.to_dict()).items():
+    for name, content in model_files(tokenizer, config.max_length).items():
         (folder / name).write_bytes(content)
     settings = read_json_object(folder / TOKENIZER_CONFIG, "tokenizer config")
     if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():

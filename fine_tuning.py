@@ -80,10 +80,10 @@ class TrainingSet:
 def choose_from_flags(args: Arguments, runtime: Runtime) -> ModelChoice:
     config = make_run_config(args)
     choice = choose_model(config.model, config.start, runtime.distributed.on_main)
-    if args.max_seq_length > choice.config.max_position_embeddings:
+    if args.max_seq_length > choice.config.max_length:
         raise UserError(
-            f"--max-seq-length {args.max_seq_length} is above the config's max_position_embeddings "
-            f"{choice.config.max_position_embeddings}: lower it or use another config"
+            f"--max-seq-length {args.max_seq_length} is above the config's {choice.config.max_length} "
+            f"positions: lower it or use another config"
         )
     return choice
 

@@ -102,19 +102,20 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type[Predictor]:
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is none."""
-    from checkpoint.weights import open_model_weights
-    from modeling import MODELS
+    import torch
+
+    from checkpoint.weights import has_head, open_model_weights
+    from modeling import make_model
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
 
-    names = tuple(open_model_weights(folder))
-    models = {each: MODELS[type(config)][each.head] for each in PREDICTORS}
-    heads = [
-        each for each, model in models.items() if all(any(n.startswith(t) for n in names) for t in model.optional_heads)
-    ]
+    with torch.device("meta"):  # for their names
+        models = {each: make_model(each.head, config) for each in PREDICTORS}
+    tensors = open_model_weights(folder)
+    heads = [each for each, model in models.items() if has_head(model, tensors)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
     if (folder / "config.json").is_file():
         architectures = read_json_object(folder / "config.json", "the config").get("architectures")
-        heads = [each for each in heads if [models[each].__name__] == architectures] or heads
+        heads = [each for each in heads if [models[each].architecture] == architectures] or heads
     if args.embed:
         heads = [EmbeddingPredictor]
     if not heads:
@@ -126,7 +127,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
             return head
     wrong = min(set(given) - set(heads[0].flags)).replace("_", "-")
     raise UserError(
-        f"--{wrong} has no effect on {folder}, a {models[heads[0]].__name__}: use another model, or its "
+        f"--{wrong} has no effect on {folder}, a {models[heads[0]].architecture}: use another model, or its "
         f"flags {', '.join('--' + name.replace('_', '-') for name in heads[0].flags)}"
     )
 
@@ -151,10 +152,9 @@ def open_model(args: Arguments) -> Predictor:
     config = choice.config
     head = choose_predictor(args, folder, config)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)
-    if max_seq_length > config.max_position_embeddings:
+    if max_seq_length > config.max_length:
         raise UserError(
-            f"--max-seq-length {max_seq_length} is above the config's max_position_embeddings "
-            f"{config.max_position_embeddings}: lower it"
+            f"--max-seq-length {max_seq_length} is above the config's {config.max_length} positions: lower it"
         )
     runtime = Runtime(select_device(args.device))
     parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)

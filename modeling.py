@@ -3,7 +3,7 @@
 To add an encoder, write its file and add its config and models to `MODELS`.
 """
 
-from encoders import bert, modernbert
+from encoders import bert, modernbert, roberta
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 
@@ -11,6 +11,7 @@ from encoders.config import ModelConfig
 MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
     bert.BertConfig: bert.MODELS,
     modernbert.ModernBertConfig: modernbert.MODELS,
+    roberta.RobertaConfig: roberta.MODELS,
 }
 
 
@@ -25,5 +26,5 @@ def config_from_dict(values: dict) -> ModelConfig:
     for config_class in MODELS:
         if model_type in config_class.model_types:
             return config_class.from_dict(values)
-    known = ", ".join(config_class.model_types[0] for config_class in MODELS)
+    known = ", ".join(name for config_class in MODELS for name in config_class.model_types)
     raise ValueError(f"model_type is {model_type!r}, and only {known} are supported: use such a model")

@@ -80,7 +80,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     from checkpoint.model_choice import choose_model
     from data_loading.pretraining_dataset import open_dataset, refuse_mask_flags, verify_checksums
-    from encoders.bert import BertConfig
+    from modeling import MODELS
     from run_setup import plan_run
     from tasks.pretraining import PretrainingTask
     from tokenizer import load_tokenizer
@@ -99,7 +99,7 @@ def plan_training(args: Arguments, runtime: Runtime) -> TrainingPlan:
     if args.verify_data:
         for checked in filter(None, (dataset, eval_dataset)):
             verify_checksums(checked, runtime.distributed)
-    next_sentence = dataset.has_next_sentence and isinstance(bert_config, BertConfig)
+    next_sentence = dataset.has_next_sentence and MODELS[type(bert_config)]["pretraining"].next_sentence
     made_lower_case = bool(dataset.attributes.get("do_lower_case", tokenizer.do_lower_case))
     if made_lower_case != tokenizer.do_lower_case:
         choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))

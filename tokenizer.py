@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -277,20 +276,21 @@ def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) ->
     return tokenizer
 
 
-def model_files(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, bytes]:
-    """The files with which transformers' AutoTokenizer makes the same tokens in the folder of a model with `config`, by
-    name. The tokenizer's own file is as it came."""
-    is_json, is_modern = is_tokenizer_json(tokenizer.vocab_file), config.get("model_type") == "modernbert"
+def model_files(tokenizer: Tokenizer, max_length: int, needs_json: bool = False) -> dict[str, bytes]:
+    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by name. The
+    tokenizer's own file is as it came. needs_json: for transformers, the model's tokenizer must be a `tokenizer.json`.
+    """
+    is_json = is_tokenizer_json(tokenizer.vocab_file)
     files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}
-    if is_json or is_modern:
+    if is_json or needs_json:
         settings |= tokenizer.special_tokens
     if not is_json:
         settings["do_lower_case"] = tokenizer.do_lower_case
-    if is_modern and not is_json:  # for it, transformers reads no vocab.txt
+    if needs_json and not is_json:
         from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
 
         fast = BertWordPieceTokenizer(str(tokenizer.vocab_file), lowercase=tokenizer.do_lower_case)
         files[TOKENIZER_JSON] = fast.to_str().encode()
-    settings["model_max_length"] = config.get("max_position_embeddings", 512)
+    settings["model_max_length"] = max_length
     return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}

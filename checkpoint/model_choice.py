@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.folder import CONFIG_FILE, RECORD_FILE, find_checkpoint, find_model_folder
-from encoders.bert import BertConfig
 from encoders.config import VOCAB_MULTIPLE, ModelConfig
-from encoders.modernbert import ModernBertConfig
 from modeling import config_from_dict
 from run_config import CUSTOM, ModelSelection, StartConfig
 from tokenizer import Tokenizer, load_tokenizer
@@ -52,14 +50,12 @@ def choose_model(
     config = read_config(path or CONFIGS / f"{name}.json")
     if folder is not None:
         name = name_of(config)
-    if selection.pre_layer_norm:
-        if not isinstance(config, BertConfig):
-            raise UserError(f"--pre-layer-norm is for BERT, and {name} always has it: leave it out")
-        config = dataclasses.replace(config, pre_layer_norm=True)
-    if (theta := selection.global_rope_theta) is not None:
-        if not isinstance(config, ModernBertConfig):
-            raise UserError(f"--global-rope-theta is for ModernBERT, and {name} has no rotary positions: leave it out")
-        config = dataclasses.replace(config, global_rope_theta=theta)
+    for option in ("pre_layer_norm", "global_rope_theta"):
+        if value := getattr(selection, option):
+            if option not in config.options:
+                flag = f"--{option.replace('_', '-')}"
+                raise UserError(f"{flag} is not for {name}, a {config.model_type} model: leave it out")
+            config = dataclasses.replace(config, **{option: value})
     if (dropout := selection.dropout) is not None:
         config = config.with_dropout(dropout)
 
@@ -77,7 +73,12 @@ def choose_model(
     check_vocab_size(tokenizer, config)
     if folder is not None and name == CUSTOM:
         name = name_of_folder(folder)
-    return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
+    try:
+        return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
+    except ValueError as error:
+        raise UserError(
+            f"{tokenizer.vocab_file} does not fit the config ({error}): use those that belong together"
+        ) from error
 
 
 def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:

@@ -93,8 +93,8 @@ class TrainState:
             for key, value in self.parallel.optimizer_state(self.optimizer, name).items():
                 if isinstance(value, Tensor):
                     optimizer.append(self._state_rows(name, key, value))
-        config = {"architectures": [self.model.architecture], **self.model.config.to_dict()}
-        return Checkpoint(self.step, model, optimizer, config, self._progress(), self.metadata)
+        config, architecture = self.model.config, self.model.architecture
+        return Checkpoint(self.step, model, optimizer, config, architecture, self._progress(), self.metadata)
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor with one row per row of `parameter`, without vocabulary padding. Rows are single

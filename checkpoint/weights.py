@@ -105,7 +105,7 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -
     renamed = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if not name.endswith(("position_ids", "decoder.weight", "predictions.decoder.bias")):
+        if not name.endswith("position_ids") and name not in model.tied_copies:
             renamed[name] = tensor
     prefix = f"{model.base_model_prefix}."
     model_has_prefix = model.base_model is not model
@@ -117,6 +117,12 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -
     if not model_has_prefix and tensors_have_prefix:
         return {name.removeprefix(prefix): tensor for name, tensor in renamed.items()}
     return renamed
+
+
+def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether `tensors` have all tensors of the model's head."""
+    head = {name for name, _ in model.named_parameters() if name.startswith(model.optional_heads)}
+    return head <= canonical_names(tensors, model).keys()
 
 
 def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -143,7 +149,7 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 def check_head(folder: Path, architecture: str) -> None:
     """Raises UserError if `architecture` and that of the config in `folder` have different classifiers. Their tensors
     may have the same names and shapes."""
-    named = (read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or [""])[0]
+    named = str(next(iter(read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or ()), ""))
     if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task, so add --do-train")
 
@@ -186,8 +192,8 @@ def select_weights(
 
     has_head: the model's head must be present, for prediction."""
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
-    head = "classifier.weight"
-    if not has_head and head in given and head in wanted and given[head].shape != wanted[head]:  # another task's head
+    heads = [name for name in given.keys() & wanted.keys() if name.startswith("classifier.")]
+    if not has_head and any(given[name].shape != wanted[name] for name in heads):  # another task's head
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
     misshapen = [
         f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
@@ -210,8 +216,7 @@ def select_weights(
     if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
     unexpected = sorted(given.keys() - wanted.keys())
-    unused = (*model.head_names, "pooler.", f"{model.base_model_prefix}.pooler.")
-    if unknown := [name for name in unexpected if not name.startswith(unused)]:
+    if unknown := [name for name in unexpected if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} has {len(unknown)} tensors that the model lacks ({', '.join(unknown[:3])})")
     if missing:
         log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")

@@ -27,6 +27,7 @@ from checkpoint.folder import (
     remove_old_checkpoints,
 )
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, write_rows
+from encoders.config import ModelConfig
 from run_config import CheckpointMetadata
 from tokenizer import model_files
 from utils.distributed import DistributedContext
@@ -46,7 +47,8 @@ class Checkpoint:
     step: int
     model: Sequence[TensorRows]
     optimizer: Sequence[TensorRows]
-    config: dict[str, Any]
+    config: ModelConfig
+    architecture: str
     progress: dict[str, Any]
     metadata: CheckpointMetadata
 
@@ -57,9 +59,10 @@ class Checkpoint:
         }
 
     def other_files(self) -> dict[str, bytes]:
-        values = {CONFIG_FILE: self.config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
+        config = {"architectures": [self.architecture], **self.config.to_dict()}
+        values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
         files = {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
-        return files | model_files(self.metadata.tokenizer, self.config)
+        return files | model_files(self.metadata.tokenizer, self.config.max_length, self.config.needs_tokenizer_json)
 
 
 class CheckpointWriter:

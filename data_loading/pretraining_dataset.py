@@ -200,10 +200,10 @@ def check_data(
     ]:  # fmt: skip
         if wanted != found:
             raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
-    if dataset.sequence_length > bert_config.max_position_embeddings:
+    if dataset.sequence_length > bert_config.max_length:
         raise UserError(
             f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; the config has "
-            f"max_position_embeddings {bert_config.max_position_embeddings}: use shorter sequences or another config"
+            f"{bert_config.max_length} positions: use shorter sequences or another config"
         )
     made_with = dataset.attributes.get("vocab_sha256")
     if made_with is not None and made_with != tokenizer.vocab_sha256:

@@ -258,7 +258,7 @@ def hdf5_stage(
         hashed = [text if "sha256" in text else text | {"sha256": file_digest(text["path"])} for text in texts]
         units = shard_units(hashed, tokenizer, options)
         _, statistics = create_shards(folder, units, executor, name)
-        for file_name, content in model_files(tokenizer, {"max_position_embeddings": length}).items():
+        for file_name, content in model_files(tokenizer, length).items():
             write_atomically(folder / file_name, content)
         write_report(folder, statistics, tokenizer)
         return {

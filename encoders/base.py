@@ -48,11 +48,13 @@ class PreTrainedModel(nn.Module, ABC):
     """Base class: initial weights, inference mode, and costs.
 
     base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the tensors of all heads that
-    model folders of this architecture have. optional_heads: prefixes of tensors that a model folder may lack."""
+    model folders of this architecture have; a folder may lack them and the pooler. tied_copies: names of tensors in
+    model folders that are copies of others. span_classifier_name: name of the span head in model folders."""
 
     base_model_prefix: str
     head_names: tuple[str, ...]
-    optional_heads: tuple[str, ...]
+    tied_copies: tuple[str, ...] = ()
+    span_classifier_name = "classifier"
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -64,6 +66,11 @@ class PreTrainedModel(nn.Module, ABC):
     def base_model(self) -> "EncoderModel":
         """The encoder of a model with a head."""
         return getattr(self, self.base_model_prefix, self)
+
+    @property
+    def optional_heads(self) -> tuple[str, ...]:
+        """Prefixes of the tensors that a model folder may lack."""
+        return (*self.head_names, "pooler.", f"{self.base_model_prefix}.pooler.")
 
     @property
     def layers(self) -> nn.ModuleList:

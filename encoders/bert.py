@@ -18,14 +18,7 @@ from attention import IMPLEMENTATIONS, PreparedAttention
 from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, ModelConfig
-from encoders.heads import (
-    MaskedLanguageModel,
-    QuestionAnswering,
-    SentenceEmbedding,
-    SequenceClassification,
-    TokenClassification,
-    vocabulary_logits,
-)
+from encoders.heads import MaskedLanguageModel, make_models, vocabulary_logits
 from encoders.modules import ACTIVATIONS, Embedding, LayerMemory, Linear, VocabularyEmbedding
 from token_stream import PassSizes, TokenStream
 
@@ -43,28 +36,32 @@ class BertConfig(ModelConfig):
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    classifier_dropout: float | None = None  # of classifiers' inputs; hidden_dropout_prob if None
     pre_layer_norm: bool = False  # LayerNorm before attention and feed-forward, and after the last layer
 
     model_types = ("bert", PRE_LN_MODEL_TYPE)
     # Keys that change the meaning of weights of the same shapes.
     meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm")
+    options = ("pre_layer_norm",)
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
         """Builds a config from the content of `config.json`. Raises ValueError for a missing key, and for an unknown
         key unless `"model_type": "bert"` is set, as in Hugging Face's files, which contain many other keys."""
-        # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
-        optional = {"layer_norm_eps", "pre_layer_norm"}
         model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
-        foreign = {"model_type": model_type, "position_embedding_type": "absolute"}
-        known = {field.name for field in dataclasses.fields(cls)} | FOREIGN_KEYS.keys() | foreign.keys()
-        unknown = sorted(values.keys() - known)
-        if unknown and values.get("model_type") not in cls.model_types:
+        if values.get("model_type", model_type) != model_type:
+            raise ValueError(f"model_type is {values['model_type']!r}; this model is BERT: {model_type!r}")
+        known = {field.name for field in dataclasses.fields(cls)} | FOREIGN_KEYS.keys()
+        if "model_type" not in values and (unknown := sorted(values.keys() - known)):
             raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
-        for key, expected in foreign.items():
-            if values.get(key, expected) != expected:
-                raise ValueError(f"{key} is {values[key]!r}; this model is BERT: {expected!r}")
-        return cls.from_values(values, optional)
+        # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
+        return cls.from_values(values, {"layer_norm_eps", "classifier_dropout", "pre_layer_norm"})
+
+    def to_dict(self) -> dict:
+        values = super().to_dict()
+        if self.classifier_dropout is None:
+            del values["classifier_dropout"]
+        return values
 
     @property
     def model_type(self) -> str:
@@ -80,11 +77,12 @@ class BertConfig(ModelConfig):
         return self.hidden_dropout_prob
 
     @property
-    def classifier_dropout(self) -> float:
-        return self.hidden_dropout_prob
+    def head_dropout(self) -> float:
+        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
     def with_dropout(self, prob: float) -> Self:
-        return dataclasses.replace(self, hidden_dropout_prob=prob, attention_probs_dropout_prob=prob)
+        probs = {"hidden_dropout_prob": prob, "attention_probs_dropout_prob": prob, "classifier_dropout": None}
+        return dataclasses.replace(self, **probs)
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -250,8 +248,9 @@ class BertPooler(nn.Module):
 class BertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "bert"
     head_names = ("cls.", "qa_outputs.", "classifier.")
+    tied_copies = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
     config_class = BertConfig
-    span_dropout = 0.0
+    span_classifier_name, span_dropout = "qa_outputs", 0.0
 
     def add_encoder(self, pooling: str | None) -> None:
         self.bert = BertModel(self.config, pooling)
@@ -273,13 +272,13 @@ class BertPreTrainedModel(PreTrainedModel):
 class BertModel(BertPreTrainedModel, EncoderModel):
     """The encoder with its pooler."""
 
-    optional_heads = ("pooler.",)
+    embeddings_class, pooler_class = BertEmbeddings, BertPooler
 
     def __init__(self, config: BertConfig, pooling: str | None = "cls"):
         super().__init__(config, pooling)
-        self.embeddings = BertEmbeddings(config)
+        self.embeddings = self.embeddings_class(config)
         self.encoder = BertEncoder(config)
-        self.pooler = BertPooler(config) if pooling == "cls" else None
+        self.pooler = self.pooler_class(config) if pooling == "cls" and self.pooler_class else None
         self.init_weights()
 
     @property
@@ -327,9 +326,6 @@ class BertPreTrainingHeads(nn.Module):
 class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
     """BERT with the masked-language-model head only."""
 
-    optional_heads = ("cls.",)
-    next_sentence = False
-
     def __init__(self, config: BertConfig):
         super().__init__(config)
         self.add_encoder("cls" if self.next_sentence else None)
@@ -343,7 +339,6 @@ class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
 class BertForPreTraining(BertForMaskedLM):
     """BERT with the masked-language-model and next-sentence heads."""
 
-    optional_heads = ("cls.", "bert.pooler.")
     next_sentence = True
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
@@ -352,28 +347,7 @@ class BertForPreTraining(BertForMaskedLM):
         return mlm + num_sequences * (2 * hidden**2 + 4 * hidden)
 
 
-class BertForQuestionAnswering(BertPreTrainedModel, QuestionAnswering):
-    optional_heads = ("qa_outputs.",)
-    classifier_name = "qa_outputs"
-
-
-class BertForSequenceClassification(BertPreTrainedModel, SequenceClassification):
-    optional_heads = ("classifier.", "bert.pooler.")
-
-
-class BertForTokenClassification(BertPreTrainedModel, TokenClassification):
-    optional_heads = ("classifier.",)
-
-
-class BertForSentenceEmbedding(BertPreTrainedModel, SentenceEmbedding):
-    pass
-
-
-MODELS = {
-    "pretraining": BertForPreTraining,
-    "masked_lm": BertForMaskedLM,
-    "question_answering": BertForQuestionAnswering,
-    "sequence_classification": BertForSequenceClassification,
-    "token_classification": BertForTokenClassification,
-    "sentence_embedding": BertForSentenceEmbedding,
-}
+MODELS = make_models("Bert", BertPreTrainedModel, BertForMaskedLM, pretraining=BertForPreTraining)
+BertForQuestionAnswering = MODELS["question_answering"]
+BertForSequenceClassification = MODELS["sequence_classification"]
+BertForTokenClassification = MODELS["token_classification"]

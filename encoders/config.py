@@ -31,6 +31,7 @@ MAX_SIZES = {
 
 # Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+FOREIGN_KEYS |= {"position_embedding_type": "absolute"}
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class ModelConfig:
 
     labels: class names of a classification head (Hugging Face's `id2label`); a single one means regression.
     multi_label: labels are independent (Hugging Face's `problem_type`). Both are ignored when configs are compared.
-    model_types: the values of `model_type` for this architecture."""
+    model_types: the values of `model_type` for this architecture. options: fields that flags change.
+    needs_tokenizer_json: whether transformers reads no `vocab.txt` for this architecture."""
 
     model_types: ClassVar[tuple[str, ...]]
+    options: ClassVar[tuple[str, ...]] = ()
+    needs_tokenizer_json: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -54,14 +58,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, limit = getattr(self, field.name), MAX_SIZES.get(field.name, 1)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{field.name} is {value!r}: it must be a whole number >= 1")
+            is_number, minimum = isinstance(value, int | float) and not isinstance(value, bool), 1
+            if field.name.endswith("_id"):
+                minimum, limit = 0, MAX_SIZES["vocab_size"]
+            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
+                raise ValueError(f"{field.name} is {value!r}: it must be a whole number >= {minimum}")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name} is {value!r}: it must be true or false")
             if field.type is int and value > limit:
                 raise ValueError(f"{field.name} is {value}: at most {limit} is possible")
-            if field.type is float and (not is_number or not 0 <= value <= limit):
+            is_float = field.type is float or (field.type == float | None and value is not None)
+            if is_float and (not is_number or not 0 <= value <= limit):
                 raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 to {limit:g}")
             if "dropout" in field.name and value == 1:
                 raise ValueError("dropout probabilities must be below 1")
@@ -119,11 +126,16 @@ class ModelConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
+    def max_length(self) -> int:
+        """Tokens of the longest possible sequence."""
+        return self.max_position_embeddings
+
+    @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
     def with_vocabulary(self, _tokenizer: Any) -> Self:
-        """The config with the ids of special tokens."""
+        """The config with the ids of special tokens. Raises ValueError if they do not fit the architecture."""
         return self
 
 

@@ -6,6 +6,7 @@ vocabulary (padded to a multiple of 64 in memory).
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,8 @@ class MaskedLanguageModel(PreTrainedModel):
     flattened padded input), the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
     nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss too."""
 
+    next_sentence = False  # whether it has the next-sentence head
+
     @abstractmethod
     def predictions(self, hidden_ME: Tensor) -> Tensor:
         """Logits of the vocabulary with its padding."""
@@ -78,23 +81,27 @@ class MaskedLanguageModel(PreTrainedModel):
 
 
 class ClassificationModel(PreTrainedModel):
-    """An encoder with a linear layer on its output; ModernBERT transforms the output first (`head`)."""
+    """An encoder with a classifier on its output; ModernBERT transforms the output first (`head`).
 
+    classifier_class: from the numbers of inputs and outputs and the dropout probability. classifier_name: its name in
+    Hugging Face's folders."""
+
+    classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: Linear(inputs, outputs)
     classifier_name = "classifier"
 
     def add_classifier(self, num_outputs: int, dropout: float) -> None:
         self.head = self.make_transform()
         self.dropout = Dropout(dropout)
-        setattr(self, self.classifier_name, Linear(self.config.hidden_size, num_outputs))
+        classifier = type(self).classifier_class(self.config.hidden_size, num_outputs, dropout)
+        setattr(self, self.classifier_name, classifier)
         self.init_weights(self.optional_heads)
 
     def classify(self, hidden: Tensor) -> Tensor:
         return getattr(self, self.classifier_name)(self.dropout(self.head(hidden)))
 
-    def classifier_flops(self, rows: float, num_outputs: int) -> float:
-        hidden = self.config.hidden_size
-        transform = 0 if isinstance(self.head, nn.Identity) else 2 * hidden**2
-        return rows * (transform + 2 * hidden * num_outputs)
+    def classifier_flops(self, rows: float) -> float:
+        modules = (*self.head.modules(), *getattr(self, self.classifier_name).modules())
+        return rows * sum(2 * m.in_features * m.out_features for m in modules if isinstance(m, nn.Linear))
 
 
 class QuestionAnswering(ClassificationModel):
@@ -102,6 +109,7 @@ class QuestionAnswering(ClassificationModel):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
+        self.classifier_name = self.span_classifier_name
         self.add_encoder(None)
         self.add_classifier(2, self.span_dropout)
 
@@ -115,7 +123,7 @@ class QuestionAnswering(ClassificationModel):
         return SpanOutput(*self.classify(hidden).unbind(dim=-1))
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return self.classifier_flops(num_tokens, 2)
+        return self.classifier_flops(num_tokens)
 
 
 class SequenceClassification(ClassificationModel):
@@ -125,7 +133,7 @@ class SequenceClassification(ClassificationModel):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.add_encoder(config.classifier_pooling)
-        self.add_classifier(config.num_labels, config.classifier_dropout)
+        self.add_classifier(config.num_labels, config.head_dropout)
 
     def forward(
         self,
@@ -137,7 +145,7 @@ class SequenceClassification(ClassificationModel):
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         pooler = self.base_model.head_flops(num_tokens, num_sequences, num_masked)
-        return pooler + self.classifier_flops(num_sequences, self.config.num_labels)
+        return pooler + self.classifier_flops(num_sequences)
 
 
 class TokenClassification(ClassificationModel):
@@ -146,7 +154,7 @@ class TokenClassification(ClassificationModel):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.add_encoder(None)
-        self.add_classifier(config.num_labels, config.classifier_dropout)
+        self.add_classifier(config.num_labels, config.head_dropout)
 
     def forward(
         self,
@@ -158,13 +166,11 @@ class TokenClassification(ClassificationModel):
         return ClassificationOutput(self.classify(hidden))
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return self.classifier_flops(num_tokens, self.config.num_labels)
+        return self.classifier_flops(num_tokens)
 
 
 class SentenceEmbedding(PreTrainedModel):
     """The mean of the last hidden states of each sequence, as the `logits` [N, E] of the output."""
-
-    optional_heads = ()
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -184,3 +190,17 @@ class SentenceEmbedding(PreTrainedModel):
     @property
     def num_outputs(self) -> int:
         return self.config.hidden_size
+
+
+def make_models(
+    name: str, base: type[PreTrainedModel], masked_lm: type[MaskedLanguageModel], **models: type[PreTrainedModel]
+) -> dict[str, type[PreTrainedModel]]:
+    """The models of an encoder by head: the given ones and, for each other head, a class of `base` and the head with
+    Hugging Face's name, such as `RobertaForTokenClassification`. `pretraining` is `masked_lm` by default."""
+    classes = (QuestionAnswering, SequenceClassification, TokenClassification, SentenceEmbedding)
+    names = ("question_answering", "sequence_classification", "token_classification", "sentence_embedding")
+    made = {
+        head: type(f"{name}For{head_class.__name__}", (base, head_class), {})
+        for head, head_class in zip(names, classes, strict=True)
+    }
+    return {"pretraining": masked_lm, "masked_lm": masked_lm} | made | models

@@ -18,14 +18,7 @@ from attention import IMPLEMENTATIONS, PreparedAttention, RotaryAttention, rotar
 from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import ModelConfig
-from encoders.heads import (
-    MaskedLanguageModel,
-    QuestionAnswering,
-    SentenceEmbedding,
-    SequenceClassification,
-    TokenClassification,
-    vocabulary_logits,
-)
+from encoders.heads import MaskedLanguageModel, make_models, vocabulary_logits
 from encoders.modules import ACTIVATIONS, LayerMemory, Linear, VocabularyEmbedding
 from token_stream import PassSizes, TokenStream
 
@@ -65,6 +58,8 @@ class ModernBertConfig(ModelConfig):
 
     model_types = ("modernbert",)
     model_type = "modernbert"
+    options = ("global_rope_theta",)
+    needs_tokenizer_json = True
     # global_rope_theta may change: a later phase with longer sequences has a larger one.
     meaning = (
         *("num_attention_heads", "hidden_activation", "classifier_activation", "norm_eps", "local_attention"),
@@ -107,6 +102,10 @@ class ModernBertConfig(ModelConfig):
     def is_global(self, layer: int) -> bool:
         """Whether a layer, counted from 0, attends to the whole sequence."""
         return layer % self.global_attn_every_n_layers == 0
+
+    @property
+    def head_dropout(self) -> float:
+        return self.classifier_dropout
 
     def with_dropout(self, prob: float) -> Self:
         names = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout")
@@ -231,8 +230,8 @@ class ModernBertLayer(nn.Module):
 class ModernBertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     head_names = ("head.", "decoder.", "classifier.")
+    tied_copies = ("decoder.weight",)
     config_class = ModernBertConfig
-    optional_heads = ("head.", "classifier.")
 
     @property
     def span_dropout(self) -> float:
@@ -259,8 +258,6 @@ class ModernBertPreTrainedModel(PreTrainedModel):
 class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
     """The encoder. Local layers attend to a window; local and global layers have rotary positions of different
     frequencies."""
-
-    optional_heads = ()
 
     def __init__(self, config: ModernBertConfig, pooling: str | None = None):
         super().__init__(config, pooling)
@@ -313,14 +310,12 @@ class ModernBertDecoder(nn.Module):
 class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
     """ModernBERT with the masked-language-model head."""
 
-    optional_heads = ("head.", "decoder.")
-
     def __init__(self, config: ModernBertConfig):
         super().__init__(config)
         self.add_encoder(None)
         self.head = self.make_transform()
         self.decoder = ModernBertDecoder(config)
-        self.init_weights(self.optional_heads)
+        self.init_weights(self.head_names)
 
     def predictions(self, hidden_ME: Tensor) -> Tensor:
         return vocabulary_logits(
@@ -328,27 +323,4 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
         )
 
 
-class ModernBertForQuestionAnswering(ModernBertPreTrainedModel, QuestionAnswering):
-    pass
-
-
-class ModernBertForSequenceClassification(ModernBertPreTrainedModel, SequenceClassification):
-    pass
-
-
-class ModernBertForTokenClassification(ModernBertPreTrainedModel, TokenClassification):
-    pass
-
-
-class ModernBertForSentenceEmbedding(ModernBertPreTrainedModel, SentenceEmbedding):
-    optional_heads = ()
-
-
-MODELS = {
-    "pretraining": ModernBertForMaskedLM,
-    "masked_lm": ModernBertForMaskedLM,
-    "question_answering": ModernBertForQuestionAnswering,
-    "sequence_classification": ModernBertForSequenceClassification,
-    "token_classification": ModernBertForTokenClassification,
-    "sentence_embedding": ModernBertForSentenceEmbedding,
-}
+MODELS = make_models("ModernBert", ModernBertPreTrainedModel, ModernBertForMaskedLM)

@@ -64,7 +64,7 @@ class Predictor(ABC):
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
         """Maximum tokens of a sequence if the user gives none."""
-        return config.max_position_embeddings
+        return config.max_length
 
     @abstractmethod
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
@@ -91,7 +91,7 @@ class AnswerPredictor(Predictor):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        return min(SquadOptions.max_seq_length, config.max_position_embeddings)
+        return min(SquadOptions.max_seq_length, config.max_length)
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
@@ -256,7 +256,7 @@ class EmbeddingPredictor(ClassPredictor):
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
         limit = read_sentence_config(folder).get("max_seq_length")
-        return min(limit or math.inf, config.max_position_embeddings)
+        return min(limit or math.inf, config.max_length)
 
     def normalizes(self) -> bool:
         path = self.folder / "modules.json"

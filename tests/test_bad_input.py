@@ -191,7 +191,7 @@ def test_flag_that_does_not_match_the_shards(assert_error, inputs, flag, value):
 
 def test_sequences_longer_than_the_position_embeddings(assert_error, inputs, tmp_path):
     config = edited(inputs.config, tmp_path / "short.json", max_position_embeddings=16)
-    assert_error(("--config-file", config), inputs.shards, "32", "max_position_embeddings 16")
+    assert_error(("--config-file", config), inputs.shards, "32", "16 positions")
 
 
 def test_shards_of_another_vocabulary(assert_error, inputs, tmp_path):

@@ -17,6 +17,7 @@ import utils.files
 from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftovers, verify_checkpoint
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter, write_checkpoint
+from encoders.bert import BertConfig
 from run_config import CheckpointMetadata
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
@@ -43,7 +44,13 @@ def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> 
     if not vocab_file.exists():
         vocab_file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     return Checkpoint(
-        step, rows_of(model), rows_of(optimizer), {"hidden_size": 4}, {"step": step}, metadata(vocab_file)
+        step,
+        rows_of(model),
+        rows_of(optimizer),
+        BertConfig(5, 4, 1, 1, 4),
+        "BertModel",
+        {"step": step},
+        metadata(vocab_file),
     )
 
 
@@ -228,7 +235,7 @@ def write_sharded(distributed, folder, fails_on):
     parent, rank = Path(folder) / "sharded", distributed.rank
     rows = sharded_rows(rank, distributed.world_size)
     vocab_file = Path(folder) / "words.txt"
-    content = Checkpoint(1, rows, rows, {"hidden_size": 4}, {"step": 1}, metadata(vocab_file))
+    content = Checkpoint(1, rows, rows, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": 1}, metadata(vocab_file))
     writer = CheckpointWriter(parent, distributed, sharded=True)
     if rank == fails_on:
         checkpoint.writer.write_rows = no_space

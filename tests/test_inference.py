@@ -254,7 +254,7 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
         ),
         ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt does not exist"),
         ("span", ["--question", "?", "--context", " "], "the passage has no words"),
-        ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "max_position_embeddings 64"),
+        ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
         ("span", ["--question", "a", "--context", "b", "--text", "c"], "--text cannot be combined with --question"),
         ("classes", ["--text-pair", "a"], "--text-pair has no effect without --text"),
         ("span", ["--bert_model", "bert-large-uncased", "--fp16"], "--bert-model is not a flag of this program"),

@@ -40,7 +40,7 @@ class NovelBlock(nn.Module):
 class NovelModel(EncoderModel):
     base_model_prefix = "novel"
     config_class = NovelConfig
-    head_names = optional_heads = ()
+    head_names = ()
 
     def __init__(self, config: NovelConfig):
         super().__init__(config, None)

@@ -367,7 +367,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         ([*SST_2, "--do-train", "--eval-steps", "5"], "--eval-steps has no effect without --do-eval"),
         ([*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"], "has no effect without --eval-steps"),
         ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),
-        ([*SST_2, "--do-train", "--max-seq-length", "99"], "max_position_embeddings 64"),
+        ([*SST_2, "--do-train", "--max-seq-length", "99"], "64 positions"),
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
         (
             [*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED],

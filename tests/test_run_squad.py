@@ -338,7 +338,7 @@ def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
             ["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1}", "--version-2-with-negative"],
             "leave out --version-2-with-negative",
         ),
-        (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "max_position_embeddings 64"),
+        (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "64 positions"),
         (["--do-train", "--train-file", "{v1}", "--max-query-length", "25"], "leaves no room"),
         (["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"], "nowhere does not exist"),
         (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"], "not fine-tuned for this task"),
