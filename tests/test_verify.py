@@ -17,7 +17,7 @@ from data_preparation.options import SampleOptions
 from data_preparation.samples import verify
 from data_preparation.samples.create_shards import create_shard
 from data_preparation.samples.hdf5_writer import shard_attributes
-from data_preparation.samples.sample_statistics import MAX_KEPT_TEXTS, SampleStatistics, count_samples
+from data_preparation.samples.sample_statistics import SampleStatistics
 from data_preparation.samples.verify import sample_lines
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -103,7 +103,6 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
     assert statistics.masked_as_other == masked - as_mask - as_itself
     assert statistics.labels.tolist() == [0, 120 - random_next, random_next]
     assert statistics.lengths.tolist() == np.bincount(lengths, minlength=LENGTH + 1).tolist()
-    assert statistics.positions.sum() == masked
 
 
 def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tmp_path, tokenizer):
@@ -111,40 +110,8 @@ def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tm
     for number in range(3):
         write_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number, 40), nvidia=True)
     ours, theirs = verify_folder(folder, tokenizer), verify_folder(tmp_path / "nvidia", None)
-    for name in ("samples", "tokens", "masked", "masked_as_mask", "masked_as_itself", "repeated_samples"):
+    for name in ("samples", "tokens", "masked", "masked_as_mask", "masked_as_itself"):
         assert getattr(ours, name) == getattr(theirs, name)
-
-
-def test_repeated_samples_are_counted_and_masks_tell_samples_apart(folder, tokenizer):
-    before = verify_folder(folder, tokenizer)
-    shutil.copyfile(folder / "shard-0.hdf5", folder / "shard-9.hdf5")
-    after = verify_folder(folder, tokenizer)
-    assert after.repeated_samples - before.repeated_samples == 40
-    assert after.distinct_texts == before.distinct_texts
-    with h5py.File(folder / "shard-9.hdf5", "r+") as file:  # the same text, one mask kept in place of hidden
-        row, place = np.argwhere(file["input_ids"][:] == MASK)[0]
-        column = list(file["masked_lm_positions"][row]).index(place)
-        file["input_ids"][row, place] = file["masked_lm_ids"][row, column]
-    changed = verify_folder(folder, tokenizer)
-    assert changed.repeated_samples == after.repeated_samples - 1
-    assert changed.distinct_texts == before.distinct_texts
-
-
-def test_repetitions_are_estimated_in_bounded_memory():
-    """300,000 samples, a third of them repeated once, in blocks: counted in the texts with the lowest hashes."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(FIRST_WORD, 30_000, (200_000, LENGTH)).astype(np.uint16)
-    ids = rng.permutation(np.concatenate([ids, ids[:100_000]]))
-    total, nothing = None, np.zeros((4096, PREDICTIONS), np.uint16)
-    for start in range(0, len(ids), 4096):
-        block = ids[start : start + 4096]
-        lengths, labels = np.full(len(block), LENGTH), np.zeros(len(block), np.int8)
-        found = count_samples(block, lengths, nothing[: len(block)], nothing[: len(block)], labels, MASK)
-        total = total + found if total else found
-    assert total.is_estimate and len(total.kept) <= 2 * MAX_KEPT_TEXTS
-    assert abs(total.repeated_samples - 100_000) < 1_500
-    assert abs(total.distinct_texts - 200_000) < 1_500
-    assert vars(SampleStatistics.from_json(total.to_json())).keys() == vars(total).keys()
 
 
 def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):

@@ -22,7 +22,7 @@ from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, read_corpus
 from data_preparation.samples.drawing import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
 from data_preparation.samples.hdf5_writer import sample_layout, shard_attributes, write_hdf5
-from data_preparation.samples.sample_statistics import KEPT_TEXTS, MAX_UNKNOWN, SampleStatistics, count_samples
+from data_preparation.samples.sample_statistics import MAX_UNKNOWN, SampleStatistics, count_samples
 from tokenizer import Tokenizer, load_tokenizer
 from utils.errors import UserError
 from utils.files import write_json
@@ -142,7 +142,6 @@ def create_shard(
             "not fit the text; choose another --vocab-file or casing, or train one (data/prepare.py vocabulary)"
         )
     total.shards = total.checksummed = 1
-    total.keep_lowest(KEPT_TEXTS)
     return {
         "documents": len(corpus.document_starts) - 1,
         "sentences": len(corpus.sentence_starts) - 1,

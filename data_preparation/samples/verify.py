@@ -1,5 +1,4 @@
-"""Checks every row of HDF5 shards, this project's and NVIDIA's, counts what is in them, and reports numbers, a few
-samples to read, and a figure.
+"""Checks every row of HDF5 shards, this project's and NVIDIA's, and reports what is in them, with a few samples.
 
 Legend: n rows, S sequence length, P predictions per sequence, M masked tokens.
 """
@@ -15,27 +14,21 @@ from data_loading.row_rules import check_agreement, check_rows, read_rows, refus
 from data_preparation.samples.sample_statistics import SampleStatistics, count_samples
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
 from utils.errors import UserError
-from utils.files import atomic_path, write_atomically
+from utils.files import write_atomically
 from utils.progress import progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
-FIGURE = "distributions.png"
 SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[2] / "vocab"
 
 
 def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executor: Executor) -> None:
-    """Verifies every folder of HDF5 shards below `root`, prints a report with some samples, and draws the figure."""
+    """Verifies every folder of HDF5 shards below `root`, and prints a report with some samples."""
     for folder in shard_folders(root):
         found = vocab_file or find_vocabulary(folder)
         tokenizer = load_tokenizer(found) if found else None
         statistics = verify_folder(folder, tokenizer, executor)
         print(f"{folder}: every row is valid")
         print("\n".join(report_lines(statistics, tokenizer)))
-        try:
-            drawn = folder / FIGURE if draw(statistics, folder / FIGURE) else "none: matplotlib is not installed"
-        except OSError as error:  # a folder of others can be verified, too
-            drawn = f"none: {folder / FIGURE} cannot be written ({error.strerror})"
-        print(f"figure            {drawn}")
         if samples:
             print("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
         print(flush=True)
@@ -68,7 +61,7 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor)
 
 def empty_findings(shard: Shard) -> SampleStatistics:
     length = shard.sequence_length
-    return SampleStatistics(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int), positions=np.zeros(length, int))
+    return SampleStatistics(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int))
 
 
 def guess_mask_id(shard: Shard) -> int:
@@ -119,10 +112,9 @@ def check_samples(
 
 
 def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenizer) -> None:
-    """Writes the report and the figure of new shards beside them."""
+    """Writes the report on new shards beside them."""
     lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
     write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
-    draw(statistics, folder / FIGURE)
 
 
 def shard_folders(root: Path) -> list[Path]:
@@ -150,7 +142,6 @@ def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> l
     shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
     nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
     vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(unknown vocabulary)"
-    about = f"about (from {f.counted_samples:,} samples) " if f.is_estimate else ""
     lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
     masked = [
         f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
@@ -165,7 +156,6 @@ def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> l
         *([f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]"] if tokenizer else []),
         f"ids               up to {f.highest_id} {vocabulary}",
         f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
-        f"repeated samples  {about}{f.repeated_samples:,}; without masks {about}{f.distinct_texts:,} distinct",
     ]
 
 
@@ -196,23 +186,3 @@ def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | No
             was, now = name(original), words[position]
             words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"
     return tokenizer.join(words) if tokenizer else " ".join(words)
-
-
-def draw(statistics: SampleStatistics, path: Path) -> bool:
-    """Draws lengths and mask positions to a PNG file; False if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    figure.suptitle(f"{statistics.samples:,} samples, {statistics.masked:,} masked tokens")
-    left, right = figure.subplots(1, 2)
-    left.bar(np.arange(statistics.sequence_length + 1), statistics.lengths, width=1.0, color="#76b900")
-    left.set(xlabel="tokens per sample, without padding", ylabel="samples", yscale="log")
-    right.bar(np.arange(statistics.sequence_length), statistics.positions, width=1.0, color="#1a73e8")
-    right.set(xlabel="position in the sample", ylabel="masked tokens")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
-    return True
