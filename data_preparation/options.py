@@ -6,9 +6,8 @@ This module imports nothing heavy, so that `--help` and worker processes start q
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from utils.command_line import (
     ArgumentParser,
@@ -184,10 +183,6 @@ class SampleOptions:
                 f"{self.predictions_per_sequence} predictions per sequence (--max-predictions-per-seq, --lengths) do "
                 f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The options, without `pack_documents` if it is not asked for, as before there was such an option."""
-        return {name: value for name, value in asdict(self).items() if name != "pack_documents" or value}
 
     @property
     def special_tokens(self) -> int:

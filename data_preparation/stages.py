@@ -224,8 +224,6 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
         return {"tokens": tokenizer.vocab_size}
 
     values = asdict(options) | {"bert_config": config}
-    if options.tokenizer == "wordpiece":
-        del values["tokenizer"]  # as before there was such an option
     return Stage("vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make)
 
 
@@ -269,5 +267,5 @@ def hdf5_stage(
             "%_random_next": round(100 * statistics.random_next_share, 1),
         }
 
-    values = options.as_dict() | {"do_lower_case": do_lower_case}
+    values = asdict(options) | {"do_lower_case": do_lower_case}
     return Stage(name, output_dir / "hdf5" / parent / split, values, find_inputs, make)

@@ -3,6 +3,7 @@ their content as attributes, and a checksum of each data set."""
 
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import h5py
@@ -15,12 +16,12 @@ from tokenizer import Tokenizer
 SCHEMA_VERSION = 2  # increases when the format changes, or the samples that the same options give
 CHUNK_ROWS = 1024  # of compressed data sets
 
-Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each data set
+Datasets = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each
 
 
 def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOptions) -> dict:
     """Everything that decides a shard's content, besides its file name."""
-    return options.as_dict() | {
+    return asdict(options) | {
         "schema_version": SCHEMA_VERSION,
         "vocab_sha256": tokenizer.vocab_sha256,
         "vocab_size": tokenizer.vocab_size,
@@ -29,7 +30,7 @@ def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOpt
     }
 
 
-def sample_layout(n: int, length: int, predictions: int, id_dtype: np.dtype) -> Layout:
+def sample_layout(n: int, length: int, predictions: int, id_dtype: np.dtype) -> Datasets:
     """The data sets of a shard of `n` samples in the smallest types, in the order in which they are written."""
     return {
         "input_ids": ((n, length), id_dtype),
@@ -66,7 +67,7 @@ class ShardFile(io.FileIO):
 
 
 def write_hdf5(
-    path: Path, layout: Layout, attributes: dict, compression: str, blocks: Iterable[Sequence[np.ndarray]]
+    path: Path, layout: Datasets, attributes: dict, compression: str, blocks: Iterable[Sequence[np.ndarray]]
 ) -> dict[str, dict]:
     """Writes a shard. blocks: rows, one array per data set in the order of the layout. Returns shape, type, offset and
     checksum of each data set."""
