@@ -545,6 +545,7 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
             "random_seed": 12345,
             "whole_word_mask": False,
             "next_sentence_prediction": True,
+            "pack_documents": False,
             "compression": "none",
             "vocab_sha256": tokenizer.vocab_sha256,
             "vocab_size": 30522,

@@ -119,6 +119,11 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     assert not (tmp_path / "new").exists()
     stages = ["format corpus", "shard", "hdf5 64 training", "hdf5 64 test"]
     assert re.findall(r"^(.+?) +to do  ", done.stdout, re.M) == stages
+    shutil.copytree(corpus, tmp_path / "text")
+    (tmp_path / "text" / "z.txt").write_bytes(b"not UTF-8: \xe8")
+    words = ["format", "corpus", tmp_path / "text", "--output-dir", tmp_path / "new", "--num-workers", 1]
+    run(*words, code=2)
+    assert "formatted/corpus (3 units of work are done)" in run(*words, "--dry-run").stdout
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
 
 
@@ -195,6 +200,35 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     workers = {int(path.stem) for path in tmp_path.glob("*.pid")}
     assert workers < set(running_in_session(parent.pid))
     kill_and_wait_for_workers(parent)
+
+
+@pytest.mark.parametrize("gaps", [[], [0.02], [0.05, 0.05]])
+def test_any_number_of_ctrl_c_ends_a_run_at_once_in_one_line(tmp_path, gaps):
+    program = (
+        "import sys, time\n"
+        "from data_preparation.engine.executors import open_executor\n"
+        "from utils.errors import run_main\n"
+        "def sleep(folder):\n"
+        "    open(f'{folder}/{time.monotonic_ns()}.started', 'w').close()\n"
+        f"    time.sleep({2 * PATIENCE})\n"
+        "def main():\n"
+        "    with open_executor('local', 2) as executor:\n"
+        "        list(executor.map(sleep, [sys.argv[1]] * 99))\n"
+        "if __name__ == '__main__':\n"
+        "    run_main(main)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command, env = [sys.executable, tmp_path / "program.py", tmp_path], {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2)
+    os.killpg(parent.pid, signal.SIGINT)
+    with contextlib.suppress(ProcessLookupError):
+        for gap in gaps:
+            time.sleep(gap)
+            os.killpg(parent.pid, signal.SIGINT)
+    _, errors = parent.communicate(timeout=PATIENCE)
+    assert (parent.returncode, errors) == (130, "interrupted: rerun the same command to continue\n")
+    assert not running_in_session(parent.pid)
 
 
 def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
@@ -337,6 +371,7 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
         (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
         (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
+        (["all", "books", SAMPLE, "--num-workers", "1000"], "--num-workers 1000: more than"),
         (["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"], "/nowhere.json"),
         (["download", "books"], "--books"),
         (["download", "books", "--books", "/nowhere"], "/nowhere"),

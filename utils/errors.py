@@ -145,7 +145,7 @@ def exit_for(error: BaseException) -> None:
         sys.exit(2)
     if isinstance(error, KeyboardInterrupt):
         Terminal.may_be_lost = True
-        print("interrupted", file=sys.stderr)
+        print(f"interrupted: {error}" if str(error) else "interrupted", file=sys.stderr)
         sys.exit(130)
     if (message := error_message(error)) is None:
         return

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.files import read_json_object
+
+MOST_WORKERS_PER_CORE = 4  # more only take memory and start slowly
 
 
 class InProcessExecutor(Executor):
@@ -23,20 +26,40 @@ class InProcessExecutor(Executor):
         return map(function, *iterables)
 
 
+class LocalPool(ProcessPoolExecutor):
+    """Worker processes on this machine, which leave Ctrl-C to this one."""
+
+    def __init__(self, workers: int):
+        # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would copy.
+        super().__init__(workers, multiprocessing.get_context("spawn"), end_with_parent)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future:
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a new process inherits it
+        try:
+            return super().submit(*args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 @contextmanager
 def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
-    """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes on this machine."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # started processes import no random.py of the working folder
-    if scheduler != "local":
-        with open_dask(scheduler, workers) as executor:
-            yield executor
-        return
-    if workers == 1:
-        yield InProcessExecutor()
-        return
-    # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would copy.
+    """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes on this machine.
+
+    Ctrl-C ends the work at once, since every output is written atomically.
+    """
+    most = MOST_WORKERS_PER_CORE * max(2, cores := len(os.sched_getaffinity(0)))
+    if workers > most:
+        raise UserError(f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use fewer")
+    open_kind = nullcontext(InProcessExecutor()) if workers == 1 else open_pool(workers)
+    with safe_path(), interrupted_once(), open_dask(scheduler, workers) if scheduler != "local" else open_kind as found:
+        yield found
+
+
+@contextmanager
+def open_pool(workers: int) -> Iterator[Executor]:
+    check_thread_limit(3 * workers + 5)  # the standard library's pool hangs if it cannot start a thread
     try:
-        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
+        pool = LocalPool(workers)
     except OSError as error:
         raise UserError(
             f"worker processes cannot be started, as /dev/shm holds no semaphores ({error.strerror}): make room there, "
@@ -46,10 +69,52 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
         yield pool
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, most likely because memory ran out: use fewer workers (--num-workers)"
+            "a worker process was killed, most likely because memory ran out, or could not start: use fewer workers "
+            "(--num-workers), or raise the limits (ulimit -a)"
         ) from error
+    except KeyboardInterrupt:
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def check_thread_limit(count: int) -> None:
+    """Raises RuntimeError unless `count` more threads (of processes, too) can be started."""
+    end = threading.Event()
+    try:
+        for _ in range(count):
+            threading.Thread(target=end.wait, daemon=True).start()
+    finally:
+        end.set()
+
+
+@contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Raises KeyboardInterrupt for the first Ctrl-C and ignores the next ones, which would interrupt the cleanup."""
+
+    def interrupt(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt("rerun the same command to continue")
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Started processes do not import a random.py of the working folder."""
+    previous = os.environ.get("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = previous
 
 
 def end_with_parent() -> None:
@@ -59,7 +124,10 @@ def end_with_parent() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    try:
+        threading.Thread(target=watch, daemon=True).start()
+    except RuntimeError:  # there may be no more threads: the pool reports that a worker has ended
+        os._exit(1)
 
 
 @contextmanager

@@ -74,9 +74,9 @@ def run(stage: Stage, executor: Executor) -> None:
     if not stage.in_place:
         shutil.rmtree(folder / RECORDS, ignore_errors=True)
         publish_folder(folder, stage.folder)  # if the process is killed here, the next run finds the complete `folder`
-        for leftover in stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}.*"):
-            if leftover.suffix == ".partial" or leftover.suffix.startswith(TEMPORARY_SUFFIX):
-                shutil.rmtree(leftover)
+        replaced = stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}{TEMPORARY_SUFFIX}*")
+        for leftover in (*partial_folders(stage.folder), *replaced):
+            shutil.rmtree(leftover)
     made = read_manifest(stage.folder)
     size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
     counts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items())
@@ -115,15 +115,29 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
 
 
 def show_plan(stages: Sequence[Stage]) -> None:
-    """Prints the stages and whether each is up to date."""
+    """Prints the stages, whether each is up to date, and how much an interrupted run has done."""
     to_do: list[Stage] = []
     print(f"{'stage':<24} {'status':<10}  folder")
     for stage in stages:
         up_to_date = is_up_to_date(stage, to_do)
         if not up_to_date:
             to_do.append(stage)
-        print(f"{stage.name:<24} {'up to date' if up_to_date else 'to do':<10}  {stage.folder}")
+        status, begun = ("up to date", "") if up_to_date else ("to do", begun_work(stage.folder))
+        print(f"{stage.name:<24} {status:<10}  {stage.folder}{begun}")
     print(f"{len(to_do)} of {len(stages)} stages to do (dry run: nothing was done)")
+
+
+def partial_folders(folder: Path) -> list[Path]:
+    """What interrupted runs have made of `folder`."""
+    return [path for path in folder.parent.glob(f"{glob.escape(folder.name)}.*") if path.suffix == ".partial"]
+
+
+def begun_work(folder: Path) -> str:
+    records = [record for partial in partial_folders(folder) for record in (partial / RECORDS).rglob("*.json")]
+    received = sum(part.stat().st_size for part in folder.glob("*.part"))
+    if received:
+        return f" ({received / 1e6:,.1f} MB of an unfinished file are here)"
+    return f" ({len(records)} units of work are done)" if records else ""
 
 
 def is_up_to_date(stage: Stage, to_do: Sequence[Stage]) -> bool:
