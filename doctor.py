@@ -51,15 +51,15 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     findings, config = checks.Findings(), make_run_config(args, processes)
     # The run in one process: the same global batch, unsharded, without logs.
     alone = args.replace(global_batch_size=config.loader.global_batch_size, **args.tagged("alone"))
+    one = make_run_config(alone, 1)
     with findings.check():
         checks.check_packages(findings, config)
-    with findings.check(), start_runtime(make_run_config(alone, 1), "doctor") as runtime:
+    with findings.check(), start_runtime(one, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
         if name == "pretraining":
-            plan = run_pretraining.plan_training(alone, runtime)
+            plan = run_pretraining.plan_training(one, runtime)
         else:
-            training_set = TrainingSet.open(alone, PROGRAMS[name].make_task(alone), runtime)
-            plan = training_set.plan(alone, runtime)
+            plan = TrainingSet.open(one, PROGRAMS[name].make_task(alone), runtime).plan(one, runtime)
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
                 check(findings, plan)

@@ -1,49 +1,45 @@
 """The generic fine-tuning program behind run_squad.py and run_glue.py: shared flags, training, scoring and prediction,
 with one or several seeds."""
 
-import contextlib
 import dataclasses
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from arguments import make_run_config
+from checkpoint.folder import BEST_FOLDER, CONFIG_FILE, find_checkpoint, find_model_folder
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
+from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
 from diagnostics.estimates import print_estimate
 from encoders.config import ModelConfig
 from evaluation import predict
-from metrics.sinks import make_reporter
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
-from run_setup import TrainingPlan, find_fine_tuned, load_fine_tuned, open_report, plan_run, start_runtime
+from run_config import RunConfig, StartConfig
+from run_setup import TrainingPlan, load_fine_tuned, open_report, plan_run, report_seeds, seeds_of, start_runtime
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from trainer import Trainer
-from utils.command_line import Arguments
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json, write_json
 from utils.progress import print_line
 
-SCORES_FILE, EVALUATIONS_FILE, BEST_FOLDER = "scores.json", "evaluations.json", "best"
+SCORES_FILE, EVALUATIONS_FILE = "scores.json", "evaluations.json"
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer(_config)?)\.json|vocab\.txt"
 )
 
 
-def fine_tuning_main(args: Arguments, task: FineTuningTask, title: str) -> int:
+def fine_tuning_main(config: RunConfig, task: FineTuningTask, title: str) -> int:
     """Trains, scores and predicts as the flags request; returns the exit code."""
-    config = make_run_config(args)
-    if args.estimate_memory is not None:
+    if config.estimate_memory is not None:
         return print_estimate(task.head, config)
     with start_runtime(config, title) as runtime:
-        return train_and_predict(args, task, runtime) if args.do_train else predict_only(args, task, runtime)
+        work = train_and_predict if config.fine_tuning.do_train else predict_only
+        return work(config, task, runtime)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,37 +49,41 @@ class TrainingSet:
     task: FineTuningTask
     choice: ModelChoice
     dataset: SequenceDataset
+    start: Start
 
     @classmethod
-    def open(cls, args: Arguments, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
-        choice = choose_from_flags(args, runtime)
+    def open(cls, config: RunConfig, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
+        start = find_start(config.start, runtime.distributed.on_main)
+        choice = choose_checked(config, start.folder)
         task, dataset = task.training_set(choice.tokenizer)
-        return cls(task, dataclasses.replace(choice, config=with_labels(choice.config, task)), dataset)
+        return cls(task, dataclasses.replace(choice, config=with_labels(choice.config, task)), dataset, start)
 
-    def plan(self, args: Arguments, runtime: Runtime, name: str = "") -> TrainingPlan:
+    def plan(self, config: RunConfig, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: subfolder of the seed, if there are several."""
-        config, task = make_run_config(args), self.task
-        loader = dataclasses.replace(config.loader, max_predictions_per_seq=int(self.dataset.num_labelled.max()))
+        start = self.start
+        if name and config.start.from_checkpoint is not None:
+            start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
         return plan_run(
-            dataclasses.replace(config, loader=loader),
+            config,
+            start,
             self.choice,
-            task.head,
-            task,
+            self.task.head,
+            self.task,
             self.dataset,
-            str(Path(task.name, name)),
+            str(Path(self.task.name, name)),
             runtime,
-            result_files=(*task.result_files, SCORES_FILE, EVALUATIONS_FILE),
-            initial_loss=task.initial_loss,
+            result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
+            initial_loss=self.task.initial_loss,
         )
 
 
-def choose_from_flags(args: Arguments, runtime: Runtime) -> ModelChoice:
-    config = make_run_config(args)
-    choice = choose_model(config.model, config.start, runtime.distributed.on_main)
-    if args.max_seq_length > choice.config.max_length:
+def choose_checked(config: RunConfig, folder: Path | None) -> ModelChoice:
+    """The model that flags and the starting model folder select. Raises UserError if its positions do not suffice."""
+    choice, length = choose_model(config.model, folder), config.loader.max_seq_length
+    if length > choice.config.max_length:
         raise UserError(
-            f"--max-seq-length {args.max_seq_length} is above the config's {choice.config.max_length} "
-            f"positions: lower it or use another config"
+            f"--max-seq-length {length} is above the config's {choice.config.max_length} positions: lower it or use "
+            f"another config"
         )
     return choice
 
@@ -92,65 +92,61 @@ def with_labels(config: ModelConfig, task: FineTuningTask) -> ModelConfig:
     return dataclasses.replace(config, labels=task.labels, multi_label=task.multi_label)
 
 
-def train_and_predict(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    training_set = TrainingSet.open(args, task, runtime)
-    task, folder = training_set.task, args.output_dir / training_set.choice.name / task.name
+def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
+    training_set = TrainingSet.open(config, task, runtime)
+    task, folder = training_set.task, config.trainer.checkpoint_folder / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.choice.tokenizer)
-    open_report(make_run_config(args), folder, runtime)
-    if args.overwrite and args.num_seeds > 1 and runtime.distributed.is_main:
+    open_report(config, folder, runtime)
+    if config.start.overwrite and config.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
-    for seed in range(args.seed, args.seed + args.num_seeds):
-        name = f"seed-{seed}" if args.num_seeds > 1 else ""
-        seed_args = args.replace(seed=seed, from_checkpoint=args.from_checkpoint and args.from_checkpoint / name)
-        with runtime_of_seed(args, runtime, name, folder) as seed_runtime:
-            plan = training_set.plan(seed_args, seed_runtime, name)
-            parallel, exit_code = train(seed_args, plan, sets, seed_runtime)
-            if parallel is None:
-                return exit_code
-            if sets:
-                scores.append(predict_all(seed_args, task, parallel, sets, folder / name, seed_runtime))
-    if args.num_seeds > 1 and any(scores):
-        title = f"{task.name} dev, seeds {args.seed} to {args.seed + args.num_seeds - 1}"
-        report_scores(mean_and_deviation(scores), folder, title, runtime)
+    for seed_config, name, seed_runtime in seeds_of(config, runtime):
+        if name:
+            open_report(config, folder / name, seed_runtime)
+        plan = training_set.plan(seed_config, seed_runtime, name)
+        parallel, exit_code = train(plan, sets, seed_runtime)
+        if parallel is None:
+            return exit_code
+        if sets:
+            scores.append(predict_all(seed_config, task, parallel, sets, folder / name, seed_runtime))
+    if config.num_seeds > 1 and any(scores):
+        first = config.metadata.seed
+        title = f"{task.name} dev, seeds {first} to {first + config.num_seeds - 1}"
+        write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
     return 0
 
 
-def train(
-    args: Arguments, plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime
-) -> tuple[ParallelModel | None, int]:
+def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
-    steps = plan.config.trainer.max_steps
+    config, steps = plan.config, plan.config.trainer.max_steps
     trainer = plan.build_trainer(runtime)
     trainer.settings |= {
         "training_samples": plan.dataset.num_examples,
         "training_features": len(plan.dataset),
-        "train_batch_size": args.batch_size,
+        "train_batch_size": config.loader.batch_size,
         "steps": steps,
     }
-    evaluation = None
-    if args.eval_steps:
-        evaluation = trainer.evaluate = Evaluation(args, trainer, sets)
-        trainer.is_finished = evaluation.is_exhausted
-    elif args.overwrite and runtime.distributed.is_main:
-        shutil.rmtree(trainer.config.checkpoint_folder / BEST_FOLDER, ignore_errors=True)  # of an earlier run
+    best = None
+    if config.trainer.eval_steps:
+        best = trainer.evaluate = BestCheckpoint(config, trainer, sets)
+        trainer.is_finished = best.is_exhausted
     exit_code = trainer.train(plan.make_loader(trainer))
     trainer.evaluate = None  # break the reference cycle, so that the trainer and its folder lock are freed
-    if trainer.state.step < steps and not trainer.is_finished and not args.benchmark:
+    if trainer.state.step < steps and not trainer.is_finished and not config.trainer.benchmark:
         return None, exit_code
-    if evaluation is not None:
-        evaluation.load_best()
+    if best is not None:
+        best.load()
     return trainer.parallel, exit_code
 
 
-class Evaluation:
+class BestCheckpoint:
     """Scores the labelled files during training, saves the best weights in BEST_FOLDER, and stops training after
     --early-stopping evaluations without improvement."""
 
-    def __init__(self, args: Arguments, trainer: Trainer, sets: list[PredictionSet]):
-        self.trainer, self.task, self.patience = trainer, trainer.task, args.early_stopping
+    def __init__(self, config: RunConfig, trainer: Trainer, sets: list[PredictionSet]):
+        self.trainer, self.task, self.patience = trainer, trainer.task, config.fine_tuning.early_stopping
         self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
-        self.config = make_run_config(args).prediction
+        self.config = config.prediction
         self.folder = trainer.config.checkpoint_folder
         path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
         # When resuming: the evaluations up to the checkpoint.
@@ -192,7 +188,7 @@ class Evaluation:
                         shutil.copy2(file, best / file.name)
         write_json(self.folder / EVALUATIONS_FILE, self.history)
 
-    def load_best(self) -> None:
+    def load(self) -> None:
         if self.best()["step"] != self.trainer.state.step:
             load_weights(self.trainer.parallel, self.folder / BEST_FOLDER, lambda _text: None)
         if self.trainer.distributed.is_main:
@@ -201,39 +197,32 @@ class Evaluation:
             )
 
 
-@contextlib.contextmanager
-def runtime_of_seed(args: Arguments, runtime: Runtime, name: str, folder: Path) -> Iterator[Runtime]:
-    """The runtime with a separate log per seed, named after the seed, beside the log of the whole command."""
-    if not name:
-        yield runtime
-        return
-    config = make_run_config(args).runtime
-    logs = {
-        "report_file": config.report_file and config.report_file.with_stem(f"{config.report_file.stem}-{name}"),
-        "log_file": config.log_file and config.log_file.with_stem(f"{config.log_file.stem}-{name}"),
-        "tensorboard_dir": config.tensorboard_dir and config.tensorboard_dir / name,
-    }
-    config = dataclasses.replace(config, **logs)
-    with contextlib.closing(make_reporter(config, runtime.distributed.is_main)) as reporter:
-        runtime = dataclasses.replace(runtime, reporter=reporter)
-        open_report(make_run_config(args), folder, runtime, f"report-{name}.json")
-        yield runtime
-
-
-def predict_only(args: Arguments, task: FineTuningTask, runtime: Runtime) -> int:
-    config, choice = make_run_config(args), choose_from_flags(args, runtime)
-    model_folder, folder = find_fine_tuned(config, runtime), args.output_dir / choice.name / task.name
-    task = task.for_model(read_config(model_folder / "config.json"), model_folder)
+def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
+    folder = find_fine_tuned(config.start, runtime)
+    choice = choose_checked(config, folder)
+    results = config.trainer.checkpoint_folder / choice.name / task.name
+    task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)
-    open_report(config, folder, runtime)
+    open_report(config, results, runtime)
     runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed})
-    parallel = load_fine_tuned(task.head, with_labels(choice.config, task), model_folder, runtime)
-    predict_all(args, task, parallel, sets, folder, runtime)
+    parallel = load_fine_tuned(task.head, with_labels(choice.config, task), folder, runtime)
+    predict_all(config, task, parallel, sets, results, runtime)
     return 0
 
 
+def find_fine_tuned(start: StartConfig, runtime: Runtime) -> Path:
+    """The model folder that the flags name for prediction."""
+
+    def find() -> str:
+        if start.from_checkpoint is None or start.last_step_of_checkpoint == "auto":
+            return str(find_model_folder(start.from_checkpoint or start.from_pretrained_params))
+        return str(find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint))
+
+    return Path(runtime.distributed.on_main(find))
+
+
 def predict_all(
-    args: Arguments,
+    config: RunConfig,
     task: FineTuningTask,
     parallel: ParallelModel,
     sets: list[PredictionSet],
@@ -242,10 +231,9 @@ def predict_all(
 ) -> dict[str, float]:
     """Predicts all sets. The main process writes predictions and scores to `folder` and returns the scores; the other
     processes return nothing."""
-    writes = runtime.distributed.is_main and not args.benchmark
+    writes = runtime.distributed.is_main and not config.trainer.benchmark
     if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)
-    config = make_run_config(args).prediction
     parallel.prepare_for_inference(runtime.precision.dtype)
     scores: dict[str, float] = {}
     for prediction_set in sets:
@@ -253,15 +241,15 @@ def predict_all(
             "predict_start": True,
             "eval_samples": prediction_set.dataset.num_examples,
             "eval_features": len(prediction_set.dataset),
-            "predict_batch_size": args.predict_batch_size,
+            "predict_batch_size": config.prediction.batch_size,
             "eval_start": True,
         }
         runtime.reporter.log("PARAMETER", parameters)
         started = time.perf_counter()
-        logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config, runtime)
+        logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config.prediction, runtime)
         speed["e2e_inference_time"] = time.perf_counter() - started
         text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
-        runtime.reporter.log((), speed, f"prediction of {config.batch_size} sequences at a time: {text}")
+        runtime.reporter.log((), speed, f"prediction of {config.prediction.batch_size} sequences at a time: {text}")
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:
@@ -280,12 +268,3 @@ def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Run
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
     runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
     write_json(folder / SCORES_FILE, scores)
-
-
-def mean_and_deviation(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
-    result = {}
-    for name in only_numbers(runs[0]):
-        values = np.array([run[name] for run in runs])
-        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
-    return result

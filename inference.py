@@ -139,7 +139,7 @@ def open_model(args: Arguments) -> Predictor:
     from checkpoint.model_choice import choose_model
     from evaluation import predict
     from parallel.runtime import Runtime
-    from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
+    from run_config import CUSTOM, ModelSelection, PredictionConfig
     from run_setup import load_fine_tuned
     from utils.device import select_device, set_num_threads
 
@@ -148,7 +148,7 @@ def open_model(args: Arguments) -> Predictor:
         raise UserError(f"--init-checkpoint {args.init_checkpoint} is a file: make a folder with convert_checkpoint.py")
     folder = find_model_folder(args.init_checkpoint)
     selection = from_flags(ModelSelection, args, name=CUSTOM)
-    choice = choose_model(selection, StartConfig(from_pretrained_params=folder))
+    choice = choose_model(selection, folder)
     config = choice.config
     head = choose_predictor(args, folder, config)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)

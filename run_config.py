@@ -2,11 +2,13 @@
 explains them; `arguments.py` parses the flags and fills in the other fields.
 
 Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see checkpoint/identity.py), `deepspeed`
-is the equivalent key in DeepSpeed's JSON file, and `alone` is the value that the doctor's run uses.
+is the equivalent key in DeepSpeed's JSON file, `alone` is the value that the doctor's run uses, and `only` is the kind
+of program that has the flag, PRE_TRAINING or FINE_TUNING; by default all have it.
 Does not import torch, so that parsing is fast.
 """
 
 import argparse
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,8 +16,11 @@ from typing import Any, Self
 from utils.command_line import (
     REQUIRED,
     bounded_float,
+    bounded_int,
     fraction,
+    fraction_below_one,
     non_negative_float,
+    non_negative_int,
     option,
     optional_path,
     plain_name,
@@ -24,6 +29,7 @@ from utils.command_line import (
     random_seed,
 )
 
+PRE_TRAINING, FINE_TUNING = "pre-training", "fine-tuning"  # values of the tag `only`
 OPTIMIZERS = ("Lamb", "AdamW", "Muon", "FusedLAMB")
 DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp", "warmup_stable_decay")
 AMP_DTYPES = ("bfloat16", "float16")
@@ -43,6 +49,12 @@ TRAIN = ("--do-train",)
 LAMB = (*TRAIN, "--optimizer Lamb")
 POLY, EXPONENTIAL = (*TRAIN, "--lr-decay poly"), (*TRAIN, "--lr-decay warmup_exp_decay_exp")
 TRAPEZOID = (*TRAIN, "--lr-decay warmup_stable_decay")
+SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
+SHARDED, PREDICT = ("--data-parallel-shard-degree",), ("--do-eval or --do-predict",)
+NOT_DEEPSPEED = ("--deepspeed",)
+
+MAX_BATCH = 2**24  # sequences per update or micro-batch
+MAX_LENGTH = 2**20  # tokens per sequence
 
 
 def is_step(name: str) -> bool:
@@ -56,14 +68,18 @@ def checkpoint_step(text: str) -> str | None:
     return None if text.lower() == "none" else text
 
 
+def positive_int_or_minus_one(text: str) -> int:
+    return -1 if text == "-1" else positive_int(text)
+
+
 minutes = bounded_float(0, 10_000, exclusive=True)
+batch, length = bounded_int(1, MAX_BATCH), bounded_int(1, MAX_LENGTH)
 
 
 # fmt: off
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Device, precision and log files. `amp`: compute in 16 bits with float32 weights; `pure_fp16`: the model's weights
-    are in `amp_dtype`, one of AMP_DTYPES. `messages`: lines to print at startup. `reports_in_folder`: also log to
+    """Device, processes and log files. `messages`: lines to print at startup. `reports_in_folder`: also log to
     `report.json` in the run's folder."""
 
     report_file: Path | None = option("--report-file --json-summary", optional_path, None,
@@ -71,21 +87,38 @@ class RuntimeConfig:
     log_file: Path | None = option("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None)
     tensorboard_dir: Path | None = option("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs",
         alone=None)
+    show_config: bool | None = option("--show-config", bool, None,
+        "print all settings at the start (true) or none (false); by default those that differ from the defaults",
+        alone=False)
     device: str = option("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one")
     cpu_affinity: bool = option("--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU")
     timeout_minutes: float = option("--distributed-timeout-minutes", minutes, 5,
         "minutes to wait at the start for all processes")
     collective_timeout_minutes: float = option("--collective-timeout-minutes", minutes, 30,
         "minutes to wait for another process later; more than the verification of a checkpoint takes")
+    messages: tuple[str, ...] = ()
+    reports_in_folder: bool = False
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """`amp`: compute in 16 bits with float32 weights; `pure_fp16`: the model's weights are in `amp_dtype`, too.
+    `arguments.precision_config` resolves `--fp16` and what is not given."""
+
+    amp: bool = option("--amp", bool, False, "compute in 16 bits, with float32 weights", result=True)
+    fp16: bool = option("--fp16", bool, False, "the same as --amp --amp-dtype float16 with dynamic loss scaling",
+        result=True)
+    amp_dtype: str = option("--amp-dtype", AMP_DTYPES, None,
+        "the 16-bit type; by default bfloat16, or float16 with a loss scaling flag", SIXTEEN_BITS, result=True)
+    pure_fp16: bool = option("--use-pure-fp16", bool, False,
+        "keep the model in --amp-dtype; the optimizer has float32 copies", result=True)
+    loss_scale: float = option("--scale-loss", positive_float, 1.0, "loss scale of float16", SIXTEEN_BITS, result=True)
+    dynamic_loss_scale: bool = option("--use-dynamic-loss-scaling", bool, False,
+        "adapt the loss scale, starting at --scale-loss, or at 2^20 without it", SIXTEEN_BITS, result=True)
     tf32: bool = option("--tf32", bool, False, "float32 matrix products in TF32, on GPUs that have it", result=True)
     fp8: bool = option("--fp8", bool, False,
         "matrix products of the layers in float8, with torchao, on GPUs from Ada and Hopper on; combine with --compile",
         ("--amp or --use-pure-fp16",), excludes=("--deepspeed", "--estimate-memory"), result=True)
-    amp: bool = False
-    amp_dtype: str = "bfloat16"
-    pure_fp16: bool = False
-    messages: tuple[str, ...] = ()
-    reports_in_folder: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +138,9 @@ class ModelSelection:
         "the config")
     dropout: float | None = option("--dropout", fraction, None,
         "dropout of hidden states and attention; by default that of the config", TRAIN)
+    do_lower_case: bool | None = option("--do-lower-case", bool, None,
+        "lower-case and strip accents; by default if the vocabulary has no capital letters", only=FINE_TUNING)
     is_named: bool = False
-    do_lower_case: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -123,10 +157,16 @@ class TrainerConfig:
     """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the end. `record`: None on
     ranks other than the main one, and for benchmarks."""
 
-    max_steps: int
+    max_steps: int = option("--max-steps", positive_int_or_minus_one, REQUIRED,
+        "number of updates; in fine-tuning at most, and -1 means as many as the epochs need", TRAIN)
     checkpoint_folder: Path = option("--output-dir", Path, REQUIRED, "folder for checkpoints and results")
+    epochs: float | None = option("--epochs --num-train-epochs", bounded_float(0, 1e6, exclusive=True), None,
+        "passes over the training data", TRAIN, only=FINE_TUNING)
     log_freq: int = option("--log-freq --logging-steps", positive_int, 10, "updates between log lines",
         deepspeed="steps_per_print")
+    eval_steps: int = option("--eval-steps", non_negative_int, 0,
+        "updates between evaluations; fine-tuning keeps the checkpoint with the best score; 0: only at the end",
+        ("--eval-dir", "--do-train", "--do-eval"), excludes=("--benchmark",))
     steps_per_checkpoint: int = option("--num-steps-per-checkpoint --save-steps", positive_int, 100,
         "updates between checkpoints", TRAIN)
     steps_this_run: int | None = option("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN,
@@ -140,34 +180,41 @@ class TrainerConfig:
     max_skipped_steps: int = option("--max-skipped-steps", positive_int, 25,
         "stop after this many updates in a row without a finite gradient", TRAIN)
     record: RunRecord | None = None
-    eval_steps: int = 0
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
     """`batch_size`: sequences of full length per micro-batch; `global_batch_size`: sequences per optimizer step over
-    all ranks; it grows linearly from `initial_global_batch_size` while the first `batch_size_warmup_sequences` of the
-    run are read. `num_sizes`: see packing.stream_sizes. For shards without masks: `masked_lm_prob`, the share of the
-    tokens to mask, or None for the default; `whole_word_mask`. `sequences`: maximum per micro-batch, None for
-    4 * batch_size. `max_sequences_per_sample`: documents in a row of shards."""
+    all ranks, from --gradient-merge-steps if not given; it grows linearly from `initial_global_batch_size` while the
+    first `batch_size_warmup_sequences` of the run are read."""
 
-    batch_size: int
-    global_batch_size: int
-    max_seq_length: int
-    max_predictions_per_seq: int = 0
-    num_workers: int = 1
-    num_sizes: int | None = None
-    max_sequences_per_sample: int = 1
-    masked_lm_prob: float | None = None
-    whole_word_mask: bool = False
-    initial_global_batch_size: int = 0
-    batch_size_warmup_sequences: int = 0
-    sequences: int | None = None
+    batch_size: int = option("--batch-size --train-batch-size --per-device-train-batch-size", batch, 32,
+        "sequences per GPU and micro-batch")
+    global_batch_size: int = option("--global-batch-size", batch, None,
+        "sequences per update over all GPUs, instead of --gradient-merge-steps", TRAIN)
+    max_seq_length: int = option("--max-seq-length", length, 512,
+        "maximum tokens of a sequence; in pre-training the length of the shards' sequences")
+    max_predictions_per_seq: int = option("--max-predictions-per-seq", length, 0,
+        "maximum of masked tokens per sequence; must match the shards, if they have masks", only=PRE_TRAINING)
+    gradient_merge_steps: int = option("--gradient-merge-steps --gradient-accumulation-steps", batch, 1,
+        "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",))
+    num_workers: int = option("--num-workers", bounded_int(0, 1024), 1, "threads that read data ahead", TRAIN)
+    masked_lm_prob: float | None = option("--masked-lm-prob", bounded_float(0, 1, exclusive=True), None,
+        "for shards made with --dynamic-masking: share of the tokens to mask; by default 0.15", result=True,
+        only=PRE_TRAINING)
+    whole_word_mask: bool = option("--whole-word-mask", bool, False,
+        "for shards made with --dynamic-masking: mask whole words", result=True, only=PRE_TRAINING)
+    initial_global_batch_size: int = option("--initial-global-batch-size", batch, 0,
+        "sequences of the first update over all GPUs; the batch grows linearly to the full one",
+        ("--batch-size-warmup-sequences",), excludes=NOT_DEEPSPEED, result=True, only=PRE_TRAINING)
+    batch_size_warmup_sequences: int = option("--batch-size-warmup-sequences", positive_int, 0,
+        "sequences of the run that are read while the batch grows", ("--initial-global-batch-size",), result=True,
+        only=PRE_TRAINING)
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Clipping is part of `grad_scale` (see optimizer.apply_step). `trust_bounds`: of Lamb."""
+    """Clipping is part of `grad_scale` (see optimizer.apply_step)."""
 
     name: str = option("--optimizer", OPTIMIZERS, "Lamb",
         "Muon updates the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB", result=True)
@@ -179,8 +226,25 @@ class OptimizerConfig:
         result=True)
     adapt_undecayed: bool = option("--lamb-adapt-undecayed", bool, False,
         "use trust ratios for biases and LayerNorms too, as DeepSpeed's LAMB", LAMB, result=True)
-    betas: tuple[float, float] = (0.9, 0.999)
-    trust_bounds: tuple[float, float] | None = None
+    beta1: float = option("--beta1 --adam-beta1", fraction_below_one, 0.9, "decay of the first moment", TRAIN,
+        result=True)
+    beta2: float = option("--beta2 --adam-beta2", fraction_below_one, 0.999, "decay of the second moment", TRAIN,
+        result=True)
+    min_trust: float = option("--lamb-min-coeff", non_negative_float, 0.0, "lower bound of Lamb's trust ratios", LAMB,
+        result=True, deepspeed="optimizer.params.min_coeff")
+    max_trust: float | None = option("--lamb-max-coeff", positive_float, None,
+        "upper bound of Lamb's trust ratios; by default there is none", LAMB, result=True,
+        deepspeed="optimizer.params.max_coeff")
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.beta1, self.beta2
+
+    @property
+    def trust_bounds(self) -> tuple[float, float] | None:
+        """Minimum and maximum of Lamb's trust ratios, or None without any."""
+        maximum = math.inf if self.max_trust is None else self.max_trust
+        return (self.min_trust, maximum) if self.min_trust > 0 or maximum < math.inf else None
 
 
 @dataclass(frozen=True)
@@ -212,8 +276,8 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """`shard_degree`: number of ranks that share one copy of the model; 1 for DDP. `reshard_after_forward`: see
-    parallel/fsdp.shard_model. `deepspeed`: configuration of DeepSpeed's engine, or None."""
+    """`shard_degree`: number of ranks that share one copy of the model, after `arguments.parallel_config` never -1.
+    `deepspeed`: configuration of DeepSpeed's engine, or None."""
 
     compile: str = option("--compile", COMPILE_MODES, "none",
         "torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler", TRAIN,
@@ -223,16 +287,27 @@ class ParallelConfig:
         "layers (selective)", TRAIN)
     cpu_offload: bool = option("--enable-cpu-offload", bool, False,
         "on GPUs, with one process or sharded: keep optimizer state, gradients and float32 parameters on the CPU, and "
-        "run the optimizer there", excludes=("--deepspeed",), alone=False)
-    shard_degree: int = 1
-    reshard_after_forward: str = "default"
+        "run the optimizer there", excludes=NOT_DEEPSPEED, alone=False)
+    shard_degree: int = option("--data-parallel-shard-degree", positive_int_or_minus_one, 1,
+        "processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has its "
+        "own (DDP); -1: all processes share one", excludes=NOT_DEEPSPEED, alone=1)
+    replicate_degree: int | None = option("--data-parallel-replicate-degree", positive_int, None,
+        "copies of the model; by default the number of processes divided by the shard degree", excludes=NOT_DEEPSPEED,
+        alone=None)
+    reshard_after_forward: str = option("--fsdp-reshard-after-forward", RESHARD_MODES, "default",
+        "when sharded: free gathered parameters after the forward pass always, never (they are kept for the whole "
+        "update), or by default those of the layers", SHARDED, excludes=NOT_DEEPSPEED, alone="default")
+    uses_deepspeed: bool = option("--deepspeed", bool, False, "train with DeepSpeed's engine; see --deepspeed-config",
+        TRAIN)
+    deepspeed_config: Path | None = option("--deepspeed-config", optional_path, None,
+        "DeepSpeed's JSON file; docs/coming_from_deepspeed.md says what its keys do here", ("--deepspeed",))
+    local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)  # of its launcher
     deepspeed: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Initial state of a run; fields without a flag here are named after the flags. `result_files`: files that
-    `overwrite` removes besides checkpoints."""
+    """Initial state of a run. `result_files`: files that `overwrite` removes besides checkpoints."""
 
     from_pretrained_params: Path | None = option("--from-pretrained-params --init-checkpoint", optional_path, None,
         "checkpoint or Hugging Face model folder to load weights from, and nothing else")
@@ -246,9 +321,25 @@ class StartConfig:
         excludes=("--from-checkpoint",))
     overwrite: bool = option("--overwrite --overwrite-output-dir", bool, False,
         "remove another run's checkpoints and results from this run's folder", TRAIN, excludes=("--benchmark",))
-    from_phase1_final_params: Path | None = None
-    lr_rewarmup: bool = False
+    from_phase1_final_params: Path | None = option("--from-phase1-final-params", optional_path, None,
+        "phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 has a checkpoint",
+        ("--phase2",), excludes=("--from-pretrained-params",), only=PRE_TRAINING)
+    lr_rewarmup: bool = option("--lr-rewarmup", bool, False,
+        "start phase 2 with phase 1's optimizer state and number of updates too, and with a new schedule, as "
+        "DeepSpeed's bing_bert; --max-steps then counts the updates of both phases", ("--from-phase1-final-params",),
+        result=True, only=PRE_TRAINING)
     result_files: tuple[str, ...] = ()
+
+    def of_seed(self, name: str) -> Self:
+        """For the run of one seed, whose subfolder is `name`: its own checkpoints, and those of phase 1 where that had
+        several seeds, too."""
+        checkpoint, phase1 = self.from_checkpoint, self.from_phase1_final_params
+        if not name:
+            return self
+        if phase1 is not None:
+            own = phase1.parent / name / phase1.name if is_step(phase1.name) else phase1 / name
+            phase1 = own if own.is_dir() else phase1
+        return replace(self, from_checkpoint=checkpoint and checkpoint / name, from_phase1_final_params=phase1)
 
 
 @dataclass(frozen=True)
@@ -261,15 +352,14 @@ class CheckpointMetadata:
     phase: str = ""
     num_samples: int = 0
     tokenizer: Any = None  # a tokenizer.Tokenizer
-# fmt: on
 
 
 @dataclass(frozen=True)
 class PredictionConfig:
-    """`batch_size`: sequences per device and forward pass. A benchmark measures `benchmark_steps` batches after the
-    warmup."""
+    """A benchmark measures `benchmark_steps` batches after the warmup."""
 
-    batch_size: int
+    batch_size: int = option("--predict-batch-size --eval-batch-size --per-device-eval-batch-size", batch, 32,
+        "sequences per GPU and forward pass", PREDICT, only=FINE_TUNING)
     seed: int = 42
     benchmark: bool = False
     benchmark_steps: int = 20
@@ -277,12 +367,37 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Configuration of a run. `arguments.make_run_config` builds it from flags. `run_setup.plan_run` fills in what
-    depends on data, model and device: folder, length, record and metadata.
+class PretrainingConfig:
+    """What run_pretraining.py reads, and which phase it is."""
 
-    epochs: passes over the data; limits the length of fine-tuning. hyperparameters: flags that change results, by name,
-    for the record.
+    input_dir: Path | None = option("--input-dir", Path, None, "folder of HDF5 shards, or one shard")
+    eval_dir: Path | None = option("--eval-dir", optional_path, None, "folder of held-out shards")
+    verify_data: bool = option("--verify-data", bool, False,
+        "before training, compare the shards with their checksums")
+    phase1: bool = option("--phase1", bool, False, "save checkpoints in the folder phase1 (the default)",
+        excludes=("--phase2",))
+    phase2: bool = option("--phase2", bool, False, "save checkpoints in the folder phase2")
+
+
+@dataclass(frozen=True)
+class FineTuningConfig:
+    """What a fine-tuning program does. The task has the files."""
+
+    do_train: bool = option("--do-train", bool, False, "fine-tune on the training file")
+    do_eval: bool = option("--do-eval", bool, False, "predict the development file and score the predictions")
+    do_predict: bool = option("--do-predict", bool, False, "write predictions")
+    train_file: Path | None = option("--train-file", optional_path, None, "file to train on", TRAIN)
+    early_stopping: int | None = option("--early-stopping", positive_int, None,
+        "stop after this many evaluations without a better score", ("--eval-steps",))
+# fmt: on
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Configuration of a run. `arguments.make_run_config` builds it from flags, once. `run_setup.plan_run` fills in
+    what depends on data, model and device: folder, length, record and metadata.
+
+    hyperparameters: flags that change results, by name, for the record.
     """
 
     trainer: TrainerConfig
@@ -292,15 +407,27 @@ class RunConfig:
     parallel: ParallelConfig
     start: StartConfig
     metadata: CheckpointMetadata
-    loss_scale: float = 1.0
-    dynamic_loss_scale: bool = False
+    precision: PrecisionConfig = PrecisionConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     model: ModelSelection = ModelSelection()
-    prediction: PredictionConfig = PredictionConfig(1)
+    prediction: PredictionConfig = PredictionConfig()
+    pretraining: PretrainingConfig = PretrainingConfig()
+    fine_tuning: FineTuningConfig = FineTuningConfig()
     world_size: int = 1
-    epochs: float | None = None
+    # fmt: off
+    num_seeds: int = option("--num-seeds", positive_int, 1, "number of runs, with the seeds from --seed up", TRAIN,
+        excludes=("--benchmark",))
+    estimate_memory: int | None = option("--estimate-memory", positive_int, None,
+        "print an estimate of the memory that each process needs, and exit; PROCESSES: number of processes of the "
+        "run; by default those that are started now", excludes=NOT_DEEPSPEED,
+        options={"nargs": "?", "const": 0, "metavar": "PROCESSES"})
+    # fmt: on
     hyperparameters: dict[str, Any] = field(default_factory=dict)
 
     def with_values(self, **values: dict[str, Any]) -> Self:
         """A copy with other values in the configs that the keywords name."""
         return replace(self, **{name: replace(getattr(self, name), **values[name]) for name in values})
+
+    def with_seed(self, seed: int) -> Self:
+        arguments = self.metadata.arguments | {"seed": seed}
+        return self.with_values(metadata={"seed": seed, "arguments": arguments}, prediction={"seed": seed})

@@ -10,7 +10,7 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
-from arguments import check_weights, parse_fine_tuning
+from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
 from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     check_weights(args.from_pretrained_params)
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(args, make_task(args), "GLUE")
+    return fine_tuning_main(make_run_config(args), make_task(args), "GLUE")
 
 
 if __name__ == "__main__":

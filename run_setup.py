@@ -1,18 +1,20 @@
 """Setup shared by all programs: starts the runtime, completes the configuration, builds model, trainer and loader."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from checkpoint.identity import identity_of
 from checkpoint.model_choice import ModelChoice
-from checkpoint.state import TrainState, find_start, load_weights
+from checkpoint.start import Start
+from checkpoint.state import TrainState, load_weights
 from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from encoders.base import PreTrainedModel
@@ -45,8 +47,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     settings, parallel = config.runtime, config.parallel
     stop_with_launcher()
     device = select_device(settings.device)
-    types = (settings.amp, settings.amp_dtype, settings.pure_fp16, settings.tf32)
-    precision = select_precision(*types, device, settings.fp8)
+    types = config.precision
+    precision = select_precision(types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8)
     check_parallel(config, device)
     if parallel.deepspeed is not None:
         check_engine_config(parallel.deepspeed, device)
@@ -81,6 +83,41 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime, name: str = "
         runtime.reporter.sinks.append(DLLoggerJsonSink(folder / name, "--report-file"))
 
 
+def seeds_of(config: RunConfig, runtime: Runtime) -> Iterator[tuple[RunConfig, str, Runtime]]:
+    """For each seed: the configuration, the name of its subfolder, and the runtime with its own logs, which are named
+    after the subfolder. Without --num-seeds, that is the run itself, without a subfolder."""
+    if config.num_seeds == 1:
+        yield config, "", runtime
+        return
+    for seed in range(config.metadata.seed, config.metadata.seed + config.num_seeds):
+        name, logs = f"seed-{seed}", config.runtime
+        seed_logs = replace(
+            logs,
+            report_file=logs.report_file and logs.report_file.with_stem(f"{logs.report_file.stem}-{name}"),
+            log_file=logs.log_file and logs.log_file.with_stem(f"{logs.log_file.stem}-{name}"),
+            tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
+        )
+        with closing(make_reporter(seed_logs, runtime.distributed.is_main)) as reporter:
+            yield config.with_seed(seed), name, replace(runtime, reporter=reporter)
+
+
+def mean_and_deviation(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
+    result = {}
+    for name in [name for name, value in runs[0].items() if isinstance(value, int | float)]:
+        values = np.array([run[name] for run in runs])
+        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
+    return result
+
+
+def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
+    """Logs and returns mean and deviation of each metric over `runs`."""
+    result = mean_and_deviation(runs)
+    text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
+    runtime.reporter.log((), result, f"{title}: {text}")
+    return result
+
+
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
 
@@ -107,15 +144,6 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         )
 
 
-def find_fine_tuned(config: RunConfig, runtime: Runtime) -> Path:
-    """The model folder for prediction, from the flags."""
-    start = config.start
-    start = replace(start, from_pretrained_params=start.from_pretrained_params or start.from_checkpoint)
-    folder = start.from_checkpoint or config.trainer.checkpoint_folder
-    found = runtime.distributed.on_main(lambda: find_start(start, folder, saves=False))
-    return Path(found["checkpoint"] or found["weights"])
-
-
 def load_fine_tuned(
     head: str, config: ModelConfig, folder: Path, runtime: Runtime, log: Callable[[str], None] = print_line
 ) -> ParallelModel:
@@ -132,14 +160,16 @@ def load_fine_tuned(
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything needed to build a run; nothing is allocated yet. head: a key of modeling.MODELS. initial_loss: the
-    expected loss of random weights, or None."""
+    """Everything needed to build a run; nothing is allocated yet. head: a key of modeling.MODELS. num_sizes: see
+    packing.stream_sizes. initial_loss: the expected loss of random weights, or None."""
 
+    start: Start
     choice: ModelChoice
     head: str
     task: Task
     dataset: StreamDataset
     config: RunConfig
+    num_sizes: int | None = None
     initial_loss: float | None = None
     eval_dataset: StreamDataset | None = None
 
@@ -148,9 +178,25 @@ class TrainingPlan:
         with torch.device("meta"):
             return make_model(self.head, self.choice.config)
 
+    def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
+        """The limits of micro-batches of the run's batch size, or of another one."""
+        loader, datasets = self.config.loader, [each for each in (self.dataset, self.eval_dataset) if each is not None]
+        loader = replace(loader, batch_size=batch_size or loader.batch_size)
+        is_compiled = self.config.parallel.compile != "none"
+        return MicroBatchLimits.of(
+            loader,
+            self.num_sizes,
+            self.dataset.max_labelled_per_sample,
+            max(dataset.max_sequences_per_sample for dataset in datasets),
+            likely_sequences(self.dataset, loader) if is_compiled else None,
+        )
+
     def build_trainer(self, runtime: Runtime) -> Trainer:
         torch.manual_seed(self.config.metadata.seed)
-        return build_trainer(self.make_model(), self.task, self.config, runtime, self.eval_dataset)
+        evaluation = None
+        if self.eval_dataset is not None:
+            evaluation = partial(evaluate, task=self.task, dataset=self.eval_dataset, limits=self.limits())
+        return build_trainer(self.make_model(), self.task, self.config, runtime, self.start, evaluation)
 
     def make_loader(self, trainer: Trainer) -> StepLoader:
         """The loader of the remaining batches of `trainer`."""
@@ -162,11 +208,13 @@ class TrainingPlan:
             rank=trainer.distributed.rank,
             world_size=trainer.distributed.world_size,
             pin_memory=trainer.device.type == "cuda",
+            limits=self.limits(),
         )
 
 
 def plan_run(
     config: RunConfig,
+    start: Start,
     choice: ModelChoice,
     head: str,
     task: Task,
@@ -182,34 +230,28 @@ def plan_run(
 
     phase: subfolder for results in the model's folder; result_files: see StartConfig.
     """
-    max_steps, start, trainer = count_steps(config, len(dataset)), config.start, config.trainer
-    folder = trainer.checkpoint_folder / choice.name / phase
+    max_steps, trainer = count_steps(config, len(dataset)), config.trainer
     record = None
     if not trainer.benchmark:
         lengths = {"the global batch size": config.loader.global_batch_size, "--max-steps": max_steps}
-        # The other ranks wait here, where the timeout is long, while the main process verifies the starting weights.
+        # The other ranks wait here, where the timeout is long, while the main process reads the starting weights.
         identity = runtime.distributed.on_main(
             lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed)
         )
         record = RunRecord(identity, config.hyperparameters | lengths) if runtime.distributed.is_main else None
-    if start.resume:
-        start = replace(start, from_checkpoint=folder, last_step_of_checkpoint="auto")
-    compiled = config.parallel.compile != "none"
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled)
-    sequences = likely_sequences(dataset, config.loader) if compiled else None
-    config = replace(config, start=start).with_values(
+    config = config.with_values(
         trainer={
             "max_steps": max_steps,
-            "checkpoint_folder": folder,
+            "checkpoint_folder": trainer.checkpoint_folder / choice.name / phase,
             "record": record,
             "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
         },
-        loader={"num_sizes": num_sizes, "sequences": sequences},
         schedule={"total_steps": max_steps},
-        start={"result_files": result_files},
         metadata={"phase": phase, "num_samples": len(dataset), "tokenizer": choice.tokenizer},
     )
-    return TrainingPlan(choice, head, task, dataset, config, initial_loss, eval_dataset)
+    start = replace(start, config=replace(start.config, result_files=result_files))
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, config.parallel.compile != "none")
+    return TrainingPlan(start, choice, head, task, dataset, config, num_sizes, initial_loss, eval_dataset)
 
 
 def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
@@ -221,7 +263,7 @@ def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
 
 def count_steps(config: RunConfig, num_samples: int) -> int:
     """Number of updates of a run: the smaller of `max_steps` and the length of `epochs`."""
-    steps, epochs = config.trainer.max_steps, config.epochs
+    steps, epochs = config.trainer.max_steps, config.trainer.epochs
     if epochs is not None:
         needed = math.ceil(epochs * num_samples / config.loader.global_batch_size)
         steps = min(needed, steps) if steps > 0 else needed
@@ -231,9 +273,15 @@ def count_steps(config: RunConfig, num_samples: int) -> int:
 
 
 def build_trainer(
-    model: PreTrainedModel, task: Task, config: RunConfig, runtime: Runtime, eval_dataset: StreamDataset | None = None
+    model: PreTrainedModel,
+    task: Task,
+    config: RunConfig,
+    runtime: Runtime,
+    start: Start | None = None,
+    evaluation: Callable[..., dict[str, float]] | None = None,
 ) -> Trainer:
-    """Builds the trainer for `model`, which may be on the meta device, and loads the state of `config.start`."""
+    """Builds the trainer for `model`, which may be on the meta device, and loads the state of `start`. evaluation:
+    called with the parallel model and the runtime."""
     precision, distributed = runtime.precision, runtime.distributed
     check_memory(model, runtime, tensors_per_parameter=3)
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
@@ -245,18 +293,15 @@ def build_trainer(
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:
-        loss_scale = LossScale(config.loss_scale, config.dynamic_loss_scale, device)
+        loss_scale = LossScale(config.precision.loss_scale, config.precision.dynamic_loss_scale, device)
     state = TrainState(parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed)
-    state.start_from(config.start, config.trainer.checkpoint_folder, config.trainer.record)
+    state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
     max_steps = config.trainer.max_steps
     if state.schedule_start >= max_steps:
         raise UserError(
             f"phase 1 ended at update {state.schedule_start}, and --max-steps is {max_steps}: with --lr-rewarmup it "
             f"counts the updates of both phases, so give more"
         )
-    evaluation = None
-    if eval_dataset is not None:
-        evaluation = partial(evaluate, parallel, task, eval_dataset, MicroBatchLimits.of(config.loader), runtime)
     return Trainer(
         task,
         state,
@@ -264,5 +309,5 @@ def build_trainer(
         make_schedule(replace(config.schedule, first_step=state.schedule_start)),
         config.trainer,
         runtime,
-        evaluation,
+        evaluation and partial(evaluation, parallel, runtime=runtime),
     )

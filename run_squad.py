@@ -9,7 +9,7 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 GPUs.
 """
 
-from arguments import check_weights, parse_fine_tuning
+from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.squad_file import PREDICT, SquadOptions
 from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, optional_path
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     check_weights(args.from_pretrained_params)
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(args, make_task(args), "SQuAD")
+    return fine_tuning_main(make_run_config(args), make_task(args), "SQuAD")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class Trainer:
         run = {"SEED": state.metadata.seed, "processes": self.distributed.world_size, **state.versions}
         self.settings = state.metadata.arguments | run  # to be logged
         self.final_loss: float | None = None
+        self.results: dict[str, float] = {}  # the last loss and evaluation
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
 
@@ -237,7 +238,7 @@ class Trainer:
             metrics["loss_scale"] = float(self.loss_scale.value)
         metrics.update(window.metrics())
         window.restart()
-        self.final_loss = metrics["loss"]
+        self.final_loss = self.results["loss"] = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
         text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
         self.reporter.log(self._log_step(), metrics | dllogger_metrics(metrics, stats.sequences), text)
@@ -245,8 +246,9 @@ class Trainer:
 
     def _log_evaluation(self) -> None:
         metrics = self.evaluate()
-        text = f"{self._place()}  evaluation: {format_metrics(metrics)}"
-        self.reporter.log(self._log_step(), {f"eval_{name}": value for name, value in metrics.items()}, text)
+        named = {f"eval_{name}": value for name, value in metrics.items()}
+        self.reporter.log(self._log_step(), named, f"{self._place()}  evaluation: {format_metrics(metrics)}")
+        self.results |= named
 
     def _log_step(self) -> tuple[int, int]:
         """The epoch, counted from 0, and the number of the last update."""

@@ -123,7 +123,7 @@ def prepare_step(args: Arguments, case: Case, device: torch.device, dropout: boo
     if not dropout:
         bert_config = dataclasses.replace(bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     masked = args.seq_length // 7 + 1
-    loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, masked, num_sizes=case.num_sizes)
+    loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, masked)
     torch.manual_seed(0)
     with torch.device("meta"):
         model = BertForPreTraining(bert_config)
@@ -134,7 +134,9 @@ def prepare_step(args: Arguments, case: Case, device: torch.device, dropout: boo
         model.bert.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
     pin = device.type == "cuda"
-    return trainer, make_step_batch(dataset, np.arange(args.batch_size), MicroBatchLimits.of(loader), pin_memory=pin)
+    return trainer, make_step_batch(
+        dataset, np.arange(args.batch_size), MicroBatchLimits.of(loader, case.num_sizes), pin_memory=pin
+    )
 
 
 def step_loss(trainer: Trainer, batch: StepBatch) -> float:

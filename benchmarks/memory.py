@@ -151,7 +151,7 @@ def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
     args = run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
     config = make_run_config(args)
     with torch.device("meta"):
-        model = BertForPreTraining(choose_model(config.model, config.start).config)
+        model = BertForPreTraining(choose_model(config.model).config)
     return estimate_memory(model, MemorySettings(config))
 
 

@@ -146,10 +146,8 @@ class ThisProject(Implementation):
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
         num_sizes = stream_sizes(self.runtime.device, dtype, compiled)
         sequences = likely_sequences(dataset, self.loader) if compiled else None
-        loader = dataclasses.replace(self.loader, num_sizes=num_sizes, sequences=sequences)
-        return make_step_batch(
-            dataset, indices, MicroBatchLimits.of(loader), pin_memory=self.runtime.device.type == "cuda"
-        )
+        limits = MicroBatchLimits.of(self.loader, num_sizes, sequences=sequences)
+        return make_step_batch(dataset, indices, limits, pin_memory=self.runtime.device.type == "cuda")
 
     def step(self, batch: StepBatch) -> None:
         train_step(self.trainer, batch)

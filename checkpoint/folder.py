@@ -23,6 +23,7 @@ MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
+BEST_FOLDER = "best"  # in the folder of steps: the model with the best score, see fine_tuning.BestCheckpoint
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
@@ -65,9 +66,6 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]
     return {"format_version": FORMAT_VERSION, "block_size": HASH_BLOCK, "files": files}
 
 
-_verified: set[tuple] = set()  # checkpoints verified by this process, with the stat of their files
-
-
 def verify_checkpoint(folder: str | Path) -> None:
     """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest."""
     folder = Path(folder)
@@ -80,8 +78,7 @@ def verify_checkpoint(folder: str | Path) -> None:
                 f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
                 f"(--from-pretrained-params takes the weights of any model folder); {advice}"
             )
-        content = path.read_bytes()
-        manifest = json.loads(content)
+        manifest = json.loads(path.read_bytes())
         if manifest["format_version"] != FORMAT_VERSION:
             raise BadCheckpoint(
                 f"checkpoint {folder} has format {manifest['format_version']}; this program reads {FORMAT_VERSION}: "
@@ -92,17 +89,13 @@ def verify_checkpoint(folder: str | Path) -> None:
         expected = manifest["files"]
         if unlisted := sorted(_required_files(folder, expected) - expected.keys()):
             raise ValueError(f"it does not list {unlisted[0]}")
-        states = [(folder / name).stat() for name in expected]
-        key = (folder, content, *((state.st_ino, state.st_size, state.st_ctime_ns) for state in states))
-        if key in _verified:
-            return
-        for (name, file), state in zip(expected.items(), states, strict=True):
-            blocks = [(folder / name, block) for block in range(num_blocks(state.st_size))]
-            if state.st_size != file["size"] or block_digests(blocks) != file["sha256"]:
+        for name, file in expected.items():
+            size = (folder / name).stat().st_size
+            blocks = [(folder / name, block) for block in range(num_blocks(size))]
+            if size != file["size"] or block_digests(blocks) != file["sha256"]:
                 raise BadCheckpoint(
                     f"{folder / name} is damaged (its bytes are not those that {MANIFEST_FILE} names): {advice}"
                 )
-        _verified.add(key)
     except OSError as error:
         where, reason = error.filename or folder, error.strerror or error
         raise BadCheckpoint(f"{where} of checkpoint {folder} cannot be read ({reason}): {advice}") from error
@@ -149,9 +142,12 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
     return sorted(int(path.name) for path in parent.iterdir() if is_step(path.name) and path.is_dir())
 
 
-def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line) -> Path | None:
-    """The newest valid checkpoint in the folder of steps `parent`, or None. Warns about damaged newer ones."""
+def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1) -> Path | None:
+    """The newest valid checkpoint in the folder of steps `parent`, or None; only of steps `above` a number. Warns about
+    damaged newer ones."""
     for step in reversed(checkpoint_steps(parent)):
+        if step <= above:
+            break
         folder = Path(parent) / str(step)
         try:
             verify_checkpoint(folder)
@@ -188,20 +184,29 @@ def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str]
 
 
 def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line) -> Path:
-    """The model folder for `path`: `path` itself, or the newest valid checkpoint if it is a folder of steps."""
+    """The model folder for `path`: `path` itself, or in a run's folder of steps the best one where there is one, and
+    otherwise the newest valid checkpoint, which is logged."""
     path = Path(path)
     if not path.is_dir():
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
-    if any((path / name).is_file() or (path / (name + INDEX_SUFFIX)).is_file() for name in WEIGHT_FILES):
+    if has_weights(path):
         if (path / MANIFEST_FILE).is_file():
             verify_checkpoint(path)
         return path
+    if has_weights(path / BEST_FOLDER):
+        log(f"{path}: using {BEST_FOLDER}, the model with the best score")
+        return path / BEST_FOLDER
     newest = newest_checkpoint(path, log)
     if newest is None:
         refuse_foreign(path)
         raise UserError(f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path")
+    log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
+
+
+def has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() or (folder / (name + INDEX_SUFFIX)).is_file() for name in WEIGHT_FILES)
 
 
 def remove_leftovers(parent: Path) -> None:

@@ -5,20 +5,21 @@ while a run is unfinished; changes are logged. Settings that do not affect resul
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from checkpoint.folder import (
+    BEST_FOLDER,
     MANIFEST_FILE,
     MODEL_FILE,
     RECORD_FILE,
     checkpoint_steps,
-    find_model_folder,
     newest_checkpoint,
 )
 from checkpoint.model_choice import ModelChoice
-from run_config import RunRecord, StartConfig
+from checkpoint.start import Start
+from run_config import RunRecord
 from utils.errors import UserError
 from utils.files import file_digest, json_digest, read_json_object, remove, write_json
 
@@ -26,11 +27,13 @@ WEIGHTS = "starting weights"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
 
 
-def identity_of(start: StartConfig, choice: ModelChoice, data: str, seed: int) -> dict[str, Any]:
+def identity_of(start: Start, choice: ModelChoice, data: str, seed: int) -> dict[str, Any]:
     """The identity of a run. data: digest of its data."""
-    weights = start.from_phase1_final_params or start.from_pretrained_params
+    weights = RANDOM
+    if start.weights is not None or start.problem is not None:
+        weights = start.weights and weights_digest(start.weights)  # unknown without the folder
     return {
-        WEIGHTS: RANDOM if weights is None else weights_digest(weights),
+        WEIGHTS: weights,
         "data": data,
         "vocabulary": choice.tokenizer.vocab_sha256,
         "architecture": json.loads(json.dumps(choice.config.to_dict())),
@@ -38,13 +41,8 @@ def identity_of(start: StartConfig, choice: ModelChoice, data: str, seed: int) -
     }
 
 
-def weights_digest(path: Path) -> str | None:
-    """Digest of the weights in the model folder or folder of steps `path`. None if there are none, for example if
-    phase 1's checkpoints were removed after phase 2 had started."""
-    try:
-        folder = find_model_folder(path, log=lambda _: None)
-    except UserError:  # raised again by find_start if the run needs them
-        return None
+def weights_digest(folder: Path) -> str:
+    """Digest of the weights in the model folder `folder`."""
     manifest = folder / MANIFEST_FILE
     if manifest.is_file():
         return json_digest(json.loads(manifest.read_text(encoding="utf-8"))["files"][MODEL_FILE])[:16]
@@ -106,9 +104,11 @@ def write_record(folder: Path, record: RunRecord) -> None:
     write_json(folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters})
 
 
-def overwrite(folder: Path, result_files: Iterable[str]) -> None:
+def overwrite(folder: Path, start: Start) -> None:
     """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
-    for step in checkpoint_steps(folder):
-        remove(folder / str(step))
-    for name in (RECORD_FILE, *result_files):
+    if start.weights is not None and folder.resolve() in start.weights.resolve().parents:
+        raise UserError(f"--overwrite would remove the starting weights {start.weights}: choose another --output-dir")
+    for name in (BEST_FOLDER, *map(str, checkpoint_steps(folder))):
+        remove(folder / name)
+    for name in (RECORD_FILE, *start.config.result_files):
         (folder / name).unlink(missing_ok=True)

@@ -4,16 +4,13 @@ Flags take precedence, then the model folder that the run starts from, then the 
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from checkpoint.folder import CONFIG_FILE, RECORD_FILE, find_checkpoint, find_model_folder
+from checkpoint.folder import CONFIG_FILE, RECORD_FILE
 from encoders.config import VOCAB_MULTIPLE, ModelConfig
 from modeling import config_from_dict
-from run_config import CUSTOM, ModelSelection, StartConfig
+from run_config import CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE, find_tokenizer
 from utils.errors import UserError
@@ -32,24 +29,17 @@ class ModelChoice:
     tokenizer: Tokenizer
 
 
-def choose_model(
-    selection: ModelSelection, start: StartConfig, on_main: Callable[[Callable], Any] = lambda function: function()
-) -> ModelChoice:
+def choose_model(selection: ModelSelection, folder: Path | None = None) -> ModelChoice:
     """Resolves the model flags. Raises UserError for files that are missing or do not match.
 
-    on_main: calls a function on the main process only; used to verify the model folder."""
-    folder = None if selection.config_file or selection.is_named else on_main(partial(initial_folder, start))
-    folder = folder and Path(folder)
-    path, name, do_lower_case = selection.config_file, selection.name, selection.do_lower_case
-    if path is not None and not selection.is_named:
-        name = path.stem if path.resolve().parent == CONFIGS else CUSTOM
-    elif folder is not None:
-        path = folder / CONFIG_FILE
-    elif path is None and name == CUSTOM:
+    folder: the model folder that the run starts from, used unless flags name the architecture."""
+    if selection.config_file or selection.is_named or (folder is not None and not (folder / CONFIG_FILE).is_file()):
+        folder = None
+    name, do_lower_case = model_name(selection, folder), selection.do_lower_case
+    path = selection.config_file or (folder / CONFIG_FILE if folder is not None else CONFIGS / f"{name}.json")
+    if name == CUSTOM and selection.config_file is None and folder is None:
         raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
-    config = read_config(path or CONFIGS / f"{name}.json")
-    if folder is not None:
-        name = name_of(config)
+    config = read_config(path)
     for option in ("pre_layer_norm", "global_rope_theta"):
         if value := getattr(selection, option):
             if option not in config.options:
@@ -65,14 +55,12 @@ def choose_model(
             casing = read_json_object(folder / TOKENIZER_CONFIG, "the tokenizer's config").get("do_lower_case")
             do_lower_case = casing if isinstance(casing, bool) else None
     elif vocab_file is None:
-        if name == CUSTOM:
+        if not (CONFIGS / f"{name}.json").is_file():
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
         # Models of the same casing share one vocabulary.
         vocab_file = ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
     tokenizer = load_tokenizer(vocab_file, do_lower_case)
     check_vocab_size(tokenizer, config)
-    if folder is not None and name == CUSTOM:
-        name = name_of_folder(folder)
     try:
         return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
     except ValueError as error:
@@ -91,16 +79,6 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
         )
 
 
-def initial_folder(start: StartConfig) -> str | None:
-    """The verified model folder that the run starts from, or None without a config; see checkpoint.state.find_start."""
-    folder, weights = None, start.from_phase1_final_params or start.from_pretrained_params
-    if start.from_checkpoint is not None:
-        folder = find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint, log=lambda _: None)
-    if folder is None and weights is not None:
-        folder = find_model_folder(weights, log=lambda _: None)
-    return str(folder) if folder is not None and (folder / CONFIG_FILE).is_file() else None
-
-
 def read_config(path: Path) -> ModelConfig:
     try:
         return config_from_dict(read_json_object(path, "the config"))
@@ -108,13 +86,22 @@ def read_config(path: Path) -> ModelConfig:
         raise UserError(f"{path}: {error}: correct the config") from error
 
 
-def name_of(config: ModelConfig) -> str:
-    """The name of this architecture in bert_configs/, or `custom`."""
-    return next((path.stem for path in sorted(CONFIGS.glob("*.json")) if read_config(path) == config), CUSTOM)
+def model_name(selection: ModelSelection, folder: Path | None = None) -> str:
+    """The model's name, which is that of its folder for results: that of --bert-model, else of --config-file in
+    bert_configs/ or `custom`, else of the starting model `folder`."""
+    path = selection.config_file
+    if path is not None and not selection.is_named:
+        return path.stem if path.resolve().parent == CONFIGS else CUSTOM
+    return selection.name if folder is None or selection.is_named else name_of_folder(folder)
 
 
 def name_of_folder(folder: Path) -> str:
-    """The model's name in `<output-dir>/<model>/<phase or task>[/seed-N]/<step>`, or the folder's own name."""
+    """The name of this architecture in bert_configs/, otherwise the model's name in
+    `<output-dir>/<model>/<phase or task>[/seed-N]/<step>`, or the folder's own name."""
+    config = read_config(folder / CONFIG_FILE)
+    for path in sorted(CONFIGS.glob("*.json")):
+        if read_config(path) == config:
+            return path.stem
     run = folder.resolve().parent
     if (run / RECORD_FILE).is_file():
         return (run.parent if run.name.startswith("seed-") else run).parent.name

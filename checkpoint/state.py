@@ -5,7 +5,6 @@ samples consumed: the data order and the random state of each step are functions
 """
 
 import math
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -18,14 +17,11 @@ from torch import Tensor
 from checkpoint.folder import (
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
-    find_checkpoint,
-    find_model_folder,
-    newest_checkpoint,
     remove_leftovers,
-    verify_checkpoint,
 )
 from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
+from checkpoint.start import Start, start_in
 from checkpoint.weights import (
     check_head,
     check_same_kind,
@@ -35,7 +31,7 @@ from checkpoint.weights import (
     select_weights,
 )
 from checkpoint.writer import Checkpoint
-from run_config import CheckpointMetadata, RunRecord, StartConfig
+from run_config import CheckpointMetadata, RunRecord
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import lock_folder, read_json_object, temporary_path
@@ -128,9 +124,8 @@ class TrainState:
             "versions": self.versions,
         }
 
-    def start_from(self, config: StartConfig, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Restores a checkpoint, loads weights, or does nothing, as `config` specifies. Only the main process searches
-        folders and verifies checksums.
+    def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
+        """Restores a checkpoint, loads weights, or does nothing, as `start` says.
 
         record: the run's record, on the main process, if it will write checkpoints to `checkpoint_folder`. An existing
         folder is locked and must not belong to another run.
@@ -139,16 +134,18 @@ class TrainState:
         def prepare() -> dict[str, str | None]:
             if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
-                if config.overwrite:
-                    overwrite(checkpoint_folder, config.result_files)
+                if start.config.overwrite:
+                    overwrite(checkpoint_folder, start)
                 check_record(checkpoint_folder, record, print_line)
-            return find_start(config, checkpoint_folder, saves=record is not None)
+            found = start_in(start, checkpoint_folder, saves=record is not None)
+            checkpoint, weights = found.checkpoint, found.weights if found.checkpoint is None else None
+            return {"checkpoint": checkpoint and str(checkpoint), "weights": weights and str(weights)}
 
         found = self.distributed.on_main(prepare)
         self._check_shared(found)
         if found["checkpoint"] is not None:
             self.restore(Path(found["checkpoint"]))
-        elif found["weights"] is not None and config.lr_rewarmup:
+        elif found["weights"] is not None and start.config.lr_rewarmup:
             self.continue_phase1(Path(found["weights"]))
         elif found["weights"] is not None:
             self.load_weights(Path(found["weights"]))
@@ -296,47 +293,4 @@ def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str
             raise UserError(
                 f"{path}: {name} is {list(tensor.shape)} {tensor.dtype}, expected {list(shape)} {torch.float32}: "
                 f"{ADVICE}"
-            )
-
-
-def find_start(config: StartConfig, checkpoint_folder: Path, saves: bool) -> dict[str, str | None]:
-    """Finds and verifies the checkpoint or model folder of `config`; see `TrainState.start_from`.
-
-    saves: whether the run will save to `checkpoint_folder`, which then must not contain a newer checkpoint."""
-    checkpoint = folder = None
-    if config.from_checkpoint is not None:
-        checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
-        if checkpoint is None:
-            if os.path.realpath(config.from_checkpoint) != os.path.realpath(checkpoint_folder):
-                raise UserError(
-                    f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's "
-                    f"own folder, {checkpoint_folder}, may be empty)"
-                )
-            print_line(f"no checkpoint in {config.from_checkpoint} yet: starting at step 1")
-    if saves and (newest := newest_checkpoint(checkpoint_folder, log=lambda _: None)) is not None:
-        resumes_here = checkpoint is not None and checkpoint.parent.resolve() == checkpoint_folder.resolve()
-        if not resumes_here or int(newest.name) > int(checkpoint.name):
-            raise UserError(
-                f"{checkpoint_folder} already holds step {newest.name}: add --resume-from-checkpoint to resume from it "
-                f"(instead of --from-checkpoint), or --overwrite to start again, or choose another --output-dir"
-            )
-    weights = config.from_phase1_final_params or config.from_pretrained_params
-    if checkpoint is None and weights is not None:
-        folder = find_model_folder(weights)
-        if config.from_phase1_final_params is not None:
-            refuse_unfinished(folder)
-        if config.lr_rewarmup:
-            verify_checkpoint(folder)
-    return {"checkpoint": checkpoint and str(checkpoint), "weights": folder and str(folder)}
-
-
-def refuse_unfinished(folder: Path) -> None:
-    """Raises UserError if the checkpoint `folder` is not the last one of its run. Ignores folders of other programs."""
-    for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
-        progress = read_json_object(path, "the progress of a run")
-        step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")
-        if isinstance(step, int) and isinstance(last, int) and step < last:
-            raise UserError(
-                f"phase 1 is unfinished: {folder} is step {step} of {last}: rerun phase 1 to its end, or start from it "
-                f"as it is with --from-pretrained-params"
             )

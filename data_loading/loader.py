@@ -36,9 +36,12 @@ class Samples(Protocol):
 
 
 class StreamDataset(Protocol):
-    """A data set read as token streams, which have the labels `stream_labels`."""
+    """A data set read as token streams, which have the labels `stream_labels`. A sample has at most
+    `max_labelled_per_sample` masked or labelled tokens, and is at most `max_sequences_per_sample` sequences."""
 
     stream_labels: tuple[Label, ...]
+    max_labelled_per_sample: int
+    max_sequences_per_sample: int
 
     def __len__(self) -> int: ...
 
@@ -130,8 +133,10 @@ class StepLoader:
         rank: int = 0,
         world_size: int = 1,
         pin_memory: bool = False,
+        limits: MicroBatchLimits | None = None,
     ):
         self.dataset, self.config, self.seed, self.pin_memory = dataset, config, seed, pin_memory
+        self.limits = limits or MicroBatchLimits.of(config)
         self.first_position, self.rank, self.world_size = first_position, rank, world_size
 
     def load(self, step: int) -> StepBatch:
@@ -152,8 +157,8 @@ class StepLoader:
     def _load(self, first: int, global_batch_size: int) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        limits, seeds = MicroBatchLimits.of(self.config), sample_seeds(positions, self.seed)
-        return make_step_batch(self.dataset, indices, limits, first, self.pin_memory, seeds)
+        seeds = sample_seeds(positions, self.seed)
+        return make_step_batch(self.dataset, indices, self.limits, first, self.pin_memory, seeds)
 
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers

@@ -42,12 +42,20 @@ class MicroBatchLimits:
     num_sizes: int | None = None
 
     @classmethod
-    def of(cls, config: LoaderConfig) -> "MicroBatchLimits":
-        limits = cls.for_batch(
-            config.batch_size, config.max_seq_length, config.max_predictions_per_seq, config.num_sizes
-        )
-        sequences = limits.sequences if config.sequences is None else config.sequences
-        return replace(limits, sequences=max(sequences, config.batch_size * config.max_sequences_per_sample))
+    def of(
+        cls,
+        config: LoaderConfig,
+        num_sizes: int | None = None,
+        labelled_per_sample: int | None = None,
+        sequences_per_sample: int = 1,
+        sequences: int | None = None,
+    ) -> "MicroBatchLimits":
+        """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data; `sequences`: maximum per
+        micro-batch, by default four times the batch size."""
+        labelled = config.max_predictions_per_seq if labelled_per_sample is None else labelled_per_sample
+        limits = cls.for_batch(config.batch_size, config.max_seq_length, labelled, num_sizes)
+        sequences = limits.sequences if sequences is None else sequences
+        return replace(limits, sequences=max(sequences, config.batch_size * sequences_per_sample))
 
     @classmethod
     def for_batch(

@@ -66,6 +66,10 @@ class PretrainingDataset:
         self.masking, self.max_masked_tokens = masking, masking.rule.max_masked_tokens
 
     @property
+    def max_labelled_per_sample(self) -> int:
+        return self.predictions_per_sequence
+
+    @property
     def has_next_sentence(self) -> bool:
         return bool(self.attributes.get("next_sentence_prediction", True))
 

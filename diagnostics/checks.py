@@ -20,16 +20,15 @@ import torch
 
 from checkpoint.folder import checkpoint_steps
 from checkpoint.identity import check_record
-from checkpoint.state import find_start
+from checkpoint.start import Start, start_in
 from checkpoint.writer import KEPT_CHECKPOINTS
 from data_loading.loader import StepBatch, make_step_batch
-from data_loading.packing import MicroBatchLimits
 from data_preparation.samples.sample_statistics import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics.sinks import RecordingSink, Reporter
 from parallel.runtime import Runtime
 from precision import slow_bfloat16
-from run_config import OptimizerConfig, RunConfig, ScheduleConfig, StartConfig
+from run_config import OptimizerConfig, RunConfig, ScheduleConfig
 from run_setup import TrainingPlan
 from utils import requirements
 from utils.errors import UserError, one_line
@@ -166,14 +165,12 @@ def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
 
 def check_folder(findings: Findings, plan: TrainingPlan) -> None:
     """Checks that the run may write to its folder, and reports where it starts."""
-    folder, record, start = plan.config.trainer.checkpoint_folder, plan.config.trainer.record, plan.config.start
-    saves = record is not None and not start.overwrite
+    folder, record = plan.config.trainer.checkpoint_folder, plan.config.trainer.record
+    saves = record is not None and not plan.start.config.overwrite
     if saves:
         check_record(folder, record, print_line)
-    found = find_start(start, folder, saves)
-    findings.report(
-        "ok", f"starts from {found['checkpoint'] or found['weights'] or 'random weights'}; writes to {folder}"
-    )
+    found = start_in(plan.start, folder, saves)
+    findings.report("ok", f"starts from {found.folder or 'random weights'}; writes to {folder}")
 
 
 def train(
@@ -196,8 +193,7 @@ def train(
 
 
 def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
-    loader = replace(plan.config.loader, batch_size=batch_size)
-    return make_step_batch(plan.dataset, sample_indices(plan, count), MicroBatchLimits.of(loader))
+    return make_step_batch(plan.dataset, sample_indices(plan, count), plan.limits(batch_size))
 
 
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
@@ -208,9 +204,8 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
         plan.config,
         optimizer=OptimizerConfig("AdamW", weight_decay=0.0),
         schedule=replace(plan.config.schedule, learning_rate=3e-3),
-        start=StartConfig(),
     )
-    plan = replace(plan, choice=replace(plan.choice, config=small), config=config)
+    plan = replace(plan, start=Start(), choice=replace(plan.choice, config=small), config=config)
     losses, _ = train(plan, runtime, OVERFIT_STEPS, itertools.repeat(batch_of(plan, count, count)))
     text = f"a small model overfits {count} samples: loss {losses[0]:.2f} -> {losses[-1]:.3f} in {OVERFIT_STEPS} steps"
     if not losses[-1] < OVERFIT_LOSS:
@@ -233,10 +228,9 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
     if needed > free:
         findings.report("warning", "time: not measured, because the model does not fit one process here")
         return
-    weights = plan.config.start.from_phase1_final_params or plan.config.start.from_pretrained_params
-    config = replace(plan.config, start=StartConfig(from_pretrained_params=weights))
+    weights = plan.start.weights
     batch = batch_of(plan, measured, min(loader.batch_size, measured))
-    losses, metrics = train(replace(plan, config=config), runtime, 3, itertools.repeat(batch))
+    losses, metrics = train(replace(plan, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch))
 
     optimizer = metrics["optimizer_ms"] / 1e3
     measured = len(batch.lengths)  # fewer, if the data set is small
@@ -257,7 +251,7 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
     """Number of sequences that take about MEASURED_SECONDS; on a GPU at least a micro-batch; all if only slightly
     more."""
     loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
-    flops = plan.make_model().training_flops([loader.max_seq_length], loader.max_predictions_per_seq)
+    flops = plan.make_model().training_flops([loader.max_seq_length], plan.dataset.max_labelled_per_sample)
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
     count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
     return per_process if 2 * count >= per_process else count
@@ -278,7 +272,7 @@ def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_we
         raise UserError(f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights")
     if expected is not None and has_weights:
         text += f", that of random weights {expected:.2f}"
-        if loss > expected + INITIAL_LOSS_ABOVE or (plan.config.loader.max_predictions_per_seq and loss > expected - 1):
+        if loss > expected + INITIAL_LOSS_ABOVE or (plan.dataset.max_labelled_per_sample and loss > expected - 1):
             raise UserError(f"{text}: the starting weights do not know this data: check vocabulary, casing and folder")
     elif expected is not None:
         text += f", expected {expected:.2f} of random weights"

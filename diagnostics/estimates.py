@@ -10,13 +10,14 @@ that the allocator cannot reuse. docs/memory.md compares estimates with measurem
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, default_implementation
 from checkpoint.model_choice import choose_model
+from checkpoint.start import find_start
 from data_loading.packing import MicroBatchLimits
 from encoders.base import PreTrainedModel
 from loss import FLOAT32_ROWS
@@ -38,17 +39,17 @@ class MemorySettings:
     """What determines, with the model, the memory of one process of a run. --device cuda works without a GPU."""
 
     def __init__(self, config: RunConfig):
-        loader, runtime = config.loader, config.runtime
+        loader, runtime, precision = config.loader, config.runtime, config.precision
         on_gpu = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
         self.device = torch.device("cuda" if on_gpu else "cpu")
         check_parallel(config, self.device)
         self.parallel, self.world_size, self.saves = config.parallel, config.world_size, not config.trainer.benchmark
-        self.limits = MicroBatchLimits.of(replace(loader, num_sizes=1 if self.parallel.compile != "none" else None))
+        self.limits = MicroBatchLimits.of(loader, num_sizes=1 if self.parallel.compile != "none" else None)
         self.batch_size = loader.batch_size
         self.micro_batches = -(-loader.global_batch_size // (self.world_size * loader.batch_size))  # per update
         self.optimizer, self.precision = config.optimizer.name, Precision()
-        if runtime.amp or runtime.pure_fp16:
-            self.precision = Precision(DTYPES[runtime.amp_dtype], runtime.pure_fp16)
+        if precision.amp or precision.pure_fp16:
+            self.precision = Precision(DTYPES[precision.amp_dtype], precision.pure_fp16)
         self.is_sharded = self.parallel.shard_degree > 1
         self.is_replicated = self.world_size > 1 and not self.is_sharded
         self.updates_all_tensors_at_once = on_gpu or self.is_sharded
@@ -215,7 +216,7 @@ def print_estimate(head: str, config: RunConfig) -> int:
     """Implements --estimate-memory: prints the table on the first process and returns the exit code. Allocates no
     model. head: a key of modeling.MODELS."""
     with torch.device("meta"):
-        model = make_model(head, choose_model(config.model, config.start).config)
+        model = make_model(head, choose_model(config.model, find_start(config.start).folder).config)
     settings = MemorySettings(config)
     estimate, precision = estimate_memory(model, settings), settings.precision
     dtype = str(precision.dtype).removeprefix("torch.") + (" with float32 weights" if precision.autocast else "")

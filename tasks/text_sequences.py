@@ -48,6 +48,8 @@ class SequenceDataset:
             for values in labels.values():
                 self.num_labelled += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
 
+    max_sequences_per_sample = 1
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -55,6 +57,10 @@ class SequenceDataset:
     def num_examples(self) -> int:
         """Number of examples in the file, each of which makes one or several sequences."""
         return len(self)
+
+    @property
+    def max_labelled_per_sample(self) -> int:
+        return int(self.num_labelled.max(initial=0))
 
     def digest(self) -> str:
         """Digest of all sequences and labels, which identifies the training data of a run."""

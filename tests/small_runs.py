@@ -16,6 +16,7 @@ from arguments import make_run_config
 from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from checkpoint.identity import RECORD_FILE
 from checkpoint.model_choice import ModelChoice, choose_model
+from checkpoint.start import find_start
 from utils.command_line import Arguments
 from utils.errors import run_main
 
@@ -26,7 +27,7 @@ RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoi
 def choose_model_of(args: Arguments) -> ModelChoice:
     """The model that a program's flags choose."""
     config = make_run_config(args)
-    return choose_model(config.model, config.start)
+    return choose_model(config.model, find_start(config.start).folder)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from launch_scripts import assert_refused as assert_script_refused
 from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, run_here, steps_folder, train, weights
 
-from arguments import optimizer_config
+from arguments import make_run_config
 from lr_scheduler import make_schedule, warmup_exp_decay_exp
 from run_config import ScheduleConfig
 
@@ -37,7 +37,7 @@ def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(
     for phase, processes, batch, micro_batch in ((phase1, gpus[0], 65_536, 64), (phase2, gpus[1], 32_768, 8)):
         assert phase.batch_size == micro_batch
         assert phase.batch_size * phase.gradient_merge_steps * processes == batch
-        lamb = optimizer_config(phase)
+        lamb = make_run_config(phase).optimizer
         assert (lamb.name, lamb.trust_bounds, lamb.adapt_undecayed) == ("Lamb", (0.01, 0.3), True)
         assert (lamb.bias_correction, lamb.eps, lamb.weight_decay) == (False, 1e-8, 0.01)
         assert phase.pre_layer_norm and phase.amp and phase.amp_dtype == "float16" and phase.max_grad_norm == 1
@@ -143,7 +143,7 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
     assert (run.learning_rate, run.seed, run.dropout, run.epochs) == (5e-5, 7, 0.2, 2)
     assert (run.weight_decay, run.warmup_proportion, run.predict_batch_size) == (0, 0.1, 3)
     assert run.do_train and run.do_eval and run.fp16 and run.pre_layer_norm
-    adam = optimizer_config(run)  # LAMB with every trust ratio 1
+    adam = make_run_config(run).optimizer  # LAMB with every trust ratio 1
     assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
 
 

@@ -1,6 +1,5 @@
 """The loader: global batches in their order, at any number of ranks and worker threads."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -100,7 +99,9 @@ def test_batch_has_the_lengths_and_targets_of_its_sequences():
 
 
 def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
-    loader = StepLoader(InMemoryDataset(LENGTHS), config(num_workers=0, num_sizes=1), seed=9)
+    loader = StepLoader(
+        InMemoryDataset(LENGTHS), config(num_workers=0), seed=9, limits=MicroBatchLimits.of(config(), 1)
+    )
     micro_batches = [micro_batch for step in range(6) for micro_batch in loader.load(step).micro_batches]
     micro_batches.append(loader.load(0).make_filler())
     shapes = {tuple((name, tuple(t.shape)) for name, t in sorted(m.items())) for m in micro_batches}
@@ -110,11 +111,13 @@ def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
 @pytest.mark.parametrize("shortest", [120, 20], ids=["like pre-training", "like SQuAD"])
 def test_compiled_streams_have_few_sizes_and_little_filler(shortest):
     lengths = np.random.default_rng(6).integers(shortest, 129, 4000)
-    loader_config = LoaderConfig(32, 32 * 4, 128, 20, num_workers=0, num_sizes=COMPILED_SIZES)
+    loader_config = LoaderConfig(32, 32 * 4, 128, 20, num_workers=0)
     dataset = InMemoryDataset(lengths)
     limit = likely_sequences(dataset, loader_config)
     assert limit == pytest.approx(1.25 * 32 * 128 / lengths.mean(), rel=0.05)
-    loader = StepLoader(dataset, dataclasses.replace(loader_config, sequences=limit), seed=9)
+    loader = StepLoader(
+        dataset, loader_config, 9, limits=MicroBatchLimits.of(loader_config, COMPILED_SIZES, sequences=limit)
+    )
     batches = [loader.load(step) for step in range(20)]
     shapes = [tuple(len(m[name]) for name in sorted(m)) for batch in batches for m in batch.micro_batches]
     assert len(set(shapes)) <= COMPILED_SIZES
@@ -128,8 +131,9 @@ def test_rounded_sizes_recur_while_real_sizes_hardly_do():
     lengths = np.random.default_rng(6).integers(32, 129, 4000)
     sizes = {}
     for num_sizes in (None, CPU_SIZES):
-        loader_config = LoaderConfig(32, 64, 128, 20, num_workers=0, num_sizes=num_sizes)
-        loader = StepLoader(InMemoryDataset(lengths), loader_config, seed=9)
+        loader_config = LoaderConfig(32, 64, 128, 20, num_workers=0)
+        limits = MicroBatchLimits.of(loader_config, num_sizes)
+        loader = StepLoader(InMemoryDataset(lengths), loader_config, seed=9, limits=limits)
         micro_batches = [micro_batch for step in range(60) for micro_batch in loader.load(step).micro_batches]
         sizes[num_sizes] = [(len(m["input_ids"]), len(m["mlm_labels"])) for m in micro_batches]
     real, rounded = sizes[None], sizes[CPU_SIZES]

@@ -12,7 +12,7 @@ from small_runs import run_here
 import run_glue
 import run_pretraining
 import run_squad
-from arguments import make_run_config, optimizer_config, parallel_config
+from arguments import make_run_config, parallel_config
 from optimizer import make_optimizer
 from parallel import deepspeed_config
 from utils.command_line import Arguments
@@ -163,7 +163,7 @@ def test_the_adam_json_of_bing_bert_and_of_its_squad_script_run(tmp_path, world_
     fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
     args = parse(tmp_path, uncorrected_adam(train_batch_size=4096, train_micro_batch_size_per_gpu=64, fp16=fp16))
     assert (args.max_grad_norm, args.learning_rate, args.epsilon, args.weight_decay) == (0.5, 2e-4, 1e-8, 0.01)
-    adam = optimizer_config(args)
+    adam = make_run_config(args).optimizer
     assert (adam.name, adam.trust_bounds, adam.bias_correction) == ("Lamb", (1, 1), False)
     world_size(4)
     squad = uncorrected_adam(train_batch_size=24, train_micro_batch_size_per_gpu=6, fp16={"enabled": True})
@@ -177,7 +177,7 @@ def test_adam_without_bias_correction_makes_its_updates(tmp_path):
     args = parse(tmp_path, uncorrected_adam())
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
-    optimizer = make_optimizer(optimizer_config(args), model, args.learning_rate)
+    optimizer = make_optimizer(make_run_config(args).optimizer, model, args.learning_rate)
     expected = [p.detach().double() for p in model.parameters()]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in expected]
     for _ in range(5):
@@ -285,7 +285,7 @@ def test_flags_win_over_deepspeeds_defaults(tmp_path):
 @pytest.mark.parametrize("fp16, scale", [({}, 2**16), ({"initial_scale_power": 0}, 1), ({"loss_scale": 1}, 1)])
 def test_the_first_loss_scale(tmp_path, fp16, scale):
     args = parse(tmp_path, {"fp16": {"enabled": True, **fp16}}, *ADAMW)
-    assert make_run_config(args).loss_scale == scale
+    assert make_run_config(args).precision.loss_scale == scale
 
 
 def test_differences_from_deepspeeds_defaults_are_named(tmp_path):

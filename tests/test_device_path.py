@@ -24,6 +24,7 @@ from run_config import (
     LoaderConfig,
     OptimizerConfig,
     ParallelConfig,
+    PrecisionConfig,
     RunConfig,
     ScheduleConfig,
     StartConfig,
@@ -92,8 +93,7 @@ def make_trainer(
         ParallelConfig(),
         StartConfig(),
         CheckpointMetadata({}, seed=0, phase="phase1", num_samples=8),
-        loss_scale=2.0**16,
-        dynamic_loss_scale=True,
+        PrecisionConfig(loss_scale=2.0**16, dynamic_loss_scale=True),
     )
     trainer = build_trainer(model, task, config, Runtime(META, precision))
     model.base_model.attention_implementation = attention
@@ -123,9 +123,10 @@ def make_trainer(
 def test_no_step_reads_a_number_from_the_device(
     model_class, task, dataset_class, config, optimizer, precision, attention, fixed
 ):
-    loader = LoaderConfig(4, 8, 24, 4, num_sizes=1 if fixed else None)
+    loader = LoaderConfig(4, 8, 24, 4)
+    limits = MicroBatchLimits.of(loader, num_sizes=1 if fixed else None)
     trainer = make_trainer(model_class, task, loader, precision, attention, config, optimizer)
-    batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), MicroBatchLimits.of(loader))
+    batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), limits)
     assert len(batch.micro_batches) > 1
     for _ in range(2):
         sums = trainer.training_step(batch, batch_stats(batch))

@@ -17,6 +17,7 @@ from small_runs import RunInputs, steps_folder, train
 
 import doctor
 import run_pretraining
+from arguments import make_run_config
 from diagnostics import checks
 from parallel.runtime import Runtime
 from utils.errors import UserError, run_main
@@ -120,7 +121,7 @@ def plan(inputs: RunInputs, tmp_path_factory):
     """A plan to pre-train for 1,000 updates, 100 of them warmup."""
     output = tmp_path_factory.mktemp("plan") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
-    return run_pretraining.plan_training(args, Runtime(torch.device("cpu")))
+    return run_pretraining.plan_training(make_run_config(args), Runtime(torch.device("cpu")))
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path):

@@ -20,7 +20,7 @@ from checkpoint.weights import load_pretrained, select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertConfig, BertForSequenceClassification
-from fine_tuning import mean_and_deviation
+from run_setup import mean_and_deviation
 from tasks.glue import (
     ClassificationTask,
     TextDataset,

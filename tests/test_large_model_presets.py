@@ -35,7 +35,7 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name
         assert args.config_file.name == f"bert-{name.replace('p', '.')}-uncased.json"
         config = make_run_config(args, world_size=8)
         with torch.device("meta"):
-            model = BertForPreTraining(choose_model(config.model, config.start).config)
+            model = BertForPreTraining(choose_model(config.model).config)
         settings = MemorySettings(config)
         assert (settings.world_size, settings.parallel.shard_degree, settings.device.type) == (8, 8, "cuda")
         assert GPU_MEMORY / 4 < estimate_memory(model, settings).total < GPU_MEMORY - LIBRARIES

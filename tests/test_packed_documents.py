@@ -16,6 +16,7 @@ import create_pretraining_data
 from data_loading.hdf5_shards import max_documents
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
+from data_loading.packing import MicroBatchLimits
 from data_loading.pretraining_dataset import PretrainingDataset
 from encoders.bert import BertConfig, BertForPreTraining
 from run_config import LoaderConfig
@@ -130,9 +131,9 @@ def test_a_document_does_not_see_the_others_of_its_row(shards):
 def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shards, num_sizes):
     def batches(world_size: int) -> list[Counter]:
         dataset = open_shards(shards)
-        sequences = dataset.max_sequences_per_sample
-        config = LoaderConfig(1, 6, LENGTH, 10, 0, num_sizes, sequences)
-        loaders = [StepLoader(dataset, config, 3, rank=rank, world_size=world_size) for rank in range(world_size)]
+        config = LoaderConfig(1, 6, LENGTH, 10, num_workers=0)
+        limits = MicroBatchLimits.of(config, num_sizes, sequences_per_sample=dataset.max_sequences_per_sample)
+        loaders = [StepLoader(dataset, config, 3, 0, rank, world_size, limits=limits) for rank in range(world_size)]
         found = []
         for step in range(2 * len(dataset) // 6):
             parts = [loader.load(step) for loader in loaders]

@@ -206,7 +206,7 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
 def test_the_checkpoint_is_saved_before_the_evaluation_of_the_same_step(inputs, tmp_path, monkeypatch):
     """A kill during a long evaluation loses no step."""
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         wait_until(lambda: "2" in steps_in(tmp_path))
         raise KeyboardInterrupt
 

@@ -106,6 +106,7 @@ def option(names: str, kind: Any, default: Any, help: str, *needs: Sequence[str]
 
 
 def flags_of(*configs: type) -> list[Flag]:
+    """The flags of the fields of dataclasses, without those of dataclasses in them."""
     return [field.metadata["flag"] for config in configs for field in fields(config) if field.metadata]
 
 
@@ -160,10 +161,11 @@ class ArgumentParser(argparse.ArgumentParser):
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
             known = self._option_string_actions
-            unknown = [word for word in argv if is_flag(word) and flag_name(word) not in known]
-            for flag in map(flag_name, unknown):
+            typed = [word for word in argv if is_flag(word)]
+            for flag in map(flag_name, typed):
                 if flag in self.hints:
                     self.error(f"{flag} is not a flag of this program: {self.hints[flag]}")
+            unknown = [word for word in typed if flag_name(word) not in known]
             if unknown:
                 close = difflib.get_close_matches(flag_name(unknown[0]), known, n=1)
                 hint = f": did you mean {close[0]}?" if close else ""

@@ -1,0 +1,115 @@
+"""Where a run starts: from random weights, from the weights of a model folder, or from a checkpoint that it resumes.
+
+`find_start` resolves the flags, before the model is chosen; `start_in` completes that once the run's own folder is
+known and locked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checkpoint.folder import (
+    PROGRESS_SUFFIX,
+    checkpoint_steps,
+    find_checkpoint,
+    find_model_folder,
+    newest_checkpoint,
+    verify_checkpoint,
+)
+from run_config import StartConfig
+from utils.errors import UserError
+from utils.files import read_json_object
+from utils.progress import print_line
+
+
+@dataclass(frozen=True)
+class Start:
+    """Verified folders, or None. checkpoint: to resume. weights: the starting weights. problem: why there are none,
+    which is an error unless a checkpoint is resumed."""
+
+    config: StartConfig = field(default_factory=StartConfig)
+    checkpoint: Path | None = None
+    weights: Path | None = None
+    problem: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The model folder whose weights are loaded."""
+        return self.checkpoint or self.weights
+
+
+def find_start(config: StartConfig, on_main: Callable[[Callable], Any] = lambda function: function()) -> Start:
+    """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to resume cannot be used.
+
+    on_main: calls a function on the main process only, and returns its result on all."""
+
+    def find() -> list[str | None]:
+        checkpoint = weights = problem = None
+        if config.from_checkpoint is not None:
+            checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
+        path = config.from_phase1_final_params or config.from_pretrained_params
+        if path is not None:
+            try:
+                weights = find_model_folder(path, print_line if checkpoint is None else lambda _: None)
+            except UserError as error:  # phase 1's checkpoints may be removed once phase 2 has one
+                problem = str(error)
+        return [None if value is None else str(value) for value in (checkpoint, weights, problem)]
+
+    checkpoint, weights, problem = on_main(find)
+    if problem is not None and checkpoint is None and not config.resume:
+        raise UserError(problem)
+    return Start(config, checkpoint and Path(checkpoint), weights and Path(weights), problem)
+
+
+def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
+    """`start` for a run whose folder of steps is `folder`: with the newest checkpoint in it if the flags ask for that.
+
+    saves: whether the run will save to `folder`, which then must be locked and have no newer checkpoint.
+    """
+    config = start.config
+    is_own = config.from_checkpoint is not None and config.from_checkpoint.resolve() == folder.resolve()
+    resumes_newest = config.resume or (is_own and config.last_step_of_checkpoint == "auto")
+    resumes_here = start.checkpoint is not None and start.checkpoint.parent.resolve() == folder.resolve()
+    if resumes_here and not start.checkpoint.is_dir():  # overwritten
+        start, resumes_here = replace(start, checkpoint=None), False
+    if saves or resumes_newest:
+        found = int(start.checkpoint.name) if resumes_here else -1
+        newest = newest_checkpoint(folder, print_line if resumes_newest and not is_own else lambda _: None, found)
+        if newest is not None and resumes_newest:
+            start = replace(start, checkpoint=newest)
+        elif newest is not None:
+            raise UserError(
+                f"{folder} already holds step {newest.name}: add --resume-from-checkpoint to resume from it "
+                f"(instead of --from-checkpoint), or --overwrite to start again, or choose another --output-dir"
+            )
+    if start.checkpoint is not None:
+        return start
+    if config.from_checkpoint is not None and not is_own:
+        raise UserError(
+            f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's own "
+            f"folder, {folder}, may be empty)"
+        )
+    if resumes_newest:
+        if checkpoint_steps(folder):
+            raise UserError(f"none of the checkpoints in {folder} is valid: move them away to start from step 1")
+        print_line(f"no checkpoint in {folder} yet: starting at step 1")
+    if start.problem is not None:
+        raise UserError(start.problem)
+    if config.from_phase1_final_params is not None:
+        refuse_unfinished(start.weights)
+    if config.lr_rewarmup:
+        verify_checkpoint(start.weights)
+    return start
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raises UserError if the checkpoint `folder` is not the last one of its run. Ignores folders of other programs."""
+    for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
+        progress = read_json_object(path, "the progress of a run")
+        step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")
+        if isinstance(step, int) and isinstance(last, int) and step < last:
+            raise UserError(
+                f"phase 1 is unfinished: {folder} is step {step} of {last}: rerun phase 1 to its end, or start from it "
+                f"as it is with --from-pretrained-params"
+            )
