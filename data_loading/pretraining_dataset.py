@@ -67,7 +67,7 @@ class PretrainingDataset:
 
     @property
     def max_labelled_per_sample(self) -> int:
-        return self.predictions_per_sequence
+        return self.max_masked_tokens
 
     @property
     def has_next_sentence(self) -> bool:
