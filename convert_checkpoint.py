@@ -1,6 +1,6 @@
 """Converts a BERT checkpoint of another project to a Hugging Face model folder, which all programs here accept.
 
-    python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,google-tf} SOURCE FOLDER
+    python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle} SOURCE FOLDER
 
 Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from checkpoint.model_choice import check_vocab_size
-from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
+from checkpoint_formats import nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import convert_weights
 from encoders.bert import BertConfig
 from encoders.config import HIDDEN_ACTS
@@ -30,7 +30,7 @@ from utils.errors import UserError
 from utils.files import atomic_folder, read_json_object, write_json
 from utils.progress import print_line
 
-READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "google-tf": google_tf.read}
+READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read}
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:

@@ -31,7 +31,7 @@ HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can sha
 FORMAT_VERSION = 2
 
 
-FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth", ".ckpt", ".index")  # files that convert_checkpoint.py reads
+FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth")  # files that convert_checkpoint.py reads
 
 
 class BadCheckpoint(UserError):

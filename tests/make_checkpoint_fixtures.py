@@ -1,29 +1,23 @@
-"""Makes tests/fixtures/checkpoints: small BERTs that TensorFlow and Paddle wrote, with the logits that they computed.
+"""Makes tests/fixtures/checkpoints: small BERTs that Paddle wrote, with the logits that it computed.
 
-The tests read these files and need neither library. To make them again, in an environment of its own:
+The tests read these files and do not need the library. To make them again, in an environment of its own:
 
-    python3 -m venv /tmp/fixtures && /tmp/fixtures/bin/pip install tensorflow-cpu paddlepaddle
+    python3 -m venv /tmp/fixtures && /tmp/fixtures/bin/pip install paddlepaddle
     /tmp/fixtures/bin/python tests/make_checkpoint_fixtures.py
 
-Last made with tensorflow-cpu 2.21.0 and paddlepaddle 3.3.1.
+Last made with paddlepaddle 3.3.1.
 """
 
 import json
-import math
-import os
 import shutil
 from pathlib import Path
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-
 import numpy as np
 import paddle
-import tensorflow as tf  # after paddle: the other order ends in a segmentation fault
 from paddle import nn
 
 FOLDER = Path(__file__).resolve().parent / "fixtures" / "checkpoints"
 VOCAB, PADDED_VOCAB, HIDDEN, HEADS, LAYERS, INTERMEDIATE, POSITIONS = 101, 104, 16, 2, 2, 32, 24
-NUM_LABELS = 3
 CONFIG = {
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
@@ -43,78 +37,6 @@ LENGTHS = np.array([9, 12, 5])
 INPUT_IDS = np.where(np.arange(12) < LENGTHS[:, None], random.integers(5, VOCAB, (3, 12)), 0)
 TOKEN_TYPE_IDS = np.where(np.arange(12) < LENGTHS[:, None], np.arange(12) >= 4, 0).astype(np.int64)
 MASK = (np.arange(12) < LENGTHS[:, None]).astype(np.int64)
-
-
-# --- TensorFlow: Google's variables, and the forward pass on them -----------------------------------------------------
-
-
-class GoogleBert:
-    """Google's BERT in a graph; makes its variables under Google's names, with large values."""
-
-    def __init__(self) -> None:
-        hidden = (
-            tf.gather(self.variable("bert/embeddings/word_embeddings", VOCAB, HIDDEN), INPUT_IDS)
-            + tf.gather(self.variable("bert/embeddings/token_type_embeddings", 2, HIDDEN), TOKEN_TYPE_IDS)
-            + self.variable("bert/embeddings/position_embeddings", POSITIONS, HIDDEN)[: INPUT_IDS.shape[1]]
-        )
-        hidden = self.layer_norm("bert/embeddings", hidden)
-        for layer in range(LAYERS):
-            hidden = self.layer(f"bert/encoder/layer_{layer}", hidden)
-        self.hidden = hidden
-        self.pooled = tf.tanh(self.dense("bert/pooler/dense", hidden[:, 0], HIDDEN))
-
-    def variable(self, name: str, *shape: int):
-        return tf.compat.v1.get_variable(name, initializer=random.normal(0, 0.3, shape).astype(np.float32))
-
-    def dense(self, name: str, inputs, size: int):
-        kernel = self.variable(f"{name}/kernel", inputs.shape[-1], size)
-        return tf.tensordot(inputs, kernel, 1) + self.variable(f"{name}/bias", size)
-
-    def layer_norm(self, name: str, inputs):
-        mean, variance = tf.nn.moments(inputs, -1, keepdims=True)
-        gamma = self.variable(f"{name}/LayerNorm/gamma", HIDDEN)
-        return (inputs - mean) / tf.sqrt(variance + 1e-12) * gamma + self.variable(f"{name}/LayerNorm/beta", HIDDEN)
-
-    def layer(self, name: str, inputs):
-        def heads(part: str):
-            states = self.dense(f"{name}/attention/self/{part}", inputs, HIDDEN)
-            return tf.transpose(tf.reshape(states, [*INPUT_IDS.shape, HEADS, HIDDEN // HEADS]), [0, 2, 1, 3])
-
-        query, key, value = heads("query"), heads("key"), heads("value")
-        scores = tf.matmul(query, key, transpose_b=True) / math.sqrt(HIDDEN // HEADS)
-        probs = tf.nn.softmax(scores - 10000.0 * (1.0 - MASK[:, None, None, :].astype(np.float32)))
-        context = tf.reshape(tf.transpose(tf.matmul(probs, value), [0, 2, 1, 3]), [*INPUT_IDS.shape, HIDDEN])
-        attended = self.dense(f"{name}/attention/output/dense", context, HIDDEN)
-        attended = self.layer_norm(f"{name}/attention/output", attended + inputs)
-        inner = tf.nn.gelu(self.dense(f"{name}/intermediate/dense", attended, INTERMEDIATE))
-        return self.layer_norm(f"{name}/output", self.dense(f"{name}/output/dense", inner, HIDDEN) + attended)
-
-    def head(self, name: str, inputs, labels: int):
-        """A linear layer whose matrix is [out, in], as Google's heads have it."""
-        weights = self.variable(f"{name}output_weights", labels, HIDDEN)
-        return tf.tensordot(inputs, weights, [[-1], [1]]) + self.variable(f"{name}output_bias", labels)
-
-    def masked_token_logits(self):
-        name = "cls/predictions/transform"
-        hidden = self.layer_norm(name, tf.nn.gelu(self.dense(f"{name}/dense", self.hidden, HIDDEN)))
-        with tf.compat.v1.variable_scope("", reuse=True):
-            embedding = tf.compat.v1.get_variable("bert/embeddings/word_embeddings")
-        return tf.tensordot(hidden, embedding, [[-1], [1]]) + self.variable("cls/predictions/output_bias", VOCAB)
-
-
-def write_google(prefix: str, logits_of_model, with_optimizer: bool = False) -> list[np.ndarray]:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        logits = logits_of_model(GoogleBert())
-        if with_optimizer:
-            for variable in tf.compat.v1.trainable_variables():
-                for moment in ("adam_m", "adam_v"):
-                    shape = variable.shape.as_list()
-                    tf.compat.v1.get_variable(f"{variable.op.name}/{moment}", shape, trainable=False)
-            tf.compat.v1.train.get_or_create_global_step()
-        session.run(tf.compat.v1.global_variables_initializer())
-        saver = tf.compat.v1.train.Saver()
-        saver.save(session, str(FOLDER / "google" / prefix), write_meta_graph=False, write_state=False)
-        return session.run(logits)
 
 
 # --- Paddle: the recipe's modules, whose order of construction names the parameters -----------------------------------
@@ -244,22 +166,11 @@ def write_paddle_state_dict(prefix: str, model_class) -> list[np.ndarray]:
 
 def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
-    (FOLDER / "google").mkdir(parents=True)
-    (FOLDER / "paddle").mkdir()
+    (FOLDER / "paddle").mkdir(parents=True)
     (FOLDER / "bert_config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
     words = [*SPECIAL, *(f"word{i}" for i in range(VOCAB - len(SPECIAL)))]
     (FOLDER / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     expected = {"input_ids": INPUT_IDS, "token_type_ids": TOKEN_TYPE_IDS, "attention_mask": MASK}
-    expected["google_mlm"], expected["google_nsp"] = write_google(
-        "bert_model.ckpt",
-        lambda bert: [bert.masked_token_logits(), bert.head("cls/seq_relationship/", bert.pooled, 2)],
-        with_optimizer=True,
-    )
-    [expected["google_squad"]] = write_google("squad.ckpt", lambda bert: [bert.head("cls/squad/", bert.hidden, 2)])
-    [expected["google_classifier"]] = write_google(
-        "classifier.ckpt", lambda bert: [bert.head("", bert.pooled, NUM_LABELS)]
-    )
-    tf.train.Checkpoint(kernel=tf.Variable([1.0, 2.0])).write(str(FOLDER / "google" / "keras.ckpt"))
     expected["paddle_mlm"], expected["paddle_nsp"] = write_paddle_static("pretraining", BertForPretraining)
     [expected["paddle_squad"]] = write_paddle_static("squad", BertForQuestionAnswering)
     expected["state_dict_mlm"], expected["state_dict_nsp"] = write_paddle_state_dict("state_dict", BertForPretraining)

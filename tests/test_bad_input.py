@@ -106,7 +106,7 @@ def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path
     )
 
 
-@pytest.mark.parametrize("name", ["bert_paddle.pdparams", "ckpt_600.pt", "bert_model.ckpt.index"])
+@pytest.mark.parametrize("name", ["bert_paddle.pdparams", "ckpt_600.pt"])
 def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, name):
     given, step = tmp_path / "given", steps_folder(tmp_path / "nvidia") / "600"
     for folder in (given, step):

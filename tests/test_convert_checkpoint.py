@@ -1,8 +1,7 @@
-"""convert_checkpoint.py on files that TensorFlow, Paddle, PyTorch and transformers wrote: the logits stay the same."""
+"""convert_checkpoint.py on files that Paddle, PyTorch and transformers wrote: the logits stay the same."""
 
 import json
 import pickle
-import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
 from checkpoint.weights import load_pretrained, open_model_weights
-from checkpoint_formats import google_tf, nvidia_paddle
+from checkpoint_formats import nvidia_paddle
 from encoders.bert import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
 
@@ -24,7 +23,7 @@ EXPECTED = np.load(FIXTURES / "expected.npz")
 INPUTS = {key: torch.from_numpy(EXPECTED[key]) for key in ("input_ids", "token_type_ids", "attention_mask")}
 IS_REAL = INPUTS["attention_mask"].bool()
 TIGHT = {"rtol": 1e-4, "atol": 1e-4}
-PADDLE = {"rtol": 1e-3, "atol": 1e-3}  # Paddle's encoder layers have a LayerNorm epsilon of 1e-5, Google's BERT 1e-12
+PADDLE = {"rtol": 1e-3, "atol": 1e-3}  # Paddle's encoder layers have a LayerNorm epsilon of 1e-5, BERT's 1e-12
 
 
 def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
@@ -48,78 +47,6 @@ def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
     for output in (ours, theirs):
         torch.testing.assert_close(output.start_logits[IS_REAL], logits[..., 0][IS_REAL], **tolerance)
         torch.testing.assert_close(output.end_logits[IS_REAL], logits[..., 1][IS_REAL], **tolerance)
-
-
-# --- Google -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["bert_model.ckpt", "bert_model.ckpt.index"])
-def test_google_pretraining_has_tensorflows_logits(tmp_path, name):
-    output = converted("google-tf", FIXTURES / "google" / name, tmp_path / "out")
-    assert_same_pretraining_logits(tmp_path / "out", EXPECTED["google_mlm"], EXPECTED["google_nsp"])
-    assert "not used (optimizer state): bert/embeddings/LayerNorm/beta/adam_m" in output
-    assert "and 90 more" in output  # two moments of 46 tensors and the step, less the three that are listed
-
-
-def test_google_squad_has_tensorflows_logits(tmp_path):
-    output = converted("google-tf", FIXTURES / "google" / "squad.ckpt", tmp_path / "out")
-    assert_same_squad_logits(tmp_path / "out", EXPECTED["google_squad"])
-    assert "not in the source: cls.predictions.*, cls.seq_relationship.*, classifier.*" in output
-
-
-def test_google_classifier_has_tensorflows_logits_and_its_labels(tmp_path):
-    converted("google-tf", FIXTURES / "google" / "classifier.ckpt", tmp_path / "out")
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    assert type(model) is HFForSequenceClassification and model.config.num_labels == 3
-    with torch.no_grad():
-        logits = model.eval()(**INPUTS).logits
-    torch.testing.assert_close(logits, torch.from_numpy(EXPECTED["google_classifier"]), **TIGHT)
-
-
-def test_keras_checkpoint_is_refused(tmp_path):
-    assert_refused(
-        convert("google-tf", FIXTURES / "google" / "keras.ckpt", tmp_path / "out"), "object-based", "keras.ckpt.index"
-    )
-
-
-def copy_of(name, tmp_path):
-    for path in (FIXTURES / "google").glob(f"{name}.*"):
-        shutil.copy(path, tmp_path)
-    return tmp_path / f"{name}.index", tmp_path / f"{name}.data-00000-of-00001"
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
-def test_damaged_tensorflow_data_is_refused(tmp_path, damage):
-    index, data = copy_of("squad.ckpt", tmp_path)
-    content = bytearray(data.read_bytes())
-    content[5000] ^= 1
-    if damage == "missing":
-        data.unlink()
-    else:
-        data.write_bytes(content if damage == "flip" else content[:-4])
-    assert_refused(convert("google-tf", index, tmp_path / "out"), data.name, "fetch")
-    assert not (tmp_path / "out").exists()
-
-
-def test_damaged_tensorflow_index_is_refused_or_read_the_same(tmp_path):
-    """The table has a few bytes that no reader needs."""
-    index, _ = copy_of("squad.ckpt", tmp_path)
-    whole, expected = index.read_bytes(), google_tf.read(index, None).tensors
-    refused = 0
-    positions = range(0, len(whole), 7)
-    for position in positions:
-        flipped = bytearray(whole)
-        flipped[position] ^= 1
-        index.write_bytes(flipped)
-        try:
-            tensors = google_tf.read(index, None).tensors
-        except UserError as error:
-            assert str(index) in str(error)
-            refused += 1
-        else:
-            assert tensors.keys() == expected.keys()
-            assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    assert refused > 0.95 * len(positions)
 
 
 # --- Paddle -----------------------------------------------------------------------------------------------------------
@@ -239,6 +166,18 @@ def test_nvidia_squad_in_half_precision_is_written_as_float32(tmp_path):
     assert_same_squad_logits(tmp_path / "out", torch.stack([logits.start_logits, logits.end_logits], -1))
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
     assert "float16 weights are written as float32" in output
+
+
+def test_nvidia_classifier_has_its_logits_and_labels(tmp_path):
+    model = hugging_face_model(HFForSequenceClassification, num_labels=3)
+    torch.save(nvidia_state_dict(model), tmp_path / "pytorch_model.bin")
+    source = tmp_path / "pytorch_model.bin"
+    output = converted("nvidia-pytorch", source, tmp_path / "out", "--hidden-act", "gelu")
+    assert "not in the source: cls.predictions.*, cls.seq_relationship.*, qa_outputs.*" in output
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert type(loaded) is HFForSequenceClassification and loaded.config.num_labels == 3
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(**INPUTS).logits, model(**INPUTS).logits, **TIGHT)
 
 
 def test_a_tied_copy_with_other_values_is_refused(tmp_path, pretraining_model):

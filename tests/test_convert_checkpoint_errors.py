@@ -17,7 +17,7 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 
 from checkpoint.weights import open_model_weights
-from checkpoint_formats import google_tf, nvidia_paddle, nvidia_pytorch
+from checkpoint_formats import nvidia_paddle, nvidia_pytorch
 from utils.errors import UserError
 
 
@@ -77,34 +77,34 @@ def test_what_cannot_be_placed_is_an_error_that_names_it(tmp_path, pretraining_m
 def test_a_config_of_another_model_is_refused(tmp_path):
     for change, words in (
         ({"num_hidden_layers": 3}, ["bert.encoder.layer.2."]),
-        ({"num_hidden_layers": 1}, ["bert/encoder/layer_1/"]),
-        ({"hidden_size": 32}, ["LayerNorm/beta", "shape [16]", "[32]"]),
+        ({"num_hidden_layers": 1}, ["bert.encoder.layers.1."]),
+        ({"hidden_size": 32}, ["word_embeddings", "shape [101, 16]", "[101, 32]"]),
         ({"vocab_size": 90}, ["101 tokens", "90"]),
         ({"hidden_act": "relu"}, ["config.json", "hidden_act"]),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
-        source, out = FIXTURES / "google" / "squad.ckpt", tmp_path / "out"
-        assert_refused(convert("google-tf", source, out, "--config-file", tmp_path / "config.json"), *words)
+        source, out = FIXTURES / "paddle" / "state_dict.pdparams", tmp_path / "out"
+        assert_refused(convert("nvidia-paddle", source, out, "--config-file", tmp_path / "config.json"), *words)
 
 
 def test_missing_files_are_named(tmp_path):
-    source = FIXTURES / "google" / "squad.ckpt"
-    assert_refused(convert("google-tf", source, tmp_path / "out", beside=False), "--config-file")
-    assert_refused(convert("google-tf", tmp_path / "no" / "such", tmp_path / "out"), "such")
+    source = FIXTURES / "paddle" / "state_dict.pdparams"
+    assert_refused(convert("nvidia-paddle", source, tmp_path / "out", beside=False), "--config-file")
+    assert_refused(convert("nvidia-paddle", tmp_path / "no" / "such", tmp_path / "out"), "such")
     (tmp_path / "such.txt").touch()
-    assert_refused(convert("google-tf", tmp_path / "such", tmp_path / "out"), "such", "such.index")
-    assert_refused(convert("google-tf", FIXTURES / "google", tmp_path / "out"), "squad.ckpt.index", "found")
-    assert_refused(convert("google-tf", source, tmp_path / "out", "--vocab-file", tmp_path / "v.txt"), "v.txt")
+    assert_refused(convert("nvidia-paddle", tmp_path / "such", tmp_path / "out"), "such", "such.pdparams")
+    assert_refused(convert("nvidia-paddle", FIXTURES / "paddle", tmp_path / "out"), "squad.pdparams", "found")
+    assert_refused(convert("nvidia-paddle", source, tmp_path / "out", "--vocab-file", tmp_path / "v.txt"), "v.txt")
 
 
 def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
     (tmp_path / "out").mkdir()
-    source = FIXTURES / "google" / "squad.ckpt"
-    converted("google-tf", source, tmp_path / "out")  # an empty folder is taken
+    source = FIXTURES / "paddle" / "state_dict.pdparams"
+    converted("nvidia-paddle", source, tmp_path / "out")  # an empty folder is taken
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert before.keys() == {"model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"}
     assert_refused(
-        run_program("convert_checkpoint.py", *convert("google-tf", source, tmp_path / "out").args), "not empty"
+        run_program("convert_checkpoint.py", *convert("nvidia-paddle", source, tmp_path / "out").args), "not empty"
     )
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
@@ -183,19 +183,6 @@ def all_names(layers):
     return sorted(name for name in names if "decoder" not in name)
 
 
-def to_google(name):
-    heads = {"qa_outputs": "cls/squad", "cls.seq_relationship": "cls/seq_relationship"}
-    for head, scope in heads.items():
-        if name.startswith(head):
-            return f"{scope}/output_{'weights' if name.endswith('weight') else 'bias'}"
-    if name == BIAS:
-        return "cls/predictions/output_bias"
-    name = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name)
-    name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-    name = name.replace("_embeddings.weight", "_embeddings")
-    return re.sub(r"\.weight$", ".kernel", name).replace(".", "/")
-
-
 def to_paddle(name):
     for theirs, paddle in (
         ("qa_outputs", "classifier"),
@@ -226,7 +213,6 @@ def to_nvidia(name):
 def test_names_go_there_and_back(layers):
     names = all_names(layers)
     for there, back in (
-        (to_google, google_tf.hugging_face_name),
         (to_paddle, nvidia_paddle.hugging_face_name),
         (to_nvidia, nvidia_pytorch.hugging_face_name),
     ):
