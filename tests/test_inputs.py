@@ -1,11 +1,15 @@
 """Where text may come from: addresses, compressions, formats, and files that are divided among tasks."""
 
 import bz2
+import contextlib
 import csv
 import gzip
+import http.server
+import io
 import json
 import random
 import re
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from data_preparation.sources import documents, spans
 from data_preparation.sources.documents import read_documents
 from data_preparation.sources.spans import Span, plan_spans
 from data_preparation.stages import format_stage
+from data_preparation.text import formatting
 from utils.errors import UserError
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
@@ -53,9 +58,7 @@ def test_spans_of_any_length_give_each_line_once(tmp_path, monkeypatch, length):
 @pytest.mark.parametrize("length", [100, 5_000, 10**9])
 def test_row_groups_of_parquet_are_read_once(tmp_path, monkeypatch, length):
     monkeypatch.setattr(spans, "SPAN_BYTES", length)
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pytest.importorskip("pyarrow").table({"id": list(range(len(TEXTS))), "text": TEXTS})
-    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    (tmp_path / "a.parquet").write_bytes(make_parquet(TEXTS))
     assert read_all([str(tmp_path / "a.parquet")]) == EXPECTED
 
 
@@ -130,6 +133,120 @@ def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     system.pipe("/corpus/a.jsonl", write_jsonl() + b'{"text": "More."}\n')
     run(format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
     assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
+
+
+class RangeServer(http.server.ThreadingHTTPServer):
+    """Serves files, and ranges of them where `has_ranges`. failures: requests to refuse before it answers again.
+    bytes_sent: in ranges."""
+
+    daemon_threads = True
+
+    def __init__(self, files: dict[str, bytes]):
+        super().__init__(("127.0.0.1", 0), RangeHandler)
+        self.files, self.has_ranges, self.failures, self.bytes_sent = files, True, 0, 0
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+
+class RangeHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self, is_head: bool = False):
+        content = self.server.files.get(self.path[1:])
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if self.server.has_ranges else None
+        if asked and self.server.failures:
+            self.server.failures -= 1
+            self.send_error(503)
+            return
+        if content is None:
+            self.send_error(404)
+            return
+        first, last = map(int, asked.groups()) if asked else (0, len(content))
+        body = content[first : last + 1]
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/octet-stream")
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(content)}")
+        self.end_headers()
+        if not is_head:
+            self.server.bytes_sent += len(body) if asked else 0
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+
+    def do_HEAD(self):
+        self.do_GET(is_head=True)
+
+    def log_message(self, *_):
+        pass
+
+
+def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    columns = {"id": list(range(len(texts))), "more": [text[::-1] for text in texts], "text": texts}
+    parquet.write_table(pytest.importorskip("pyarrow").table(columns), file, row_group_size, write_statistics=False)
+    return file.getvalue()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(input_files, "REMOTE_BLOCK", 1 << 12)
+    monkeypatch.setattr(input_files, "RETRY_WAITS", (0.01, 0.01))
+    monkeypatch.setattr(spans, "SPAN_BYTES", 5_000)
+    tsv = "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))
+    contents = {
+        "a.txt": "\n\n".join(TEXTS).encode(),
+        "a.jsonl": write_jsonl(),
+        "a.jsonl.gz": gzip.compress(write_jsonl(), 0),
+        "a.tsv": b"id\ttext\n" + tsv.encode(),
+        "a.parquet": make_parquet(TEXTS),
+    }
+    server = RangeServer(contents)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.tsv", "a.parquet"])
+def test_files_of_a_web_server_are_read_in_ranges_and_refused_without(server, name):
+    address = server.url(name)
+    assert find_files([address], (f".{name.split('.')[1]}",)) == [address]
+    server.failures = 2
+    assert read_all([address], empty_line="document") == EXPECTED
+    assert len(plan_spans([(address, input_files.size_of(address))])) > 1 or name in ("a.tsv", "a.jsonl.gz")
+    server.has_ranges = False
+    with pytest.raises(UserError, match=rf"{address} cannot be read .*must answer range requests"):
+        read_all([address])
+
+
+def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(server, tmp_path, capsys, monkeypatch):
+    """As from a hub of data sets: the server breaks in the middle, and a second run reads the rest only."""
+    address, options = server.url("a.parquet"), FormatOptions(sentence_splitter="fast")
+    server.files["a.parquet"] = make_parquet([random.Random(text).randbytes(2000).hex() for text in TEXTS])
+    stage = format_stage(tmp_path, "corpus", "corpus", [address], options)
+    run(stage, InProcessExecutor())
+    all_bytes, parts = server.bytes_sent, sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt"))
+    expected = [part.read_bytes() for part in parts]
+    units = plan_spans([(address, input_files.size_of(address))])
+    assert len(parts) > 5
+    stage, done = format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options), len(units) // 2
+    with monkeypatch.context() as patch:
+        patch.setattr(input_files, "RETRY_WAITS", ())
+        read = formatting.read_source
+
+        def stops(dataset, span, *arguments):
+            server.failures = 999 if len(list(tmp_path.glob("stopped/formatted/*/part-*.txt"))) == done else 0
+            return read(dataset, span, *arguments)
+
+        patch.setattr(formatting, "read_source", stops)
+        with pytest.raises(UserError, match="503"):
+            run(stage, InProcessExecutor())
+    server.failures = server.bytes_sent = 0
+    run(stage, InProcessExecutor())
+    assert [part.read_bytes() for part in sorted((stage.folder).glob("part-*.txt"))] == expected
+    assert server.bytes_sent < 0.7 * all_bytes
 
 
 @pytest.mark.parametrize(("address", "reason"), [("nonsense://x/a.jsonl", "nonsense"), ("s3://bucket/a.jsonl", "s3")])

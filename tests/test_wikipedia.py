@@ -427,7 +427,6 @@ def test_a_plain_dump_that_is_cut_off_is_refused(tmp_path):
 
 
 def test_a_damaged_stream_costs_its_own_pages_only(tmp_path):
-
     pages = [page(f"Page {number}", f"{PROSE} {number}.") for number in range(20)]
     streams = [bz2.compress(part.encode()) for part in (HEAD, *pages, "</mediawiki>\n")]
     streams[7] = streams[7][:60] + bytes(20) + streams[7][80:]
@@ -450,10 +449,16 @@ def test_a_malformed_page_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no dump", bz2.compress(b"no dump"), b"BZh9" + bytes(100), b"<mediawiki>" * 5]
+    ("content", "reason"),
+    [
+        *((content, "does not start like a Wikipedia dump") for content in (b"", b"no dump", b"<mediawiki>" * 5)),
+        *((content, "does not start like a") for content in (bz2.compress(b"no dump"), b"BZh9" + bytes(100))),
+        ("<mediawiki></mediawiki>".encode("utf-16"), "UTF-16, not UTF-8"),
+        (bz2.compress("<mediawiki></mediawiki>".encode("utf-16")), "UTF-16, not UTF-8"),
+    ],
 )
-def test_a_file_that_is_no_dump_is_refused(tmp_path, content):
+def test_a_file_that_is_no_dump_is_refused(tmp_path, content, reason):
     path = tmp_path / "other.xml.bz2"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"other\.xml\.bz2: does not start like a Wikipedia dump"):
+    with pytest.raises(UserError, match=rf"other\.xml\.bz2: {reason}"):
         extract(path)

@@ -1,14 +1,20 @@
 """Input files: local paths and the addresses that fsspec knows (s3://, gs://, hf://, https://)."""
 
+import io
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UserError
 from utils.files import file_digest
 from utils.tables import kind_of
+
+REMOTE_BLOCK = 1 << 20  # bytes read at a time
+RETRY_WAITS = (1, 4, 16)  # seconds before a failed request is repeated
 
 
 def is_remote(path: str) -> bool:
@@ -29,17 +35,67 @@ def filesystem(path: str) -> tuple[Any, str]:
 
 def open_input(path: str) -> BinaryIO:
     """The bytes of a file as they are stored."""
-    if not is_remote(path):
-        return Path(path).open("rb")
-    system, name = filesystem(path)
-    return system.open(name, "rb")
+    return io.BufferedReader(RemoteFile(path)) if is_remote(path) else Path(path).open("rb")
+
+
+class RemoteFile(io.RawIOBase):
+    """A file that fsspec opens, read in blocks of `REMOTE_BLOCK` bytes; a failed request is repeated."""
+
+    def __init__(self, path: str):
+        system, name = filesystem(path)
+        self.path = path
+        with remote_errors(path):
+            self.file = system.open(name, "rb", block_size=REMOTE_BLOCK)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        position = self.file.tell()
+        for wait in RETRY_WAITS:
+            try:
+                return self.file.readinto(buffer)
+            except (ValueError, FileNotFoundError, PermissionError):
+                break  # no ranges, or no access: the same again
+            except Exception:  # each protocol has its own errors
+                time.sleep(wait)
+                self.file.seek(position)
+        with remote_errors(self.path):
+            return self.file.readinto(buffer)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+@contextmanager
+def remote_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each protocol has its own errors
+        raise UserError(
+            f"{path} cannot be read ({str(error) or type(error).__name__}): check the address and the access to it; a "
+            "web server must answer range requests, else download the file first"
+        ) from error
 
 
 def size_of(path: str) -> int:
     if not is_remote(path):
         return Path(path).stat().st_size
     system, name = filesystem(path)
-    return system.size(name) or 0
+    with remote_errors(path):
+        if (size := system.size(name)) is None:
+            raise ValueError("the server does not say how long it is")
+        return size
 
 
 def identity_of(path: str) -> str:
@@ -47,8 +103,10 @@ def identity_of(path: str) -> str:
     if not is_remote(path):
         return file_digest(path)
     system, name = filesystem(path)
-    keys = ("size", "ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id")
-    return str({key: str(value) for key in keys if (value := system.info(name).get(key)) is not None})
+    with remote_errors(path):
+        info = system.info(name)
+    keys = ("size", "ETag", "etag", "LastModified", "Last-Modified", "mtime", "md5Hash", "blob_id")
+    return str({key: str(info[key]) for key in keys if info.get(key) is not None})
 
 
 def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -86,11 +144,9 @@ def walk(folder: Path, above: Sequence[str] = ()) -> Iterator[Path]:
 
 def list_remote(path: str) -> list[str]:
     system, name = filesystem(path)
-    try:
+    with remote_errors(path):
         if "*" in name:
             names = system.glob(name)
         else:
             names = system.find(name) if system.isdir(name) else [name] * system.exists(name)
-    except Exception as error:  # each protocol has its own errors
-        raise UserError(f"{path} cannot be listed ({error}): check the address and the access to it") from error
     return sorted(system.unstrip_protocol(name) for name in names)
