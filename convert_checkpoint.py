@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from checkpoint.model_choice import check_vocab_size
+from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from checkpoint_formats import nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import convert_weights
 from encoders.bert import BertConfig
@@ -74,9 +74,10 @@ def write_model(
     folder: Path, config: BertConfig, config_values: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
     """Writes weights in float32, and the config with the model class and the labels of a classification head."""
-    float32 = {name: tensor.to(torch.float32).contiguous() for name, tensor in tensors.items()}
-    save_file(float32, folder / MODEL_FILE, metadata={"format": "pt"})
-    (folder / MODEL_FILE).chmod(folder.stat().st_mode & 0o666)  # safetensors' files are private
+    rows = [TensorRows(name, tuple(tensor.shape), tensor.to(torch.float32)) for name, tensor in tensors.items()]
+    layout = file_layout(rows, {"format": "pt"})
+    create_file(folder / MODEL_FILE, layout)
+    write_rows(folder / MODEL_FILE, layout, rows)
     values = {key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")}
     values.setdefault("architectures", [architecture(tensors)])
     if "classifier.weight" in tensors and "id2label" not in values:

@@ -111,7 +111,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     with torch.device("meta"):  # for their names
         models = {each: make_model(each.head, config) for each in PREDICTORS}
     tensors = open_model_weights(folder)
-    heads = [each for each, model in models.items() if has_head(model, tensors)]
+    heads = [each for each, model in models.items() if has_head(model, tensors, folder)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
     if (folder / "config.json").is_file():
         architectures = read_json_object(folder / "config.json", "the config").get("architectures")

@@ -136,7 +136,7 @@ class ModelSelection:
     global_rope_theta: float | None = option("--global-rope-theta", bounded_float(1, 1e12), None,
         "ModernBERT's theta of the rotary positions of global layers, larger for longer sequences; by default that of "
         "the config")
-    dropout: float | None = option("--dropout", fraction, None,
+    dropout: float | None = option("--dropout", fraction_below_one, None,
         "dropout of hidden states and attention; by default that of the config", TRAIN)
     do_lower_case: bool | None = option("--do-lower-case", bool, None,
         "lower-case and strip accents; by default if the vocabulary has no capital letters", only=FINE_TUNING)

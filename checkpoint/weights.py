@@ -66,9 +66,12 @@ def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(value, dict) or not value:
         raise UserError(f"{path} holds no state dict (a {type(value).__name__}): give a file with a model's weights")
     for name, tensor in value.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        what = None if isinstance(name, str) and isinstance(tensor, Tensor) else type(tensor).__name__
+        if what is None and (tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta):
+            what = "nested tensor" if tensor.is_nested else f"{tensor.layout} tensor on {tensor.device}"
+        if what:
             raise UserError(
-                f"{path}: entry {name!r} is a {type(tensor).__name__}, not a tensor: give a file with a model's weights"
+                f"{path}: entry {name!r} is a {what}, not a plain tensor: give a file with a model's weights"
             )
     return dict(value)
 
@@ -99,14 +102,18 @@ def forbidden_class(path: Path, name: str) -> UserError:
     )
 
 
-def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -> dict[str, LazyTensor]:
+def canonical_names(
+    tensors: Mapping[str, LazyTensor], model: PreTrainedModel, source: str | Path
+) -> dict[str, LazyTensor]:
     """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops buffers and copies of
     tied weights, and adds or removes the encoder's prefix, such as `bert.`."""
     renamed = {}
     for name, tensor in tensors.items():
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if not name.endswith("position_ids") and name not in model.tied_copies:
-            renamed[name] = tensor
+        new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if new != name and new in tensors:
+            raise UserError(f"{source} has both {name} and {new}, which are one tensor: remove one of them")
+        if not new.endswith("position_ids") and new not in model.tied_copies:
+            renamed[new] = tensor
     prefix = f"{model.base_model_prefix}."
     model_has_prefix = model.base_model is not model
     tensors_have_prefix = any(name.startswith(prefix) for name in renamed)
@@ -119,10 +126,10 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -
     return renamed
 
 
-def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether `tensors` have all tensors of the model's head."""
+def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor], folder: Path) -> bool:
+    """Whether `tensors`, of `folder`, have all tensors of the model's head."""
     head = {name for name, _ in model.named_parameters() if name.startswith(model.optional_heads)}
-    return head <= canonical_names(tensors, model).keys()
+    return head <= canonical_names(tensors, model, folder).keys()
 
 
 def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -191,7 +198,7 @@ def select_weights(
     `tensors`; messages name both. Raises UserError for any other missing, unexpected or misshapen tensor.
 
     has_head: the model's head must be present, for prediction."""
-    given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
+    given, wanted = canonical_names(tensors, model, source), checkpoint_shapes(model)
     heads = [name for name in given.keys() & wanted.keys() if name.startswith("classifier.")]
     if not has_head and any(given[name].shape != wanted[name] for name in heads):  # another task's head
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}

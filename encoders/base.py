@@ -14,7 +14,7 @@ E hidden size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -143,13 +143,18 @@ class PreTrainedModel(nn.Module, ABC):
         for name, value in self.initial_values(parts):
             parameters[name].copy_(value)
 
+    def kept_in_float32(self) -> Collection[nn.Module]:
+        """The modules that `prepare_for_inference` leaves as they are."""
+        return ()
+
     @torch.no_grad()
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in every forward pass. The
         logits are the same. Inference only: do not train or save the model afterwards."""
+        kept = self.kept_in_float32()
         for module in list(self.modules()):
             for name, child in module.named_children():
-                if isinstance(child, nn.Linear):
+                if isinstance(child, nn.Linear) and child not in kept:
                     child.to(dtype)
                     setattr(module, name, PackedLinear(child) if PackedLinear.supports(child.weight) else child)
 

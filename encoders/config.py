@@ -146,4 +146,7 @@ def labels_from_json(id2label) -> tuple[str, ...]:
     labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))
     if None in labels:
         raise ValueError(f"id2label has the keys {', '.join(id2label)}: expected 0 to {len(id2label) - 1}")
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"id2label has {twice!r} more than once: results could not tell the labels apart")
     return labels

@@ -6,7 +6,7 @@ vocabulary (padded to a multiple of 64 in memory).
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -97,7 +97,13 @@ class ClassificationModel(PreTrainedModel):
         self.init_weights(self.optional_heads)
 
     def classify(self, hidden: Tensor) -> Tensor:
-        return getattr(self, self.classifier_name)(self.dropout(self.head(hidden)))
+        """The logits, computed in the type of the classifier's weights: in 16 bits, many would be equal."""
+        states, classifier = self.dropout(self.head(hidden)), getattr(self, self.classifier_name)
+        with torch.autocast(states.device.type, enabled=False):
+            return classifier(states.to(next(classifier.parameters()).dtype))
+
+    def kept_in_float32(self) -> Collection[nn.Module]:
+        return list(getattr(self, self.classifier_name).modules())
 
     def classifier_flops(self, rows: float) -> float:
         modules = (*self.head.modules(), *getattr(self, self.classifier_name).modules())

@@ -80,20 +80,28 @@ class ModernBertConfig(ModelConfig):
         values = dict(values)
         if values.get("rope_scaling") is not None:
             raise ValueError(f"rope_scaling is {values['rope_scaling']!r}; only null is supported")
-        for kind, key in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
-            rope = (values.get("rope_parameters") or {}).get(kind) or {}
-            if unsupported := {name for name in rope if name not in ("rope_type", "rope_theta")}:
-                raise ValueError(f"rope_parameters has {min(unsupported)!r}, which is not supported")
-            if rope.get("rope_type", "default") != "default":
-                raise ValueError(f"rope_type is {rope['rope_type']!r}; only 'default' is supported")
-            if "rope_theta" in rope:
-                values[key] = rope["rope_theta"]
+        thetas = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+        ropes = values.get("rope_parameters") or {}
+        if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
+            raise ValueError(f"rope_parameters must have {' and '.join(thetas)} only, as transformers needs it")
+        for kind, rope in ropes.items():
+            if not isinstance(rope or {}, dict):
+                raise ValueError(f"rope_parameters has {rope!r} for {kind}: it must be an object")
+            for name, value in (rope or {}).items():
+                if name == "rope_theta":
+                    values[thetas[kind]] = value
+                elif (name, value) != ("rope_type", "default"):
+                    raise ValueError(f"rope_parameters has {name} {value!r}, which is not supported")
         if (types := values.get("layer_types")) is not None:
+            if not isinstance(types, list) or len(types) != values.get("num_hidden_layers"):
+                raise ValueError("layer_types must be a list with a type for each of num_hidden_layers layers")
             full = [index for index, kind in enumerate(types) if kind == "full_attention"]
             every = full[1] if len(full) > 1 else len(types)
             if types != ["sliding_attention" if index % every else "full_attention" for index in range(len(types))]:
                 raise ValueError("layer_types has full_attention in other layers than every n-th from the first on")
             values["global_attn_every_n_layers"] = every
+        if isinstance(window := values.get("sliding_window"), int):  # tokens on each side, transformers' other name
+            values["local_attention"] = 2 * window
         optional = {field.name for field in dataclasses.fields(cls)} - {
             field.name for field in dataclasses.fields(ModelConfig)
         }

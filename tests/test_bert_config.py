@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import transformers
 from conftest import ROOT, TINY
 
-from encoders.bert import BertConfig
+from encoders.bert import BertConfig, BertForSequenceClassification
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,15 @@ def test_wrong_key_or_value_is_named(tmp_path, change, words):
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match=words):
         BertConfig.from_json_file(path)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.1)])
+def test_dropout_before_a_classifier_is_that_of_transformers(given, expected):
+    config = BertConfig.from_dict({**TINY, "model_type": "bert", "classifier_dropout": given})
+    assert config.head_dropout == expected and config.to_dict().get("classifier_dropout") == given
+    theirs = transformers.BertForSequenceClassification(transformers.BertConfig(**config.to_dict()))
+    assert BertForSequenceClassification(config).dropout.prob == theirs.dropout.p == expected
+    assert config.with_dropout(0.2).head_dropout == 0.2
 
 
 def test_dict_of_a_config_makes_the_same_config(tmp_path):

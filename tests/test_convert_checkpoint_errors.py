@@ -1,5 +1,6 @@
 """convert_checkpoint.py refuses what it cannot place, executes no pickle, and maps names one to one."""
 
+import errno
 import json
 import pickle
 import re
@@ -107,6 +108,16 @@ def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
         run_program("convert_checkpoint.py", *convert("nvidia-paddle", source, tmp_path / "out").args), "not empty"
     )
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_folder(tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("checkpoint.rows.os.fsync", full)
+    result = convert("nvidia-paddle", FIXTURES / "paddle" / "state_dict.pdparams", tmp_path / "out")
+    assert_refused(result, str(tmp_path / "out"), "the disk is full")
+    assert not list(tmp_path.iterdir())
 
 
 # --- pickles ----------------------------------------------------------------------------------------------------------

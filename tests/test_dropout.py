@@ -57,6 +57,10 @@ def test_gradient_is_zero_where_the_state_was_dropped(dtype, residual_dtype):
         assert out.dtype == residual_dtype and residual.grad.equal(weight)
 
 
+def test_a_probability_near_one_leaves_finite_states():
+    assert torch.isfinite(Dropout(0.999995)(torch.ones(1000))).all()
+
+
 @pytest.mark.parametrize("prob", [0.0, 1e-7])
 def test_probability_zero_or_eval_mode_changes_nothing(prob):
     states, residual = torch.randn(7, 3), torch.randn(7, 3)

@@ -99,7 +99,7 @@ def test_logits_are_those_of_transformers_from_its_folder_and_from_ours(tmp_path
 def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tmp_path):
     assert CONFIG.num_labels == 2
     assert "id2label" not in CONFIG.to_dict()
-    for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"]):
+    for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"], {"0": "a", "1": "a"}):
         (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "bert", "id2label": id2label}))
         with pytest.raises(ValueError, match=r"config.json: id2label"):
             BertConfig.from_json_file(tmp_path / "config.json")

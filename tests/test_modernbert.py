@@ -182,14 +182,22 @@ def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versio
     assert theirs.layer_types == ["full_attention" if config.is_global(i) else "sliding_attention" for i in range(4)]
     assert theirs.rope_parameters["full_attention"]["rope_theta"] == 9e4
     assert (theirs.pad_token_id, theirs.cls_token_id) == (0, 1)
+    other = {**written, "sliding_window": 3}
+    assert config_from_dict(other).local_attention == transformers.ModernBertConfig(**other).local_attention == 6
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn'"),
-        ({"rope_parameters": {"sliding_attention": {"factor": 2}}}, "rope_parameters has 'factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters has rope_type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "must have full_attention and sliding_att"),
+        ({"rope_parameters": {"full_attention": "default"}}, "rope_parameters has 'default' for full_attention"),
+        ({"rope_parameters": [1]}, "rope_parameters must have"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list with a type for each"),
+        ({"layer_types": "full_attention"}, "layer_types must be a list"),
+        ({"sliding_window": 0}, "local_attention is 0"),
+        ({"rope_parameters": {"sliding_attention": {"factor": 2}}}, "rope_parameters has factor 2"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
         ({"layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),

@@ -11,7 +11,14 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 from checkpoint.rows import LazyTensor
-from checkpoint.weights import checkpoint_shapes, copy_rows, load_pretrained, open_model_weights, select_weights
+from checkpoint.weights import (
+    check_head,
+    checkpoint_shapes,
+    copy_rows,
+    load_pretrained,
+    open_model_weights,
+    select_weights,
+)
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel
 from utils.errors import UserError
 
@@ -104,12 +111,13 @@ def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
         ({"bert.embeddings.LayerNorm.weight": None}, ["lacks 1", "bert.embeddings.LayerNorm.weight"]),
         ({"bert.adapter.weight": torch.zeros(3)}, ["has 1 tensors", "bert.adapter.weight"]),
         ({"bert.pooler.dense.bias": torch.zeros(32).int()}, ["bert.pooler.dense.bias", "floating-point"]),
+        ({"bert.embeddings.LayerNorm.gamma": torch.zeros(32)}, ["bert.embeddings.LayerNorm.gamma and", "remove one"]),
         (
             {"bert.embeddings.word_embeddings.weight": torch.zeros(999, 32)},
             ["bert.embeddings.word_embeddings.weight is [999, 32]", "[1000, 32]"],
         ),
     ],
-    ids=["shape", "dimensions", "missing", "unexpected", "whole numbers", "vocabulary"],
+    ids=["shape", "dimensions", "missing", "unexpected", "whole numbers", "old name too", "vocabulary"],
 )
 def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
     tensors = {**load_file(folder / "model.safetensors"), **changed}
@@ -119,6 +127,25 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
     assert str(folder) in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), torch.nested.nested_tensor([torch.ones(1)]), 3],
+    ids=["sparse", "meta", "nested", "number"],
+)
+def test_what_is_no_plain_tensor_in_a_pickle_is_named(folder, tensor):
+    (folder / "model.safetensors").unlink()
+    torch.save({"bert.pooler.dense.weight": tensor}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin.*'bert\.pooler\.dense\.weight' is a"):
+        load_pretrained(BertForPreTraining, folder)
+
+
+@pytest.mark.parametrize("architectures", [[None], [], None, [3], {}])
+def test_strange_architectures_are_no_head(folder, architectures):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "architectures": architectures}))
+    check_head(folder, "BertForQuestionAnswering")
 
 
 def test_required_head_must_be_in_the_folder(folder):

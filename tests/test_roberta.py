@@ -18,8 +18,9 @@ import inference
 import run_glue
 import run_squad
 from checkpoint.weights import load_pretrained
-from encoders.roberta import MODELS, RobertaConfig
-from modeling import config_from_dict
+from encoders.modernbert import ModernBertConfig
+from encoders.roberta import RobertaConfig
+from modeling import MODELS, config_from_dict, make_model
 from utils.errors import UserError
 
 FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
@@ -42,7 +43,7 @@ def make_pair(kind: str, head: str, **changes):
     """A model of this project with large weights, and transformers' with the same weights."""
     torch.manual_seed(0)
     values = {**VALUES, **changes, "model_type": kind}
-    model = MODELS[head](config_from_dict(values))
+    model = make_model(head, config_from_dict(values))
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(torch.randn_like(p) * 0.1 + (1 if "orm.weight" in name else 0))
@@ -86,7 +87,7 @@ def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, h
     expected = logits_of(twin.eval()(**padded))
     rows = ... if head == "sequence_classification" else real
     twin.save_pretrained(tmp_path / "theirs")
-    loaded = load_pretrained(MODELS[head], tmp_path / "theirs").eval()
+    loaded = load_pretrained(MODELS[RobertaConfig][head], tmp_path / "theirs").eval()
     assert relative_error(logits_of(loaded(**padded))[rows], expected[rows]) < 1e-5
     assert loaded.config.head_dropout == 0.3 and loaded.config.max_length == 512
     ours = tmp_path / "ours"
@@ -98,6 +99,24 @@ def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, h
     back = auto.from_pretrained(ours).eval()
     assert type(back).__name__ == model.architecture and back.config.classifier_dropout == 0.3
     assert relative_error(logits_of(back(**padded))[rows], expected[rows]) < 1e-6
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("config_class", MODELS)
+def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(config_class, prepared):
+    values = {RobertaConfig: VALUES, ModernBertConfig: SMALL}.get(
+        config_class, {**TINY, "max_position_embeddings": 512}
+    )
+    for head in ("question_answering", "sequence_classification", "token_classification"):
+        torch.manual_seed(0)
+        model = make_model(head, config_class.from_dict(values)).eval()
+        with torch.no_grad():
+            expected = logits_of(model(make_input()[0]))
+            if prepared:
+                model.prepare_for_inference(torch.bfloat16)
+            with torch.autocast("cpu", torch.bfloat16):
+                found = logits_of(model(make_input()[0]))
+        assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.02
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         publish_folder(temporary, folder)
+    except OSError as error:  # a failed write to a full disk names no file
+        if error.errno is not None and error.filename is None:
+            error.filename = str(folder)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
