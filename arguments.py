@@ -4,6 +4,7 @@ the run's configuration. Does not import torch, so that parsing is fast."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from foreign_flags import foreign_flags
 from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
 from run_config import (
     BERT_MODELS,
@@ -42,32 +43,6 @@ GROUPS = {
 }
 OWN_GROUPS = {PRE_TRAINING: PretrainingConfig, FINE_TUNING: FineTuningConfig}
 
-# fmt: off
-# Flags of other programs, and what to use instead.
-HINTS = {
-    "--bf16": "use --amp, which computes in bfloat16",
-    "--gradient-checkpointing": "use --activation-checkpoint full",
-    "--model-name-or-path": "use --init-checkpoint, with a model folder on this machine",
-    "--lr-scheduler-type": "use --lr-decay",
-    "--warmup-steps": "use --warmup-proportion, a share of all updates",
-    "--save-total-limit": "the newest three checkpoints are kept; leave it out",
-    "--loss-scale": "use --scale-loss, or --use-dynamic-loss-scaling",
-    "--checkpoint-activations": "use --activation-checkpoint full",
-    "--allreduce-post-accumulation": "gradients are always reduced once per update; leave it out",
-    "--allreduce-post-accumulation-fp16": "gradients are always reduced once per update, in float32; leave it out",
-    "--phase1-end-step": "use --max-steps in phase 1, and --from-phase1-final-params in phase 2",
-    "--steps-this-run-phase1": "use --steps-this-run",
-    "--eval-script": "--do-eval scores predictions without another script; leave it out",
-    "--verbose-logging": "leave it out",
-    "--disable-progress-bar": "there is no bar without a terminal; leave it out",
-    "--cf": "use --config-file for the architecture and --deepspeed-config for DeepSpeed's JSON file",
-    "--delay-allreduce": "gradients are always reduced once per update; leave it out",
-    "--print-steps": "use --log-freq",
-}
-
-
-# fmt: on
-
 
 def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> None:
     """Adds the flags of a training program. program: PRE_TRAINING or FINE_TUNING. `defaults` are program-specific."""
@@ -75,7 +50,7 @@ def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> N
     for title, configs in GROUPS.items():
         flags = flags_of(*(config for config in configs if config not in others))
         parser.add_flags(title, [flag for flag in flags if flag.tags.get("only", program) == program], **defaults)
-    parser.hints |= {name: hint for name, hint in HINTS.items() if name not in parser.hints}
+    parser.foreign = foreign_flags(program)
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:

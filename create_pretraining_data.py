@@ -26,6 +26,7 @@ from data_preparation.options import (
 from data_preparation.samples.corpus import find_text
 from data_preparation.samples.create_shards import create_shards, shard_units
 from data_preparation.samples.sample_statistics import SampleStatistics
+from foreign_flags import DATA, foreign_flags
 from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from utils.errors import UserError
@@ -59,6 +60,7 @@ FLAGS = (
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description="Makes HDF5 shards of BERT pre-training samples from text shards.")
     parser.add_flags("flags", FLAGS)
+    parser.foreign = foreign_flags(DATA)
     args = parser.parse_args(argv)
     parser.check_flags(args)
     check_sample_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))

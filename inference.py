@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import check_weights
+from foreign_flags import INFERENCE, foreign_flags
 from tasks.squad_file import SquadOptions
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
@@ -32,14 +33,6 @@ from utils.progress import print_line
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from encoders.config import ModelConfig
     from tasks.predictors import Predictor
-
-HINTS = {  # flags of NVIDIA's inference.py
-    "--bert-model": "the architecture is that of the folder; leave it out",
-    "--fp16": "inference computes in float32; leave it out",
-    "--no-gpu": "use --device cpu",
-    "--can-give-negative-answer": "use --version-2-with-negative",
-    "--seed": "inference draws no random numbers; leave it out",
-}
 
 # fmt: off
 FLAGS = {
@@ -94,7 +87,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     for title, flags in FLAGS.items():
         parser.add_flags(title, flags)
-    parser.hints |= HINTS
+    parser.foreign = foreign_flags(INFERENCE)
     args = parser.parse_args(argv)
     parser.check_flags(args)
     return args

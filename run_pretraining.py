@@ -27,10 +27,6 @@ if TYPE_CHECKING:  # functions import what needs torch, so that --help and error
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.hints["--train-batch-size"] = (
-        "in NVIDIA's PyTorch recipe it is the batch per GPU and update: give --batch-size its value divided by "
-        "--gradient-accumulation-steps"
-    )
     return parse_pretraining(parser, argv)
 
 

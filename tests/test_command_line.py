@@ -113,7 +113,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (pretraining, "--max-steps 0", "--max-steps: expected a whole number >= 1, not 0"),
         (pretraining, "--max-steps -1", "--max-steps: expected a whole number >= 1, not -1"),
         (pretraining, "--bf16", "--bf16 is not a flag of this program: use --amp"),
-        (pretraining, "--allreduce_post_accumulation", "is not a flag of this program"),
         (pretraining, "--gradient_checkpointing true", "use --activation-checkpoint full"),
         (pretraining, "--train-batch-size 8", "is not a flag of this program: in NVIDIA's PyTorch recipe"),
         (pretraining, "--max-steps many", "'many'"),

@@ -412,23 +412,6 @@ def test_hostile_json_is_one_error_that_names_the_file(tmp_path, text, words):
     assert_refused(run_here([*PRETRAINING, *flags, *ADAMW]), "ds.json", words)
 
 
-@pytest.mark.parametrize(
-    "flag, advice",
-    [
-        ("--cf", "--config-file"),
-        ("--loss_scale", "--scale-loss"),
-        ("--delay_allreduce", "leave it out"),
-        ("--print_steps", "--log-freq"),
-    ],
-)
-@pytest.mark.parametrize("program", [run_pretraining, run_squad])
-def test_flags_of_bing_bert_are_refused_with_their_counterpart(capsys, program, flag, advice):
-    with pytest.raises(SystemExit):
-        program.parse_arguments([flag, "1"])
-    error = capsys.readouterr().err
-    assert f"{flag.replace('_', '-')} is not a flag of this program" in error and advice in error
-
-
 def test_a_configuration_without_the_engine_is_refused(tmp_path):
     flags = engine_flags(tmp_path, {})[1:]
     assert_refused(run_here([*PRETRAINING, *flags]), "--deepspeed-config has no effect without --deepspeed")

@@ -19,7 +19,7 @@ LAYERS = {
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
     "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},
     "model": {"modeling", "encoders", "attention", "cpu", "loss", "token_stream"},
-    "configs": {"run_config"},
+    "configs": {"run_config", "foreign_flags"},
     "utils": {"utils"},
 }
 RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from utils.errors import one_line, reports_errors
 
@@ -125,6 +125,15 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     return config(**found)
 
 
+class ForeignFlag(NamedTuple):
+    """A flag of another system. here: the flag that it is read as (`is_alias`), else why it does nothing
+    (`is_accepted`), else what to use instead of it."""
+
+    here: str
+    is_alias: bool = False
+    is_accepted: bool = False
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, except for switches, and for None and empty lists, whose meaning `help` explains."""
 
@@ -139,7 +148,7 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.flags: dict[str, Flag] = {}
-        self.hints: dict[str, str] = {}  # flags of other programs, and what to use instead
+        self.foreign: Mapping[str, ForeignFlag] = {}
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -160,16 +169,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(self, args=None, namespace=None) -> Arguments:
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
-            known = self._option_string_actions
-            typed = [word for word in argv if is_flag(word)]
-            for flag in map(flag_name, typed):
-                if flag in self.hints:
-                    self.error(f"{flag} is not a flag of this program: {self.hints[flag]}")
-            unknown = [word for word in typed if flag_name(word) not in known]
-            if unknown:
-                close = difflib.get_close_matches(flag_name(unknown[0]), known, n=1)
-                hint = f": did you mean {close[0]}?" if close else ""
-                self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            argv = self._translated(argv)
         if misplaced := [word for word in argv if is_flag(word) and word.endswith("=--")]:
             self.error(f"argument {flag_name(misplaced[0])}: '--' is no value")  # argparse would make it a list
         parsed = super().parse_args(argv, namespace or Arguments())
@@ -184,6 +184,33 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed._flags = self.flags
         parsed._frozen = True
         return parsed
+
+    def _translated(self, argv: list[str]) -> list[str]:
+        """`argv` without flags of other systems. Exits with one error for all flags that are not known."""
+        words, complaints, unknown, is_value = [], [], [], False
+        for word, following in zip(argv, [*argv[1:], ""], strict=False):
+            flag, _, value = word.partition("=")
+            foreign = self.foreign.get(flag)
+            if is_value:  # of a flag that does nothing
+                is_value = False
+            elif not is_flag(word) or (flag in self._option_string_actions and not foreign):
+                words.append(word)
+            elif foreign and foreign.is_alias:
+                words.append(foreign.here + word.removeprefix(flag))
+            elif foreign and foreign.is_accepted:
+                is_value = not value and following.lower() in TRUE_WORDS | FALSE_WORDS
+                if (following if is_value else value or "true").lower() not in TRUE_WORDS:
+                    complaints.append(f"{flag} cannot be switched off: {foreign.here}")
+            elif foreign:
+                complaints.append(f"{flag} is not a flag of this program: {foreign.here}")
+            else:
+                close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+                unknown.append(word + (f": did you mean {close[0]}?" if close else ""))
+        if unknown:
+            complaints.append(f"unrecognized arguments: {' '.join(unknown)}")
+        if complaints:
+            self.error("; ".join(complaints))
+        return words
 
     def refuse_without_effect(self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]) -> None:
         """Exits with an error if a given flag would be ignored. `effects`: argument names, whether they have an effect,
