@@ -214,6 +214,14 @@ class BertTokenizer:
             return self.tokens[ids]
         return [self.tokens[token_id] for token_id in ids]
 
+    def words(self, text: str) -> list[str]:
+        """The words and punctuation marks of `text`, normalized."""
+        return text.translate(self._characters).split()
+
+    def texts(self) -> list[str]:
+        """The text that each token stands for, with a space before it if it begins a word."""
+        return [token[2:] if token.startswith("##") else f" {token}" for token in self.vocab]
+
     def text_of(self, token_id: int) -> str:
         """How to show a token to people: here, as it is in the vocabulary."""
         return self.tokens[token_id]

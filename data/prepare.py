@@ -37,6 +37,7 @@ from data_preparation.options import (
     DYNAMIC_MASKING,
     EXECUTOR_FLAGS,
     FormatOptions,
+    ModelVocabularyOptions,
     SampleOptions,
     TextShardOptions,
     VocabularyOptions,
@@ -110,6 +111,9 @@ def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stag
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
     options = from_flags(VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False)
+    if args.get("extend") or args.get("replace"):
+        model = from_flags(ModelVocabularyOptions, args)
+        return stages.model_vocabulary_stage(args.output_dir, sharded, options, model)
     config = read_json_object(args.bert_config, "model config")
     return stages.vocabulary_stage(args.output_dir, sharded, options, config)
 
@@ -266,8 +270,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
     command(
         "vocabulary",
-        "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json.",
-        [*COMMON, SHARDED, CASING, *OWN_VOCABULARY],
+        "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the vocabulary of a model.",
+        [*COMMON, SHARDED, CASING, *OWN_VOCABULARY, *flags_of(ModelVocabularyOptions)],
     )
     command("hdf5", "Makes samples and verifies them.", [*COMMON, SHARDED, *HDF5])
 

@@ -136,6 +136,34 @@ class VocabularyOptions:
 
 
 @dataclass(frozen=True)
+class ModelVocabularyOptions:
+    """Another vocabulary for the model in a folder."""
+
+    extend: Path | None = option(
+        "--extend",
+        Path,
+        None,
+        "model folder whose vocabulary gets words of the text; makes a model folder vocab/model",
+        excludes=("--replace", "--tokenizer", "--vocab-size", "--unused", "--do-lower-case", "--bert-config"),
+    )
+    replace: Path | None = option(
+        "--replace",
+        Path,
+        None,
+        "model folder whose vocabulary becomes the one trained here; makes a model folder vocab/model",
+        excludes=("--bert-config",),
+    )
+    add: int = option("--add", positive_int, 1_000, "maximum number of words to add", needs=("--extend",))
+    new_rows: str = option(
+        "--new-rows",
+        ("mean", "random"),
+        "mean",
+        "first embeddings of new tokens: the mean of those of their old pieces, or random values",
+        needs=("--extend or --replace",),
+    )
+
+
+@dataclass(frozen=True)
 class SampleOptions:
     """What decides the samples, besides text and vocabulary. Every field becomes an attribute of the HDF5 shards."""
 

@@ -16,7 +16,13 @@ import numpy as np
 from data_preparation.engine.input_files import find_files, is_remote
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from data_preparation.engine.work_units import WorkUnit, run_units
-from data_preparation.options import FormatOptions, SampleOptions, TextShardOptions, VocabularyOptions
+from data_preparation.options import (
+    FormatOptions,
+    ModelVocabularyOptions,
+    SampleOptions,
+    TextShardOptions,
+    VocabularyOptions,
+)
 from data_preparation.sources.spans import plan_spans, total_size
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
@@ -225,6 +231,29 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
 
     values = asdict(options) | {"bert_config": config}
     return Stage("vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make)
+
+
+def model_vocabulary_stage(
+    output_dir: Path, sharded: Path, training: VocabularyOptions, options: ModelVocabularyOptions
+) -> Stage:
+    """A vocabulary for the model in `options.extend` or `options.replace`, and the model with it."""
+    from checkpoint.folder import find_model_folder
+    from data_preparation.text.model_vocabulary import change_vocabulary, model_inputs, open_model
+
+    source = find_model_folder(options.extend or options.replace)
+    old = open_model(source)
+
+    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+        paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
+        return change_vocabulary(folder, source, old, paths, training, options)
+
+    values = asdict(training) if options.replace else {"do_lower_case": old.tokenizer.do_lower_case, "add": options.add}
+    values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows}
+    return Stage(
+        *("vocabulary", output_dir / "vocab", values),
+        lambda: [*text_identity(sharded, "shard"), *model_inputs(source)],
+        make,
+    )
 
 
 def trained_casing(vocab_file: Path) -> bool | None:

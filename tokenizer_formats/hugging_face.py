@@ -61,15 +61,15 @@ class HuggingFaceTokenizer:
         pair = self._tokenizer.encode("a", "a")
         self.num_pair_separators = max(1, pair.ids.count(self.sep_token_id) - 1)
         self.second_type_id = max(pair.type_ids, default=1)
-        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = self._tokenizer.get_added_tokens_decoder()
         self._is_special = np.zeros(self.vocab_size, bool)
-        self._is_special[[*special_ids, *(token_id for token_id, token in added.items() if token.special)]] = True
+        self._is_special[[*special_ids, *(token_id for token_id, token in self._added.items() if token.special)]] = True
         normalizer = self._tokenizer.normalizer
         self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
 
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """As BertTokenizer's. A word is a run of letters, of digits, or of other characters, without white space."""
-        texts = self._texts(range(self.vocab_size))
+        texts = self.texts()
         first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
         last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
         if not first_V[~self._is_special].any() or getattr(self._tokenizer.model, "end_of_word_suffix", None):
@@ -90,6 +90,15 @@ class HuggingFaceTokenizer:
         if isinstance(ids, int | np.integer):
             return self._tokenizer.id_to_token(int(ids))
         return [self._tokenizer.id_to_token(int(token_id)) for token_id in ids]
+
+    def words(self, text: str) -> list[str]:
+        """The words of `text`, normalized, without punctuation."""
+        normalizer = self._tokenizer.normalizer
+        return re.findall(r"\w+", normalizer.normalize_str(text) if normalizer is not None else text)
+
+    def texts(self) -> list[str]:
+        """As BertTokenizer's. Ids that are not used have an empty text."""
+        return self._texts(range(self.vocab_size))
 
     def text_of(self, token_id: int) -> str:
         """The text that a token stands for, with the space before it if it begins a word."""
@@ -133,7 +142,9 @@ class HuggingFaceTokenizer:
             self._tokenizer.decode_batch([[token_id] * times for token_id in token_ids], skip_special_tokens=False)
             for times in (1, 2)
         )
-        return [two[len(one) :] for one, two in zip(once, twice, strict=True)]
+        texts = [two[len(one) :] for one, two in zip(once, twice, strict=True)]
+        takes_space = {token_id for token_id, token in self._added.items() if token.lstrip and not token.special}
+        return [f" {text}" if i in takes_space else text for i, text in zip(token_ids, texts, strict=True)]
 
 
 def kind_of(character: str) -> int:

@@ -1,0 +1,147 @@
+"""Words of a new text in a model's vocabulary, and a whole new vocabulary for a model, held to transformers."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import TINY, VOCAB_FILE
+from test_hugging_face_tokenizers import file_of
+from test_tokenizer import sample_texts
+
+from data import prepare
+from tokenizer import load_tokenizer
+from tokenizer_formats.files import find_tokenizer
+
+TEXT = [line.strip() for line in sample_texts()[400:900] if line.strip()]
+NEW = ["pneumoconiosis", "thrombocytopenia", "immunohistochemistry", "glioblastoma", "zygotic"]
+LINES = [
+    f"{line} The {NEW[place % 5]} of ({NEW[place % 3]}) rose; {place % 7} cases." for place, line in enumerate(TEXT)
+]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Saves a small model with transformers and returns its folder, by the kind of its tokenizer."""
+
+    def make(kind: str) -> Path:
+        torch.manual_seed(0)
+        file = VOCAB_FILE if kind == "wordpiece" else file_of(kind)
+        config = {**TINY, "initializer_range": 0.3, "vocab_size": load_tokenizer(file).vocab_size}
+        if kind == "modernbert":
+            for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "hidden_dropout_prob"):
+                del config[name]
+            made = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**config, pad_token_id=0))
+        elif kind == "wordpiece":
+            made = transformers.BertForPreTraining(transformers.BertConfig(**config))
+        else:
+            made = transformers.BertForMaskedLM(transformers.BertConfig(**config | {"vocab_size": 640}))  # padded
+        with torch.no_grad():
+            made.get_output_embeddings().bias.normal_()
+        made.save_pretrained(tmp_path / kind)
+        (tmp_path / kind / file.name.replace("bert-base-uncased-vocab", "vocab")).write_bytes(file.read_bytes())
+        return tmp_path / kind
+
+    return make
+
+
+def change(tmp_path: Path, *flags: object) -> Path:
+    (tmp_path / "text").mkdir(exist_ok=True)
+    (tmp_path / "text" / "new.txt").write_text("\n".join(LINES))
+    words = ["vocabulary", "--sharded", tmp_path / "text", "--output-dir", tmp_path / "out", "--num-workers", 1, *flags]
+    prepare.main([str(word) for word in words])
+    return tmp_path / "out" / "vocab"
+
+
+def parameters(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Word embeddings and the decoder's bias, as transformers loads them."""
+    found = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    assert found.get_output_embeddings().weight is found.get_input_embeddings().weight
+    return found.get_input_embeddings().weight.detach(), found.get_output_embeddings().bias.detach()
+
+
+def has_new_word(line: str, words: list[str], kind: str) -> bool:
+    end = "" if kind == "wordpiece" else r"(?!\w)"
+    return re.search(rf"(?<!\w)({'|'.join(words)}){end}", line.lower() if kind == "wordpiece" else line) is not None
+
+
+@pytest.mark.parametrize(("kind", "unused"), [("wordpiece", 994), ("bpe", 3), ("modernbert", 83), ("roberta", 0)])
+def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(kind, unused, model, tmp_path, capsys):
+    source = model(kind)
+    result = change(tmp_path, "--extend", source, "--add", 20)
+    old, new = load_tokenizer(find_tokenizer(source)), load_tokenizer(find_tokenizer(result / "model"))
+    words = [line.split("\t")[0] for line in (result / "new_words.tsv").read_text().splitlines()[1:]]
+    assert set(NEW) <= set(words) and len(words) == 20
+    assert new.vocab_size == max(old.vocab_size, old.vocab_size + 20 - unused)
+    reused = [token for token in new.vocab if token in words and new.vocab[token] < old.vocab_size]
+    assert len(reused) == min(unused, 20)
+
+    peer = transformers.AutoTokenizer.from_pretrained(result / "model")
+    unchanged = [line for line in TEXT if not has_new_word(line, words, kind)]
+    assert len(unchanged) > 30
+    for line in unchanged:
+        assert new.encode(line) == old.encode(line)
+    for line in LINES:
+        assert peer(line, add_special_tokens=False)["input_ids"] == new.encode(line) == lines_of(new, line)
+        assert len(new.encode(line)) < len(old.encode(line))
+    for word in NEW:
+        assert new.convert_ids_to_tokens(new.encode(f"the {word}, ({word})")).count(word) == 2
+    before, after = (len(lines_of(each, "\n".join(LINES))) for each in (old, new))
+    out = capsys.readouterr().out
+    assert f"{before:,} tokens of the text before" in out and f"{after:,} tokens of the text after" in out
+
+    (rows, bias), (old_rows, old_bias) = parameters(result / "model"), parameters(source)
+    assert len(rows) == max(len(old_rows), new.vocab_size)
+    kept = [token_id for token, token_id in new.vocab.items() if old.vocab.get(token) == token_id]
+    assert len(kept) == new.vocab_size - 20
+    torch.testing.assert_close(rows[kept], old_rows[kept], rtol=0, atol=0)
+    torch.testing.assert_close(bias[kept], old_bias[kept], rtol=0, atol=0)
+    for word in words:
+        pieces = old.encode(f" {word}")
+        torch.testing.assert_close(rows[new.vocab[word]], old_rows[pieces].mean(0))
+        torch.testing.assert_close(bias[new.vocab[word]], old_bias[pieces].mean())
+
+
+def lines_of(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode_lines(text.encode())[0].tolist()
+
+
+def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
+    source = model("wordpiece")
+    result = change(tmp_path, "--replace", source, "--vocab-size", 700, "--new-rows", "random") / "model"
+    old, new = load_tokenizer(VOCAB_FILE), load_tokenizer(result / "vocab.txt", True)
+    (rows, bias), (old_rows, old_bias) = parameters(result), parameters(source)
+    assert (
+        rows.shape == (700, TINY["hidden_size"])
+        and json.loads((result / "config.json").read_text())["vocab_size"] == 700
+    )
+    same = [(new.vocab[token], old.vocab[token]) for token in new.vocab if token in old.vocab]
+    assert len(same) > 300
+    ours, theirs = np.array(same).T
+    torch.testing.assert_close(rows[ours], old_rows[theirs], rtol=0, atol=0)
+    torch.testing.assert_close(bias[ours], old_bias[theirs], rtol=0, atol=0)
+    others = rows[sorted(set(range(700)) - set(ours.tolist()))]
+    assert others.std() == pytest.approx(0.3, rel=0.1)
+    assert transformers.AutoTokenizer.from_pretrained(result)("The zygotic house")["input_ids"][1:-1] == new.encode(
+        "The zygotic house"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--add", 5], "--add has no effect without --extend"),
+        (["--new-rows", "random"], "--new-rows has no effect without --extend or --replace"),
+        (["--extend", "m", "--replace", "m"], "--extend cannot be combined with --replace"),
+        (["--extend", "m", "--vocab-size", 500], "--extend cannot be combined with --vocab-size"),
+        (["--replace", "m", "--bert-config", "c.json"], "--replace cannot be combined with --bert-config"),
+        (["--extend", "missing"], "model folder missing does not exist"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags, says, tmp_path, capsys):
+    with pytest.raises((SystemExit, prepare.UserError)) as error:
+        change(tmp_path, *flags)
+    assert says in f"{error.value} {capsys.readouterr().err}"
