@@ -17,6 +17,7 @@ depends on input, options and seed, not on the number of workers.
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -249,6 +250,42 @@ HDF5 = [
 TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
 
 
+ALL_HELP = """usage: prepare.py all DATASET [PATH ...] [FLAG ...]
+
+Runs every stage for a data set.
+
+data sets
+  wiki_only    a Wikipedia (--language, --dump-date) and SQuAD, downloaded; or the dump in PATH
+  wiki_books   the same, with the books of --books
+  books        books in .txt below PATH, or from the addresses in --books FILE: chapters of prose
+  corpus       any text: {paths}
+  squad        SQuAD v1.1 and v2.0, downloaded
+  glue         the tasks of GLUE and SuperGLUE, downloaded
+
+examples
+  prepare.py all corpus /my/texts --train-vocab --no-do-lower-case --output-dir data/my
+  prepare.py all wiki_only --language de --lengths 128:20 --dry-run
+
+flags by stage; prepare.py STAGE --help describes them
+"""
+
+
+def all_help() -> str:
+    groups = {
+        "every stage": COMMON,
+        "download": [*LANGUAGE, *DOWNLOAD],
+        "format": FORMAT,
+        "shard": SHARD,
+        "vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY],
+        "hdf5": HDF5,
+    }
+    lines = [ALL_HELP.format(paths=PATHS)]
+    for stage, flags in groups.items():
+        names = textwrap.fill(" ".join(flag.names[0] for flag in flags), 105, break_on_hyphens=False)
+        lines.append(textwrap.indent(names, " " * 15).replace(" " * 15, f"  {stage:<13}", 1) + "\n")
+    return "".join(lines)
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
@@ -289,6 +326,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
     flags = [*COMMON, *LANGUAGE, *DOWNLOAD, *FORMAT, *SHARD, *OWN_VOCABULARY, *HDF5, TRAIN_VOCAB]
     add = command("all", "Runs every stage for a data set.", flags)
+    commands.choices["all"].format_help = all_help
     datasets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
     add("dataset", choices=datasets, help="corpus: any text as it is")
     add("paths", nargs="*", metavar="PATH", help=f"text, books, or a dump that was downloaded before: {PATHS}")
@@ -323,7 +361,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
         (["sentence_parameters"], args.get("sentence_splitter") != "newline", "--sentence-splitter fast or punkt"),
-        (["text_field", "empty_line"], dataset not in ("wikicorpus", "wiki_only"), "a corpus or books"),
+        (["text_field", "columns", "empty_line"], dataset not in ("wikicorpus", "wiki_only"), "a corpus or books"),
         (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
     ]
     parser.refuse_without_effect(args, effects)

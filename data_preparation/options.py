@@ -79,7 +79,17 @@ class FormatOptions:
         None,
         "file of Punkt parameters; if not given, the shipped ones of the language, or else trained on the text",
     )
-    text_field: str = option("--text-field", str, "text", "field of .jsonl and .parquet files with the text")
+    text_field: str = option("--text-field", str, "text", "column of a table with the text")
+    columns: tuple[str, ...] = option(
+        "--columns",
+        str,
+        (),
+        "other columns of tables, such as id source, to keep beside the text in part-*.jsonl and to give to --filter",
+        options={"nargs": "+", "metavar": "COLUMN"},
+    )
+    filter: str | None = option(
+        "--filter", str, None, "MODULE:FUNCTION of your own: called with each document, which it drops if not true"
+    )
     empty_line: str = "paragraph"  # what an empty line in a .txt file ends: a "paragraph" or a "document"
     skip_bad: bool = option(
         "--skip-bad", bool, False, "leave out bad documents, count them and list them in skipped.log"

@@ -4,6 +4,7 @@ Modules that need nltk, h5py or tokenizers are imported where they are used, so 
 """
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from data_preparation.sources.spans import plan_spans, total_size
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import progress_bar
-from utils.tables import TABLES
+from utils.tables import TABLES, kind_of
 
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
@@ -53,12 +54,19 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         "dataset": dataset,
         "sentence_parameters": read_json(parameters, "sentence parameters") if parameters else None,
     }
+    if options.filter:
+        from data_preparation.text.formatting import load_filter
+
+        load_filter(options.filter)
+        values["filter_sha256"] = file_digest(sys.modules[options.filter.partition(":")[0]].__file__)
 
     def make(folder: Path, inputs: Files, executor: Executor) -> dict[str, Any]:
         from data_preparation.text.formatting import COUNTS, format_span, train_parameters
         from data_preparation.text.sentences import PARAMETERS_FOLDER
 
         files = find_inputs()
+        if options.columns and not any(kind_of(path)[0] in TABLES for path in files):
+            raise UserError("--columns has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it out")
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
         parameters = options.sentence_parameters and options.sentence_parameters.absolute()
@@ -70,10 +78,10 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
                 chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
                 training = WorkUnit(parameters.name, train_parameters, (dataset, chosen, options), total_size(chosen))
                 run_units(folder, [training], executor)
-            units = [
-                WorkUnit(f"part-{number:05d}.txt", format_span, (dataset, span, options, parameters), span.size)
-                for number, span in enumerate(spans)
-            ]
+            units = []
+            for number, span in enumerate(spans):
+                arguments = ((folder / f"part-{number:05d}.jsonl").absolute(), dataset, span, options, parameters)
+                units.append(WorkUnit(f"part-{number:05d}.txt", format_span, arguments, span.size))
             records = run_units(folder, units, executor, bar.update)
         bad = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
         if bad:
@@ -84,6 +92,9 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         for one, record in zip(units, records, strict=True):
             if record.bytes == 0:
                 (folder / one.output).unlink()
+                (folder / one.output).with_suffix(".jsonl").unlink(missing_ok=True)
+        if not options.filter:
+            del counts["filtered"]
         return counts | {"bad_skipped": len(bad)}
 
     for path in paths:

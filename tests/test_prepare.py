@@ -318,6 +318,28 @@ def test_skip_bad_skips_a_file_that_is_not_a_dump(tmp_path):
     assert "1 bad skipped" in done.stdout
 
 
+FILTER = "def keep(document):\n    return document.columns['score'] > 0.5 and len(document.text) > 5\n"
+
+
+def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
+    rows = [{"text": f"Text {n}.\n\nIt has two paragraphs.", "id": f"d{n}", "score": n / 10} for n in range(10)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "quality.py").write_text(FILTER)
+    words = ["format", "corpus", "a.jsonl", "--output-dir", "out", "--columns", "id", "score"]
+    words += ["--filter", "quality:keep", "--num-workers", 1]
+    assert "4 documents" in run(*words, cwd=tmp_path).stdout
+    folder = tmp_path / "out" / "formatted" / "corpus"
+    documents = (folder / "part-00000.txt").read_text().split("\n\n")
+    columns = [json.loads(line) for line in (folder / "part-00000.jsonl").read_text().splitlines()]
+    assert columns == [{"id": f"d{n}", "score": n / 10} for n in (6, 7, 8, 9)]
+    assert [document.splitlines()[0] for document in documents] == [f"Text {n}." for n in (6, 7, 8, 9)]
+    assert json.loads((folder / "manifest.json").read_text())["counts"]["filtered"] == 6
+    (tmp_path / "quality.py").write_text(FILTER.replace("0.5", "0.7"))
+    assert "made again, filter_sha256" in run(*words, cwd=tmp_path).stdout
+    (tmp_path / "quality.py").write_text(FILTER.replace("score", "rating"))
+    assert "--filter quality:keep failed on a document of" in run(*words, code=2, cwd=tmp_path).stderr
+
+
 def test_integers_of_thousands_of_digits_in_other_fields_do_not_matter(tmp_path):
     (tmp_path / "text.jsonl").write_text('{"text": "A good one.", "number": %s}\n' % ("9" * 10_000))
     done = run("format", "corpus", tmp_path / "text.jsonl", "--output-dir", tmp_path / "data")
@@ -376,6 +398,8 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["download", "books"], "--books"),
         (["download", "books", "--books", "/nowhere"], "/nowhere"),
         (["format", "corpus", SAMPLE, "--sentence-parameters", "/nowhere.json"], "/nowhere.json"),
+        (["format", "corpus", SAMPLE, "--filter", "nowhere:keep"], "--filter nowhere:keep cannot be imported"),
+        (["format", "corpus", SAMPLE, "--columns", "id"], "--columns has no effect without a table"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -384,6 +408,15 @@ def test_bad_commands_are_one_line(tmp_path, arguments, reason):
         [] if arguments[0] in ("verify", "nonsense") or "--output-dir" in arguments else ["--output-dir", tmp_path]
     )
     assert reason in run(*arguments, *own_folder, code=2).stderr
+
+
+def test_the_help_of_all_stages_fits_on_a_page_and_names_every_flag(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        prepare.main(["all", "--help"])
+    text = capsys.readouterr().out
+    args = prepare.parse_arguments(["all", "corpus", "x"]).as_dict()
+    flags = {f"--{name.replace('_', '-')}" for name in args.keys() - {"command", "dataset", "paths"}}
+    assert flags <= set(text.split()) and text.count("\n") < 40
 
 
 def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):

@@ -4,9 +4,9 @@ A document is a coherent text: next-sentence prediction takes its real pairs fro
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from data_preparation.sources.spans import Span, SpanFile
 from utils.tables import TABLES, OnBad, raise_error, read_rows
@@ -16,14 +16,24 @@ MAX_DOCUMENT = 1_000_000
 
 
 class Document(NamedTuple):
-    """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty line."""
+    """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty line. columns: those
+    of the row of a table that `--columns` names."""
 
     name: str
     paragraphs: list[str]
+    columns: dict[str, Any] = {}  # noqa: RUF012
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(self.paragraphs)
 
 
 def read_documents(
-    span: Span, text_field: str = "text", on_bad: OnBad = raise_error, empty_line: str = "paragraph"
+    span: Span,
+    text_field: str = "text",
+    on_bad: OnBad = raise_error,
+    empty_line: str = "paragraph",
+    columns: Sequence[str] = (),
 ) -> Iterator[Document]:
     """The documents of a span. The text of a .txt file is one document (several if longer than `MAX_DOCUMENT`), or with
     `empty_line="document"` each block between empty lines is one. Each row of a table (see utils/tables.py) is a
@@ -36,13 +46,13 @@ def read_documents(
     if file.format not in TABLES:
         yield from read_text(file, MAX_DOCUMENT if empty_line == "paragraph" else 1)
         return
-    for number, row in read_rows(file, [text_field]):
+    for number, row in read_rows(file, [text_field, *columns]):
         text = row.get(text_field)
         if not isinstance(text, str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(file.where(number), f"the field {text_field!r} {kind}: name the field that contains the text")
         elif paragraphs := split_paragraphs(text):
-            yield Document(span.path, paragraphs)
+            yield Document(span.path, paragraphs, {name: row.get(name) for name in columns})
 
 
 def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:

@@ -1,6 +1,9 @@
 """Writes any source as text with one sentence per line and an empty line between documents."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -19,18 +22,22 @@ from data_preparation.text.sentences import (
     save_punkt,
 )
 from utils.errors import UserError
+from utils.files import write_atomically
 from utils.tables import MAX_LINE, OnBad, kind_of
 
 MAX_TRAINING_TEXT = 10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
-COUNTS = ("documents", "sentences", "words", "without_text")
+COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
 
 
 def format_span(
-    output: Path, dataset: str, span: Span, options: FormatOptions, parameters: Path | None
+    output: Path, columns_file: Path, dataset: str, span: Span, options: FormatOptions, parameters: Path | None
 ) -> dict[str, Any]:
-    """Writes the formatted documents of `span` to `output`. Returns counts, and the bad documents as [where, why]
-    (`options.skip_bad`; else the first one is an error)."""
+    """Writes the formatted documents of `span` to `output`, and their `options.columns` to `columns_file`, a line for
+    each document. Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else the first one is an
+    error)."""
     splitter = get_splitter(options.sentence_splitter, options.language, parameters)
+    keeps = load_filter(options.filter) if options.filter else None
+    columns: list[str] = []
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     bad: list[tuple[str, str]] = []
 
@@ -41,6 +48,9 @@ def format_span(
 
     with output.open("wb") as file:
         for document in read_source(dataset, span, options, on_bad):
+            if keeps and not keeps(document):
+                counts["filtered"] += 1
+                continue
             sentences = list(chain.from_iterable(map(splitter.split, document.paragraphs)))
             counts["without_text"] += not sentences
             for lines in bounded(sentences):
@@ -49,7 +59,30 @@ def format_span(
                 counts["documents"] += 1
                 counts["sentences"] += len(lines)
                 counts["words"] += text.count(" ") + len(lines)
+                columns.append(json.dumps(document.columns, ensure_ascii=False, default=str) + "\n")
+    if options.columns:
+        write_atomically(columns_file, "".join(columns).encode("utf-8", "backslashreplace"))
     return counts | {"bad": bad}
+
+
+@lru_cache(1)
+def load_filter(name: str) -> Callable[[Document], Any]:
+    """The function MODULE:FUNCTION of --filter. Its module may be in the working folder, which is searched last."""
+    module, _, function = name.partition(":")
+    sys.path.append(str(Path.cwd()))
+    try:
+        keeps = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--filter {name} cannot be imported ({error}): give MODULE:FUNCTION") from error
+
+    def call(document: Document) -> Any:
+        try:
+            return keeps(document)
+        except Exception as error:  # whatever a function of the user's own raises
+            where = f"{document.name} ({type(error).__name__}: {error})"
+            raise UserError(f"--filter {name} failed on a document of {where}: correct the function") from error
+
+    return call
 
 
 @lru_cache(1)
@@ -87,7 +120,7 @@ def read_source(dataset: str, span: Span, options: FormatOptions, on_bad: OnBad)
     documents: Iterable[Document] = (
         read_text(SpanFile(span, on_bad), MAX_LINE)
         if is_book
-        else read_documents(span, options.text_field, on_bad, options.empty_line)
+        else read_documents(span, options.text_field, on_bad, options.empty_line, options.columns)
     )
     if dataset == "books":
         books = (list(clean_book("\n\n".join(book.paragraphs), book.name)) for book in documents)
