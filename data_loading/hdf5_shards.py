@@ -34,6 +34,7 @@ from utils.errors import UserError
 from utils.files import read_json_object
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+SCHEMA_VERSION = 2  # of new shards: increases when the format changes, or the samples that the same options give
 SHARD_SUFFIXES = (".hdf5", ".h5")
 INDEX_FILE = "index.json"  # see docs/data.md
 INDEX_VERSION = 1
@@ -104,6 +105,15 @@ class Shard:
     def _check(self) -> None:
         n, length = self._shape("input_ids", 2)
         predictions = self._shape("masked_lm_positions", 2)[1]
+        version = self.attributes.get("schema_version", 1)
+        if version not in range(1, SCHEMA_VERSION + 1):
+            raise UserError(
+                f"shard {self.path} has schema_version {version}, and this program reads 1 to {SCHEMA_VERSION}: "
+                f"use the program that made it, or make it again"
+            )
+        for name, found in (("sequence_length", length), ("predictions_per_sequence", predictions)):
+            if (stated := self.attributes.get(name, found)) != found:
+                raise UserError(f"shard {self.path}: attribute {name} is {stated}, rows have {found}: make it again")
         size = self.path.stat().st_size
         shapes = [(n, length)] * 3 + [(n, predictions)] * 2 + [(n,)]
         for key, shape in zip(KEYS, shapes, strict=True):
@@ -262,14 +272,17 @@ def checksum(values: np.ndarray, previous: int = 0) -> int:
 def read_layout(dataset: h5py.Dataset) -> Layout:
     is_contiguous = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
     offset = dataset.id.get_offset() if is_contiguous else None
-    if is_contiguous and dataset.shape[1:] == (0,) and len(dataset):
+    shape = dataset.shape or ()  # of a null dataspace: None
+    if is_contiguous and len(shape) == 2 and shape[0] and not shape[1]:
         offset = 0  # without predictions: nothing is stored, and rows are read as empty
     stored = to_python(dataset.attrs.get(CHECKSUM_ATTRIBUTE))
-    return Layout(dataset.shape or (), dataset.dtype, offset, stored if isinstance(stored, int) else None)
+    return Layout(shape, dataset.dtype, offset, stored if isinstance(stored, int) else None)
 
 
 def to_python(value):
     """Converts an HDF5 attribute to a Python value."""
+    if isinstance(value, h5py.Empty):
+        return None
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, np.ndarray):

@@ -180,10 +180,10 @@ def test_shards_without_a_masked_token_are_refused(tmp_path, tiny_config):
 
 def test_attributes_that_are_arrays(tmp_path, tiny_config):
     for name, values in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3])):
-        attributes = {"schema_version": np.array(values), "note": np.array([b"\xff", b"x"])}
+        attributes = {"vocab_sha256": np.array(values), "note": np.array([b"\xff", b"x"])}
         write_shard(tmp_path / "shards" / f"{name}.hdf5", sample_rows(8, 32, 5, 0), attributes)
     result = run(*pretraining_command(tmp_path / "shards", tiny_config, tmp_path / "out", "--max-steps", 1))
-    assert_refused(result, "schema_version", "a.hdf5", "c.hdf5")
+    assert_refused(result, "vocab_sha256", "a.hdf5", "c.hdf5")
 
 
 def test_verify_data_finds_a_changed_shard_before_training(tmp_path, tiny_config):

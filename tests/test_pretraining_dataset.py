@@ -163,6 +163,7 @@ def test_folder_of_empty_shards_is_an_error(tmp_path, rows):
         ({}, (20, 32, 6), "predictions per sequence is 5"),
         ({"vocab_sha256": "b" * 64}, (20, 32, 5), "vocab_sha256"),
         ({"vocab_sha256": "a" * 64, "do_lower_case": False}, (20, 32, 5), "do_lower_case"),
+        ({"vocab_sha256": "a" * 64, "do_lower_case": True, "random_seed": 1}, (20, 32, 5), "random_seed"),
     ],
 )
 def test_shards_that_disagree_are_an_error_that_names_two_of_them(tmp_path, rows, attributes, shape, words):

@@ -9,11 +9,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, checksum, read_layout
+from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, SCHEMA_VERSION, checksum, read_layout
 from data_preparation.options import SampleOptions
 from tokenizer import Tokenizer
 
-SCHEMA_VERSION = 2  # increases when the format changes, or the samples that the same options give
 CHUNK_ROWS = 1024  # of compressed data sets
 
 Datasets = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each
