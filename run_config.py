@@ -73,6 +73,15 @@ def positive_int_or_minus_one(text: str) -> int:
 
 
 minutes = bounded_float(0, 10_000, exclusive=True)
+mask_share = bounded_float(0, 1, exclusive=True)
+
+
+def mask_rate(text: str) -> float | str:
+    """A share, or a schedule of two, which stays text (see masking.mask_rates)."""
+    first, colon, last = text.partition(":")
+    return f"{mask_share(first)}:{mask_share(last)}" if colon else mask_share(text)
+
+
 batch, length = bounded_int(1, MAX_BATCH), bounded_int(1, MAX_LENGTH)
 
 
@@ -195,13 +204,17 @@ class LoaderConfig:
     max_seq_length: int = option("--max-seq-length", length, 512,
         "maximum tokens of a sequence; in pre-training the length of the shards' sequences")
     max_predictions_per_seq: int = option("--max-predictions-per-seq", length, 0,
-        "maximum of masked tokens per sequence; must match the shards, if they have masks", only=PRE_TRAINING)
+        "maximum of masked tokens per sequence; by default that of the shards, or what --masked-lm-prob takes",
+        only=PRE_TRAINING)
     gradient_merge_steps: int = option("--gradient-merge-steps --gradient-accumulation-steps", batch, 1,
         "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",))
     num_workers: int = option("--num-workers", bounded_int(0, 1024), 1, "threads that read data ahead", TRAIN)
-    masked_lm_prob: float | None = option("--masked-lm-prob", bounded_float(0, 1, exclusive=True), None,
-        "for shards made with --dynamic-masking: share of the tokens to mask; by default 0.15", result=True,
-        only=PRE_TRAINING)
+    masked_lm_prob: float | str | None = option("--masked-lm-prob", mask_rate, None,
+        "for shards made with --dynamic-masking: share of the tokens to mask, by default 0.15; FIRST:LAST, such as "
+        "0.3:0.15, changes linearly over the run", result=True, only=PRE_TRAINING)
+    eval_masked_lm_prob: float | None = option("--eval-masked-lm-prob", mask_share, None,
+        "the same share for --eval-dir, by default 0.15; the masks are the same in every evaluation", ("--eval-dir",),
+        result=True, only=PRE_TRAINING)
     whole_word_mask: bool = option("--whole-word-mask", bool, False,
         "for shards made with --dynamic-masking: mask whole words", result=True, only=PRE_TRAINING)
     initial_global_batch_size: int = option("--initial-global-batch-size", batch, 0,

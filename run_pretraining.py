@@ -34,7 +34,7 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     """seed_name: subfolder of the seed, if there are several."""
     from checkpoint.model_choice import choose_model
     from checkpoint.start import find_start
-    from data_loading.pretraining_dataset import open_dataset, refuse_mask_flags, verify_checksums
+    from data_loading.pretraining_dataset import open_dataset, verify_checksums
     from modeling import MODELS
     from run_setup import plan_run
     from tasks.pretraining import PretrainingTask
@@ -45,8 +45,9 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     choice = choose_model(config.model, start.folder)
     bert_config, tokenizer = choice.config, choice.tokenizer
     dataset = open_dataset(options.input_dir, tokenizer, bert_config, config.loader)
-    refuse_mask_flags(dataset, config.loader)
-    eval_dataset = open_dataset(options.eval_dir, tokenizer, bert_config, config.loader) if options.eval_dir else None
+    eval_dataset = None
+    if options.eval_dir:
+        eval_dataset = open_dataset(options.eval_dir, tokenizer, bert_config, config.loader, is_held_out=True)
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{options.eval_dir} has fewer samples than there are processes: make a larger held-out set")
     runtime.distributed.on_main(lambda: dataset.check_shards(eval_dataset))
@@ -95,8 +96,12 @@ def main(argv: list[str] | None = None) -> int:
     check_weights(args.from_pretrained_params)
     config = make_run_config(args)
     if config.estimate_memory is not None:
+        from data_loading.masking import DEFAULT_RATE, most_masked_tokens
         from diagnostics.estimates import print_estimate
 
+        loader = config.loader
+        masked = most_masked_tokens(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
+        config = config.with_values(loader={"max_predictions_per_seq": loader.max_predictions_per_seq or masked})
         return print_estimate("pretraining", config)
     from run_setup import start_runtime
 

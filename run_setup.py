@@ -186,7 +186,7 @@ class TrainingPlan:
         return MicroBatchLimits.of(
             loader,
             self.num_sizes,
-            self.dataset.max_labelled_per_sample,
+            max(dataset.max_labelled_per_sample for dataset in datasets),
             max(dataset.max_sequences_per_sample for dataset in datasets),
             likely_sequences(self.dataset, loader) if is_compiled else None,
         )
@@ -209,6 +209,7 @@ class TrainingPlan:
             world_size=trainer.distributed.world_size,
             pin_memory=trainer.device.type == "cuda",
             limits=self.limits(),
+            updates=trainer.config.max_steps - trainer.state.schedule_start,
         )
 
 

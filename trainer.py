@@ -97,7 +97,7 @@ class Trainer:
 
                 state.raw_train_seconds += time.perf_counter() - started
                 if logs:
-                    self._log(sums, stats, window, bar)
+                    self._log(sums, stats, batch.metrics, window, bar)
                 if benchmark:
                     benchmark.count(stats, waited)
                 else:
@@ -226,10 +226,18 @@ class Trainer:
         """Whether this rank's weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.parallel.named_parameters().values())
 
-    def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, window: MeasuringWindow, bar) -> None:
+    def _log(
+        self,
+        sums: dict[str, Tensor],
+        stats: GlobalBatchStats,
+        batch_metrics: dict[str, float],
+        window: MeasuringWindow,
+        bar,
+    ) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()
         summed = dict(zip(sums, self.distributed.all_reduce_sum(values), strict=True))
         metrics = self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
+        metrics |= batch_metrics
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
         if self.device.type == "cpu":

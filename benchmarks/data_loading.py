@@ -81,7 +81,7 @@ def measure(args: Arguments, folder: Path) -> dict:
         dataset.draw_masks(
             Masking(BertTokenizer(VOCAB_FILE), 0.15, -(-args.seq_length * 16 // 100), args.whole_word_mask)
         )
-    sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.max_masked_tokens
+    sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.max_labelled_per_sample
     batches = iter(StepLoader(dataset, LoaderConfig(*sizes, num_workers=0), seed=1))
     first_memory = peak_memory_bytes(torch.device("cpu"))
     rates: dict[str, list[float]] = {"loader": [], "copy": []}

@@ -84,7 +84,7 @@ class Implementation(ABC):
         self.config = load_bert_config(args.model)
         dataset = PretrainingDataset(folder, self.config.vocab_size)
         sizes = args.batch_size, args.batch_size * args.gradient_merge_steps
-        self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_masked_tokens)
+        self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_labelled_per_sample)
         started = time.perf_counter()
         self.batches = [self.load_batch(dataset, indices) for indices in samples_of_steps(args, dataset)]
         self.data_seconds = time.perf_counter() - started

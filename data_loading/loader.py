@@ -30,6 +30,7 @@ class Samples(Protocol):
     lengths: np.ndarray
     num_labelled: np.ndarray
     num_sequences: np.ndarray
+    metrics: dict[str, float]
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The samples `rows` as one token stream (see token_stream.py)."""
@@ -45,9 +46,9 @@ class StreamDataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> Samples:
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> Samples:
         """The samples `indices` [n]. What is random in them, such as masks, follows from `seeds` [n], or is the same
-        each time without them, for evaluation."""
+        each time without them, for evaluation. progress: share of the run's updates that are done, for schedules."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class StepBatch:
     lengths: np.ndarray
     num_labelled: np.ndarray
     make_filler: Callable[[], MicroBatch]
+    metrics: dict[str, float]
 
     @property
     def sequence_lengths(self) -> np.ndarray:
@@ -101,9 +103,10 @@ def make_step_batch(
     first_position: int = 0,
     pin_memory: bool = False,
     seeds: np.ndarray | None = None,
+    progress: float = 0.0,
 ) -> StepBatch:
-    """Reads the samples `indices` and packs them into micro-batches. seeds: see StreamDataset."""
-    samples = dataset.read(indices, seeds)
+    """Reads the samples `indices` and packs them into micro-batches. seeds, progress: see StreamDataset."""
+    samples = dataset.read(indices, seeds, progress)
     costs = np.column_stack([samples.lengths, samples.num_labelled, samples.num_sequences])
     groups = pack(costs, (limits.tokens, limits.labelled_tokens, limits.sequences))
     return StepBatch(
@@ -112,7 +115,24 @@ def make_step_batch(
         samples.lengths,
         samples.num_labelled,
         functools.partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory),
+        samples.metrics,
     )
+
+
+def global_batches(config: LoaderConfig, first: int = 0) -> Iterator[tuple[int, int]]:
+    """The first position and the size of each global batch from position `first` on."""
+    while True:
+        size = config.global_batch_size
+        if first < config.batch_size_warmup_sequences:
+            grown = (size - config.initial_global_batch_size) * first // config.batch_size_warmup_sequences
+            size = config.initial_global_batch_size + grown
+        yield first, size
+        first += size
+
+
+def count_batches(config: LoaderConfig, position: int) -> int:
+    """The number of global batches before `position`."""
+    return sum(1 for _ in itertools.takewhile(lambda batch: batch[0] < position, global_batches(config)))
 
 
 class StepLoader:
@@ -121,7 +141,7 @@ class StepLoader:
     Optimizer step k uses the positions [first + k*G, first + (k+1)*G) of the sample order, where G is the global batch
     size. During its warmup, G is a function of the position at which a batch starts, so a resumed run has the same
     batches. Batches continue across epochs, so no batch is short. Worker threads prefetch; their number does not affect
-    the batches.
+    the batches. updates: length of the whole run, for what changes during it; None if nothing does.
     """
 
     def __init__(
@@ -134,31 +154,28 @@ class StepLoader:
         world_size: int = 1,
         pin_memory: bool = False,
         limits: MicroBatchLimits | None = None,
+        updates: int | None = None,
     ):
         self.dataset, self.config, self.seed, self.pin_memory = dataset, config, seed, pin_memory
         self.limits = limits or MicroBatchLimits.of(config)
-        self.first_position, self.rank, self.world_size = first_position, rank, world_size
+        self.first_position, self.rank, self.world_size, self.updates = first_position, rank, world_size, updates
 
     def load(self, step: int) -> StepBatch:
         """This rank's part of global batch number `step`, counted from `first_position`."""
         return self._load(*next(itertools.islice(self._global_batches(), step, None)))
 
-    def _global_batches(self) -> Iterator[tuple[int, int]]:
-        """The first position and the size of each global batch."""
-        config, first = self.config, self.first_position
-        while True:
-            size = config.global_batch_size
-            if first < config.batch_size_warmup_sequences:
-                grown = (size - config.initial_global_batch_size) * first // config.batch_size_warmup_sequences
-                size = config.initial_global_batch_size + grown
-            yield first, size
-            first += size
+    def _global_batches(self) -> Iterator[tuple[int, int, float]]:
+        """The first position and the size of each global batch, and the share of the updates that are done before."""
+        last = None if self.updates is None else max(self.updates - 1, 1)
+        done = 0 if last is None else count_batches(self.config, self.first_position)
+        for number, (first, size) in enumerate(global_batches(self.config, self.first_position), done):
+            yield first, size, 0.0 if last is None else min(number / last, 1.0)
 
-    def _load(self, first: int, global_batch_size: int) -> StepBatch:
+    def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
         seeds = sample_seeds(positions, self.seed)
-        return make_step_batch(self.dataset, indices, self.limits, first, self.pin_memory, seeds)
+        return make_step_batch(self.dataset, indices, self.limits, first, self.pin_memory, seeds, progress)
 
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers

@@ -6,12 +6,13 @@ does it, with a function of the run's seed and the position in the sample order.
 Legend: n samples, S sequence length, P masked tokens of a sequence at most, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from data_loading.sample_order import mix64
 
+DEFAULT_RATE = 0.15  # share of the tokens to mask
 WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
 
@@ -117,15 +118,35 @@ def mask_tokens(
     return originals
 
 
-class Masking:
-    """Masks for shards without masks, as a function of a random number per sample. tokenizer: a tokenizer.Tokenizer."""
+def mask_rates(rate: float | str) -> tuple[float, float]:
+    """The first and the last rate of `rate`: a number, or a schedule such as "0.3:0.15"."""
+    first, _, last = str(rate).partition(":")
+    return float(first), float(last or first)
 
-    def __init__(self, tokenizer, probability: float, max_masked_tokens: int, whole_word: bool):
-        self.rule = MaskRule(probability, max_masked_tokens, tokenizer.word_edges() if whole_word else None)
+
+def most_masked_tokens(rate: float | str, length: int) -> int:
+    """The masked tokens of a sample of `length` tokens, at the highest rate of `rate`."""
+    return max(1, round(max(mask_rates(rate)) * length))
+
+
+class Masking:
+    """Masks for shards without masks, as a function of a random number per sample. tokenizer: a tokenizer.Tokenizer;
+    rate: share of the tokens (see `mask_rates`)."""
+
+    def __init__(self, tokenizer, rate: float | str, max_masked_tokens: int, whole_word: bool):
+        self.rates = mask_rates(rate)
+        self.rule = MaskRule(self.rates[0], max_masked_tokens, tokenizer.word_edges() if whole_word else None)
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
 
-    def draw(self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rate(self, progress: float) -> float:
+        """The rate when the share `progress` of the updates is done."""
+        first, last = self.rates
+        return first + (last - first) * progress
+
+    def draw(
+        self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray, progress: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded.
 
         is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64."""
@@ -136,7 +157,8 @@ class Masking:
         is_text = text_tokens(input_ids, is_real, self.special_ids)
         lengths = np.count_nonzero(is_real, axis=1)
         sort_words = np.ascontiguousarray(words[:, :num_words])
-        positions, counts = choose_positions(input_ids, is_text, lengths, self.rule, sort_words)
+        rule = replace(self.rule, probability=self.rate(progress))
+        positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_words)
         action = (words[:, num_words:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
         random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(self.vocab_size) >> np.uint64(32)
         return positions, mask_tokens(input_ids, positions, counts, self.mask_token_id, action, random_ids)

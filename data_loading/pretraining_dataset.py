@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data_loading.hdf5_shards import KEYS, ContiguousShards, max_documents, open_shards
-from data_loading.masking import Masking
+from data_loading.masking import DEFAULT_RATE, Masking, most_masked_tokens
 from data_loading.packing import Label
 from data_loading.row_rules import check_agreement, check_rows, read_rows
 from data_loading.sample_order import sample_seeds
@@ -22,7 +22,6 @@ from utils.files import json_digest
 from utils.progress import print_line, progress_bar
 
 EVALUATION_SEED = 0
-MASKED_SHARE = 0.15
 
 
 class PretrainingDataset:
@@ -47,7 +46,7 @@ class PretrainingDataset:
         first = self.shards[0]
         check_agreement(self.shards)
         self.sequence_length = first.sequence_length
-        self.max_masked_tokens = first.predictions_per_sequence
+        self.max_labelled_per_sample = first.predictions_per_sequence
         self.masking: Masking | None = None
         self.attributes = first.attributes
         is_packed = bool(first.attributes.get("pack_documents"))
@@ -63,24 +62,21 @@ class PretrainingDataset:
 
     def draw_masks(self, masking: Masking) -> None:
         """Sets the masks of shards that have none."""
-        self.masking, self.max_masked_tokens = masking, masking.rule.max_masked_tokens
-
-    @property
-    def max_labelled_per_sample(self) -> int:
-        return self.max_masked_tokens
+        self.masking, self.max_labelled_per_sample = masking, masking.rule.max_masked_tokens
 
     @property
     def has_next_sentence(self) -> bool:
         return bool(self.attributes.get("next_sentence_prediction", True))
 
     def digest(self) -> str:
-        """Digest that identifies the data of a run: names, sizes, sampled rows and attributes of the shards,
-        independent of how they are stored. Stored checksums are not used: they may be stale if values were edited."""
+        """Digest that identifies the data of a run: numbers of samples, sampled rows and attributes of the shards in
+        their order, independent of their names and of how they are stored. Stored checksums are not used: they may be
+        stale if values were edited."""
         shards = []
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
-            shards.append([shard.path.name, len(shard), shard.digest, stored])
-        content = [self.sequence_length, self.max_masked_tokens, shards]
+            shards.append([len(shard), shard.digest, stored])
+        content = [self.sequence_length, self.shards[0].predictions_per_sequence, shards]
         return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
@@ -95,7 +91,7 @@ class PretrainingDataset:
     @property
     def bytes_in_memory(self) -> int:
         """Estimated memory of the compressed or chunked shards, when all are loaded."""
-        per_sample = 4 * self.sequence_length + 3 * self.max_masked_tokens
+        per_sample = 4 * self.sequence_length + 3 * self.max_labelled_per_sample
         return sum(len(shard) * per_sample for shard in self.shards if not shard.is_contiguous)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -112,8 +108,9 @@ class PretrainingDataset:
                 found[key][here] = self.shards[number].read(key, rows[here])
         return found
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "PretrainingSamples":
-        return PretrainingSamples(self, indices, sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds)
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> "PretrainingSamples":
+        seeds = sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds
+        return PretrainingSamples(self, indices, seeds, progress)
 
     def check_rows(self, indices: np.ndarray) -> None:
         """Raises UserError, naming the shard and the row, if one of the samples is damaged."""
@@ -126,15 +123,17 @@ class PretrainingDataset:
 class PretrainingSamples:
     """Samples as token streams."""
 
-    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray):
+    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray, progress: float):
         self.dataset, self.indices, self.rows = dataset, indices, dataset.rows(indices)
         documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]
         self.mask_nS = documents_nS != 0
+        self.metrics: dict[str, float] = {}
         if dataset.masking is not None:
             if not in_range(ids_nS, 0, dataset.vocab_size):
                 dataset.check_rows(indices)
-            masks = dataset.masking.draw(ids_nS, self.mask_nS, seeds)
+            masks = dataset.masking.draw(ids_nS, self.mask_nS, seeds, progress)
             self.rows["masked_lm_positions"], self.rows["masked_lm_ids"] = masks
+            self.metrics["mask_rate"] = dataset.masking.rate(progress)
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
         self.num_sequences = np.ones(len(indices), np.int64)
         if dataset.max_sequences_per_sample > 1:
@@ -197,12 +196,12 @@ def check_data(
     dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
 ) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
-    for what, flag, wanted, found in [
+    for what, flag, wanted, found in (
         ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
         ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
-         dataset.max_masked_tokens),
-    ]:  # fmt: skip
-        if wanted != found:
+         dataset.max_labelled_per_sample),
+    ):  # fmt: skip
+        if wanted and found and wanted != found:
             raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
     if dataset.sequence_length > bert_config.max_length:
         raise UserError(
@@ -217,27 +216,33 @@ def check_data(
         )
 
 
-def refuse_mask_flags(dataset: PretrainingDataset, loader: LoaderConfig) -> None:
-    """Raises UserError for flags that say how to draw masks, if the shards have masks."""
-    for flag, is_given in (
-        ("--masked-lm-prob", loader.masked_lm_prob is not None),
-        ("--whole-word-mask", loader.whole_word_mask),
-    ):
-        if is_given and dataset.masking is None:
-            raise UserError(
-                f"{flag} has no effect: the shards in {dataset.folder} were made with masks: leave it out, or make "
-                f"shards with --dynamic-masking"
-            )
-
-
 def open_dataset(
-    folder: Path, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
+    folder: Path, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig, is_held_out: bool = False
 ) -> PretrainingDataset:
+    """Opens and checks the shards in `folder`, and sets how masks are drawn for shards without. Raises UserError for
+    shards and flags that do not fit together. is_held_out: for evaluation, with masks at a fixed rate."""
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
-    if not dataset.max_masked_tokens:
-        probability = MASKED_SHARE if loader.masked_lm_prob is None else loader.masked_lm_prob
-        dataset.draw_masks(Masking(tokenizer, probability, loader.max_predictions_per_seq, loader.whole_word_mask))
     check_data(dataset, tokenizer, bert_config, loader)
+    flag, rate = "--masked-lm-prob", loader.masked_lm_prob
+    if is_held_out:
+        flag, rate = "--eval-masked-lm-prob", loader.eval_masked_lm_prob
+    if dataset.max_labelled_per_sample:
+        given = {flag: rate is not None, "--whole-word-mask": loader.whole_word_mask and not is_held_out}
+        if without_effect := [name for name, is_given in given.items() if is_given]:
+            raise UserError(
+                f"{without_effect[0]} has no effect: the shards in {folder} were made with masks: leave it out, or "
+                f"make shards with --dynamic-masking"
+            )
+    else:
+        rate = rate or DEFAULT_RATE
+        needed = most_masked_tokens(rate, dataset.sequence_length)
+        masked = needed if is_held_out else loader.max_predictions_per_seq or needed
+        if masked < needed:
+            raise UserError(
+                f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of {dataset.sequence_length} tokens "
+                f"takes {needed}: give that, leave the flag out, or lower {flag}"
+            )
+        dataset.draw_masks(Masking(tokenizer, rate, masked, loader.whole_word_mask))
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "

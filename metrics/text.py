@@ -10,6 +10,7 @@ FORMATS = {
     "mlm_accuracy": "({:.1%})",
     "nsp_loss": "nsp {:.4f}",
     "nsp_accuracy": "({:.1%})",
+    "mask_rate": "masked {:.1%}",
     "learning_rate": "lr {:.3g}",
     "grad_norm": "grad norm {:.3g}",
     "loss_scale": "loss scale {:g}",

@@ -15,7 +15,8 @@ from reporting.charts import Series, make_chart
 from reporting.records import STAGE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
 
 # The order of the charts; other metrics follow.
-ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "learning_rate", "grad_norm")
+ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "mask_rate", "learning_rate")
+ORDER += ("grad_norm",)
 WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
 WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
 WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}

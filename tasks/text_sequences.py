@@ -8,6 +8,7 @@ Legend: n sequences of the data set, N sequences of a stream, T tokens of a stre
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class SequenceDataset:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "SequenceSamples":
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> "SequenceSamples":
         counts = self.lengths[indices], self.num_labelled[indices], np.ones(len(indices), np.int64)
         return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
 
@@ -101,6 +102,7 @@ class SequenceSamples(NamedTuple):
     num_labelled: np.ndarray
     num_sequences: np.ndarray
     stream: Callable[[np.ndarray], dict[str, np.ndarray]]
+    metrics: dict[str, float] = MappingProxyType({})
 
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:

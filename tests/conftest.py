@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import h5py
 import numpy as np
@@ -101,7 +102,7 @@ class InMemoryDataset:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "InMemorySamples":
+    def read(self, indices: np.ndarray, seeds=None, progress: float = 0.0) -> "InMemorySamples":
         return InMemorySamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -124,7 +125,9 @@ class InMemoryDataset:
 
 
 class InMemorySamples:
-    """Samples of an InMemoryDataset; the interface is data_loader.Samples."""
+    """Samples of an InMemoryDataset; the interface is data_loading.loader.Samples."""
+
+    metrics: ClassVar[dict[str, float]] = {}
 
     def __init__(self, dataset: InMemoryDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices

@@ -148,7 +148,7 @@ def test_full_sequences_need_shards_with_full_samples(tmp_path):
 
 def test_the_sample_corpus_gives_shards_of_the_length_that_is_asked_for(tmp_path):
     dataset = PretrainingDataset(make_shards(tmp_path, 128), vocab_size=30522)
-    assert dataset.sequence_length == 128 and dataset.max_masked_tokens == 20
+    assert dataset.sequence_length == 128 and dataset.max_labelled_per_sample == 20
     assert len(dataset) > 5000
 
 

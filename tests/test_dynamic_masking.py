@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CLS, MASK, ROOT, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
-from small_runs import losses, resuming, run_here, steps_folder, weights
+from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 
 import create_pretraining_data
 from checkpoint.identity import RECORD_FILE
 from data_loading.hdf5_shards import KEYS
 from data_loading.loader import StepLoader, batches_in_order
-from data_loading.masking import Masking
+from data_loading.masking import Masking, most_masked_tokens
 from data_loading.packing import MicroBatchLimits
-from data_loading.pretraining_dataset import PretrainingDataset
+from data_loading.pretraining_dataset import PretrainingDataset, open_dataset
 from data_loading.sample_order import sample_seeds
+from modeling import config_from_dict
 from run_config import LoaderConfig
 from tokenizer import BertTokenizer
 
@@ -46,9 +47,9 @@ def shards(request, tmp_path_factory) -> Path:
     return make_shards(tmp_path_factory.mktemp("dynamic"), request.param)
 
 
-def open_shards(folder: Path, probability=0.15, predictions=PREDICTIONS, whole_word=False) -> PretrainingDataset:
+def open_shards(folder: Path, rate=0.15, predictions=PREDICTIONS, whole_word=False) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
-    dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), probability, predictions, whole_word))
+    dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), rate, predictions, whole_word))
     return dataset
 
 
@@ -134,10 +135,10 @@ def test_whole_words_are_masked_whole(shards):
 
 
 def global_batches(shards: Path, count: int, first_position: int = 0, world_size: int = 1, seed: int = 5, workers=0):
-    """Of each global batch, its sequences with their masks, from all ranks."""
-    config = LoaderConfig(4, 12, LENGTH, PREDICTIONS, num_workers=workers)
+    """Of each global batch, its sequences with their masks, from all ranks; the rate falls from 0.4 to 0.1."""
+    config = LoaderConfig(4, 12, LENGTH, 26, num_workers=workers)
     loaders = [
-        iter(StepLoader(open_shards(shards), config, seed, first_position, rank, world_size))
+        iter(StepLoader(open_shards(shards, "0.4:0.1", 26), config, seed, first_position, rank, world_size, updates=8))
         for rank in range(world_size)
     ]
     return [
@@ -162,6 +163,10 @@ def test_masks_follow_the_order_at_any_number_of_ranks_and_workers_and_after_res
         assert global_batches(shards, 8, world_size=world_size, workers=workers) == batches
     assert global_batches(shards, 5, first_position=36, world_size=2) == batches[3:]
     assert global_batches(shards, 8, seed=6) != batches
+    for number, batch in enumerate(batches):
+        halves = [np.split(np.array(sequence), 2) for sequence in batch]  # ids, labels
+        expected = sum(round((0.4 - 0.3 * number / 7) * len(ids)) for ids, _ in halves)
+        assert sum((labels >= 0).sum() for _, labels in halves) == pytest.approx(expected, abs=3)  # rounding
 
 
 def test_every_epoch_has_other_masks(shards):
@@ -202,13 +207,14 @@ def command(inputs, shards: Path, output: Path, *extra) -> list[str]:
     config = json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}
     path = output.parent / "config.json"
     path.write_text(json.dumps(config))
-    flags = ("--vocab-file", VOCAB_FILE, "--max-seq-length", LENGTH, "--max-predictions-per-seq", PREDICTIONS)
-    return [str(word) for word in pretraining_command(shards, path, output, *flags, *extra)[1:]]
+    words = pretraining_command(shards, path, output, "--vocab-file", VOCAB_FILE, "--max-seq-length", LENGTH, *extra)
+    place = words.index("--max-predictions-per-seq")  # the fixture's, for shards with masks
+    return [str(word) for word in (*words[1:place], *words[place + 2 :])]
 
 
 def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, shards, tmp_path):
     flags = ("--max-steps", 6, "--log-freq", 1, "--eval-dir", shards.parent / "shards/1.hdf5", "--whole-word-mask")
-    flags = (*flags, "--input-dir", shards / "0.hdf5", "--masked-lm-prob", 0.3)
+    flags = (*flags, "--input-dir", shards / "0.hdf5", "--masked-lm-prob", "0.4:0.1")
     for output, parts in (("whole", [()]), ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")])):
         for extra in parts:
             result = run_here(command(inputs, shards, tmp_path / output, *flags, *extra))
@@ -216,19 +222,38 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
     assert losses(tmp_path / "parts")[6] == losses(tmp_path / "whole")[6]
     whole, parts = (weights(tmp_path / name, 6) for name in ("whole", "parts"))
     assert all((whole[name] == parts[name]).all() for name in whole)
+    rates = [entry["mask_rate"] for entry in reported(tmp_path / "parts/report.json").values() if "mask_rate" in entry]
+    assert rates == pytest.approx([0.4, 0.34, 0.28, 0.22, 0.16, 0.1])
     record = json.loads((steps_folder(tmp_path / "whole") / RECORD_FILE).read_text())
-    assert record["hyperparameters"]["--masked-lm-prob"] == 0.3
+    assert record["hyperparameters"]["--masked-lm-prob"] == "0.4:0.1"
     assert record["hyperparameters"]["--whole-word-mask"] is True
     other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--masked-lm-prob", 0.2))
-    assert_refused(other, "--masked-lm-prob 0.3 (this run uses 0.2)")
-    other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--max-predictions-per-seq", 3))
-    assert_refused(other, "other data")
+    assert_refused(other, "--masked-lm-prob 0.4:0.1 (this run uses 0.2)")
+    other = run_here(command(inputs, shards, tmp_path / "other", *flags, "--max-predictions-per-seq", 25))
+    assert_refused(other, "--max-predictions-per-seq 25 is too low", "0.4:0.1 of 64 tokens takes 26")
 
 
-@pytest.mark.parametrize("flags", [("--masked-lm-prob", 0.2), ("--whole-word-mask",)])
+@pytest.mark.parametrize(("rate", "length", "masked"), [(0.3, 512, 154), ("0.05:0.3", 8192, 2458), (0.15, 1024, 154)])
+def test_the_most_masked_tokens_are_those_of_the_highest_rate(rate, length, masked):
+    assert most_masked_tokens(rate, length) == masked
+
+
+def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
+    model = config_from_dict(json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE})
+    for rate, expected in ((None, 0.15), (0.25, 0.25)):
+        loader = LoaderConfig(4, 4, LENGTH, None, masked_lm_prob=0.4, eval_masked_lm_prob=rate)
+        dataset = open_dataset(shards, BertTokenizer(VOCAB_FILE), model, loader, is_held_out=True)
+        samples = dataset.read(np.arange(len(dataset)))
+        assert (samples.num_labelled == np.rint(expected * samples.lengths)).all()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--masked-lm-prob", 0.2), ("--whole-word-mask",), ("--eval-masked-lm-prob", 0.2, "--eval-dir")]
+)
 def test_masking_flags_are_refused_with_shards_that_have_masks(inputs, tmp_path, flags):
+    flags = (*flags, inputs.held_out) if flags[-1] == "--eval-dir" else flags
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
-    assert_refused(result, flags[0], str(inputs.shards), "--dynamic-masking")
+    assert_refused(result, flags[0], str(inputs.held_out if len(flags) > 2 else inputs.shards), "--dynamic-masking")
 
 
 @pytest.mark.parametrize(

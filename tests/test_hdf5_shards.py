@@ -252,9 +252,9 @@ def test_data_outside_the_shard_is_refused_without_opening_it(tmp_path, rows, ki
 # --- the digest -------------------------------------------------------------------------------------------------------
 
 
-def test_the_digest_changes_with_the_rows_and_not_with_how_they_are_stored(tmp_path, rows):
+def test_the_digest_changes_with_the_rows_and_not_with_their_storage_or_name(tmp_path, rows):
     contiguous = write_shard(tmp_path / "a" / "s.hdf5", pretraining_types(rows))
-    write_nvidia_shard(tmp_path / "b" / "s.hdf5", rows)
+    write_nvidia_shard(tmp_path / "b" / "t.hdf5", rows)
     before = PretrainingDataset(tmp_path / "a", VOCAB_SIZE).digest()
     assert PretrainingDataset(tmp_path / "b", VOCAB_SIZE).digest() == before
     for key in ("input_ids", "masked_lm_ids"):

@@ -53,7 +53,7 @@ def shards(tmp_path_factory) -> Path:
 
 def open_shards(folder: Path, predictions: int = 10) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
-    if not dataset.max_masked_tokens:
+    if not dataset.max_labelled_per_sample:
         dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), 0.15, predictions, whole_word=False))
     return dataset
 

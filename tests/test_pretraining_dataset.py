@@ -75,7 +75,7 @@ def test_shards_of_nvidia_give_the_same_streams(tmp_path, rows):
     ours, theirs = (PretrainingDataset(tmp_path / name, VOCAB_SIZE) for name in ("ours", "theirs"))
     assert ours.shards[0].is_contiguous and not theirs.shards[0].is_contiguous
     assert ours.bytes_in_memory == 0 < theirs.bytes_in_memory
-    assert (ours.sequence_length, ours.max_masked_tokens) == (32, 5)
+    assert (ours.sequence_length, ours.max_labelled_per_sample) == (32, 5)
     indices = np.array([4, 0, 19, 11])
     found = stream_of(theirs, indices)
     assert as_lists(found) == as_lists(stream_of(ours, indices)) == stream_in_python(rows, indices)
