@@ -1,6 +1,8 @@
 """The command lines of the training programs: which flags of run_config.py they have, checks of their combinations, and
 the run's configuration. Does not import torch, so that parsing is fast."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -90,6 +92,9 @@ def parse_fine_tuning(
     add_run_flags(parser, FINE_TUNING, **shared | defaults)
     for title, flags in groups.items():
         parser.add_flags(title, flags)
+    argv = sys.argv[1:] if argv is None else argv
+    if any(re.fullmatch("--eval[-_]file(=.*)?", word) for word in argv):
+        argv = ["--do-eval", *argv]  # the file alone means it
     args = parse_run_arguments(parser, argv)
     if not (args.do_train or args.do_eval or args.do_predict):
         parser.error("nothing to do: give --do-train, --do-eval or --do-predict")

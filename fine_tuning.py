@@ -14,7 +14,6 @@ from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
 from diagnostics.estimates import print_estimate
-from encoders.config import ModelConfig
 from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
@@ -55,12 +54,18 @@ class TrainingSet:
     def open(cls, config: RunConfig, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
         start = find_start(config.start, runtime.distributed.on_main)
         choice = choose_checked(config, start.folder)
+        if start.folder is not None:
+            task = task.for_start(start.folder)
         task, dataset = task.training_set(choice.tokenizer)
-        return cls(task, dataclasses.replace(choice, config=with_labels(choice.config, task)), dataset, start)
+        return cls(task, dataclasses.replace(choice, config=task.configure(choice.config)), dataset, start)
 
     def plan(self, config: RunConfig, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: subfolder of the seed, if there are several."""
-        start = self.start
+        start, length = self.start, config.loader.max_seq_length
+        config = config.with_values(
+            loader={"max_seq_length": self.task.max_sample_length},
+            metadata={"max_length": length, "files": self.task.model_files(self.choice.config)},
+        )
         if name and config.start.from_checkpoint is not None:
             start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
         return plan_run(
@@ -88,14 +93,15 @@ def choose_checked(config: RunConfig, folder: Path | None) -> ModelChoice:
     return choice
 
 
-def with_labels(config: ModelConfig, task: FineTuningTask) -> ModelConfig:
-    return dataclasses.replace(config, labels=task.labels, multi_label=task.multi_label)
-
-
 def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     training_set = TrainingSet.open(config, task, runtime)
     task, folder = training_set.task, config.trainer.checkpoint_folder / training_set.choice.name / task.name
     sets = task.prediction_sets(training_set.choice.tokenizer)
+    if runtime.distributed.is_main:
+        known = training_set.dataset.distinct_sequences()
+        for each in sets:
+            if each.is_scored and each.dataset.distinct_sequences() <= known:
+                print_line("warning: every text to score is in the training file: the scores are not of unseen texts")
     open_report(config, folder, runtime)
     if config.start.overwrite and config.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
@@ -183,9 +189,10 @@ class BestCheckpoint:
     def write(self) -> None:
         if self.best() is self.history[-1]:
             with atomic_folder(self.folder / BEST_FOLDER) as best:
-                for file in (self.folder / str(self.trainer.state.step)).iterdir():
-                    if MODEL_FILES.fullmatch(file.name):
-                        shutil.copy2(file, best / file.name)
+                step, further = self.folder / str(self.trainer.state.step), self.trainer.state.metadata.files
+                for name in (*(file.name for file in step.iterdir() if MODEL_FILES.fullmatch(file.name)), *further):
+                    (best / name).parent.mkdir(exist_ok=True)
+                    shutil.copy2(step / name, best / name)
         write_json(self.folder / EVALUATIONS_FILE, self.history)
 
     def load(self) -> None:
@@ -205,7 +212,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     sets = task.prediction_sets(choice.tokenizer)
     open_report(config, results, runtime)
     runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed})
-    parallel = load_fine_tuned(task.head, with_labels(choice.config, task), folder, runtime)
+    parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
     return 0
 

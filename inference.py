@@ -70,14 +70,19 @@ FLAGS = {
              ("--output", "--text-column or --question-column"),
              ("--text", "--question", "--context", "--context-file", "--fill-mask")),
         Flag("--output", optional_path, None, "file for the input's columns and the predictions", ("--input",)),
-        Flag("--text-column", str, None, "column of the text, or of texts with [MASK]", ("--input",),
+        Flag("--text-column", str, None, "column of the text, or of texts with [MASK]", ("--input or --search",),
              ("--question-column",)),
         Flag("--pair-column", str, None, "column of the second text, for a model of pairs", ("--text-column",)),
         Flag("--question-column", str, None, "column of the question", ("--input", "--context-column")),
         Flag("--context-column", str, None, "column of the passage", ("--question-column",)),
         Flag("--embed", bool, False, "write sentence embeddings, as the folder's sentence-transformers files say",
              ("--text-column",)),
-        Flag("--batch-size --predict-batch-size", positive_int, 32, "sequences per forward pass", ("--input",)),
+        Flag("--prompt-name", str, None, "put the folder's prompt of this name, such as query, before the texts",
+             ("--embed",)),
+        Flag("--search", optional_path, None, "file with texts in --text-column, of which to find those nearest to "
+             "--text, or to each line that is typed", ("--text-column",), ("--input",)),
+        Flag("--batch-size --predict-batch-size", positive_int, 32, "sequences per forward pass",
+             ("--input or --search",)),
     ),
 }
 # fmt: on
@@ -109,7 +114,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     if (folder / "config.json").is_file():
         architectures = read_json_object(folder / "config.json", "the config").get("architectures")
         heads = [each for each in heads if [models[each].architecture] == architectures] or heads
-    if args.embed:
+    if args.embed or args.search is not None:
         heads = [EmbeddingPredictor]
     if not heads:
         raise UserError(f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or add --embed")
@@ -134,6 +139,7 @@ def open_model(args: Arguments) -> Predictor:
     from parallel.runtime import Runtime
     from run_config import CUSTOM, ModelSelection, PredictionConfig
     from run_setup import load_fine_tuned
+    from tasks.predictors import ClassPredictor
     from utils.device import select_device, set_num_threads
 
     set_num_threads()
@@ -142,13 +148,17 @@ def open_model(args: Arguments) -> Predictor:
     folder = find_model_folder(args.init_checkpoint)
     selection = from_flags(ModelSelection, args, name=CUSTOM)
     choice = choose_model(selection, folder)
-    config = choice.config
-    head = choose_predictor(args, folder, config)
+    head = choose_predictor(args, folder, choice.config)
+    config = head.configure(choice.config, folder)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)
     if max_seq_length > config.max_length:
         raise UserError(
             f"--max-seq-length {max_seq_length} is above the config's {config.max_length} positions: lower it"
         )
+    truncates = args.truncate
+    if head is ClassPredictor and args.max_seq_length is None and max_seq_length < config.max_length:
+        truncates = True
+        print(f"note: texts are cut after {max_seq_length} tokens, as in training", file=sys.stderr)
     runtime = Runtime(select_device(args.device))
     parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(torch.float32)
@@ -169,9 +179,10 @@ def open_model(args: Arguments) -> Predictor:
             max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
             n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
         ),
-        args.truncate,
+        truncates,
         lambda dataset, axis: predict(parallel, dataset, axis, prediction, runtime)[0],
         ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**"),
+        args.prompt_name,
     )
 
 
@@ -193,6 +204,19 @@ def predict_all_rows(model: Predictor, args: Arguments) -> None:
         return lambda: [prediction.columns for prediction in predict()]
 
     predict_file(args.input, args.output, columns, prepare, settings)
+
+
+def search(model: Predictor, args: Arguments) -> None:
+    find = model.search(args.search, args.text_column)
+
+    def show(query: str) -> None:
+        for line in ("nearest", *(f"  {line}" for line in find(query))):
+            print_line(line)
+
+    if args.text is not None:
+        show(args.text)
+    else:
+        ask("query", show)
 
 
 def answer(model: Predictor, **row: str | None) -> None:
@@ -254,6 +278,8 @@ def main(argv: list[str] | None = None) -> int:
     text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:
         predict_all_rows(model, args)
+    elif args.search is not None:
+        search(model, args)
     elif text is not None:
         answer(model, text=text, pair=args.text_pair)
     elif model.prompt != "question":

@@ -9,6 +9,7 @@ Does not import torch, so that parsing is fast.
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -365,6 +366,8 @@ class CheckpointMetadata:
     phase: str = ""
     num_samples: int = 0
     tokenizer: Any = None  # a tokenizer.Tokenizer
+    max_length: int | None = None  # of the texts of fine-tuning, in tokens
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further files of the model folder, by name
 
 
 @dataclass(frozen=True)

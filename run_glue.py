@@ -12,19 +12,22 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
+from tasks.embedding_files import EmbeddingOptions
 from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
-from utils.command_line import ArgumentParser, Arguments, Flag, optional_path
+from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, optional_path
 from utils.errors import run_main
+from utils.tables import kind_of
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for it.
 
-CUSTOM, MULTI_LABEL, NER = "custom", "multi-label", "ner"
+CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
 
 # fmt: off
 TASK_FLAGS = (
-    Flag("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER), CUSTOM,
+    Flag("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER, EMBEDDING), CUSTOM,
          "custom: your own files; multi-label: your own files with any number of labels per text; ner: your own files "
-         "with a tag for each word", options={"type": str.lower}),
+         "with a tag for each word; embedding: pairs of texts with similar meaning, or with a score",
+         options={"type": str.lower}),
     Flag("--data-dir", optional_path, None, "folder of the task's files, as distributed"),
     Flag("--class-weights", ("none", "balanced"), "none",
          "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",), result=True),
@@ -45,7 +48,11 @@ FILE_FLAGS = (
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    groups = {"task": TASK_FLAGS, "your own files (--task-name custom): .tsv, .csv or .jsonl": FILE_FLAGS}
+    groups = {
+        "task": TASK_FLAGS,
+        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": FILE_FLAGS,
+        "sentence embeddings (--task-name embedding)": flags_of(EmbeddingOptions),
+    }
     defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
     args = parse_fine_tuning(parser, argv, groups, learning_rate=2.4e-5, **defaults)
     check_files(args, parser)
@@ -53,8 +60,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
+    columns = [args.text_column, args.pair_column, args.label_column, *(args.negative_columns or ())]
+    given = [name for name in columns if name is not None]
+    if repeated := [name for name in given if given.count(name) > 1]:
+        parser.error(f"column {repeated[0]!r} is given twice: give each column once")
     if args.class_weights == "balanced":
-        has_classes = args.task_name not in (MULTI_LABEL, NER, "sts-b") and not args.regression
+        has_classes = args.task_name not in (MULTI_LABEL, NER, EMBEDDING, "sts-b") and not args.regression
         if not has_classes:
             parser.error("--class-weights has no effect without classes: leave it out")
     if args.max_seq_length < 8:
@@ -71,7 +82,9 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         return
     if args.data_dir is not None:
         parser.error("--data-dir is for a task of GLUE or SuperGLUE: add --task-name, or give files")
-    if args.text_column is None and args.task_name != NER:
+    if args.task_name == EMBEDDING:
+        check_embedding(args, parser)
+    elif args.text_column is None and args.task_name != NER:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
         if args.get(flag) != (args.get(file) is not None):
@@ -82,8 +95,26 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         given = [flag.name for flag in COLUMN_FLAGS if args.get(flag.name)]
         if given:
             parser.error(f"--{given[0].replace('_', '-')} has no effect with --task-name ner: leave it out")
-    elif (args.do_train or args.do_eval) != (args.label_column is not None):
+    elif args.task_name != EMBEDDING and (args.do_train or args.do_eval) != (args.label_column is not None):
         parser.error("--label-column goes together with --do-train and --do-eval")
+
+
+def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
+    files = [file for file in (args.train_file, args.eval_file) if file is not None]
+    is_text = bool(files) and all(kind_of(str(file))[0] == ".txt" for file in files)
+    if (args.text_column is None or args.pair_column is None) != is_text or (is_text and args.text_column is not None):
+        parser.error("--task-name embedding needs --text-column and --pair-column, or .txt files without columns")
+    if args.do_predict or args.regression:
+        flag = "--do-predict" if args.do_predict else "--regression"
+        advice = ": use inference.py --embed" if args.do_predict else ": leave it out"
+        parser.error(f"{flag} has no effect with --task-name embedding{advice}")
+    has_score, loss = args.label_column is not None, args.embedding_loss
+    if loss is not None and has_score == (loss == "contrastive"):
+        parser.error(f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} --label-column")
+    if has_score and (args.negative_columns or args.symmetric_loss or args.corpus_file):
+        parser.error("--label-column is for scored pairs, without --negative-columns, --symmetric-loss, --corpus-file")
+    if is_text and (args.negative_columns or has_score or args.corpus_file):
+        parser.error(".txt files have no columns: leave out --negative-columns, --label-column and --corpus-file")
 
 
 def make_task(args: Arguments) -> FineTuningTask:
@@ -92,6 +123,11 @@ def make_task(args: Arguments) -> FineTuningTask:
 
     if args.task_name == NER:
         return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
+    if args.task_name == EMBEDDING:
+        from tasks.embeddings import EmbeddingTask
+
+        columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
+        return from_flags(EmbeddingTask, args, columns=columns, score=args.label_column).for_start(None)
     if args.task_name in TASKS:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)

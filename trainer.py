@@ -121,11 +121,13 @@ class Trainer:
     ) -> dict[str, Tensor]:
         """Computes the gradients of the global batch's loss, summed over micro-batches and ranks. Returns this rank's
         sums. max_micro_batches: maximum over ranks; None with one rank."""
-        parallel, task = self.parallel, self.task
+        parallel, count = self.parallel, max_micro_batches or len(batch.micro_batches)
         parallel.model.train()
-        torch.manual_seed(seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank))
+        seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
+        torch.manual_seed(seed)
+        task = self.task.for_batch(batch.filled_to(count), parallel.model, self.runtime, seed)
         step_sums: dict[str, Tensor] = {}
-        for micro_batch in parallel.micro_batches(batch, max_micro_batches or len(batch.micro_batches)):
+        for micro_batch in parallel.micro_batches(batch, count):
             with self.stopwatch.lap("forward"):
                 with self.runtime.precision.context(self.device):
                     sums = task.sums(parallel.module, to_device(micro_batch, self.device))

@@ -27,6 +27,7 @@ from checkpoint.weights import (
     check_same_kind,
     checkpoint_shapes,
     copy_rows,
+    has_other_labels,
     open_model_weights,
     select_weights,
 )
@@ -274,8 +275,10 @@ def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], N
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
     if has_head:
         check_head(folder, parallel.model.architecture)
-    parameters = parallel.named_parameters()
-    weights = select_weights(parallel.model, open_model_weights(folder), folder, log, has_head)
+    parameters, tensors = parallel.named_parameters(), open_model_weights(folder)
+    if not has_head and has_other_labels(folder, parallel.model.config):
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
+    weights = select_weights(parallel.model, tensors, folder, log, has_head)
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()

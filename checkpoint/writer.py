@@ -62,7 +62,9 @@ class Checkpoint:
         config = {"architectures": [self.architecture], **self.config.to_dict()}
         values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
         files = {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
-        return files | model_files(self.metadata.tokenizer, self.config.max_length, self.config.needs_tokenizer_json)
+        length = self.metadata.max_length or self.config.max_length
+        files |= model_files(self.metadata.tokenizer, length, self.config.needs_tokenizer_json)
+        return files | self.metadata.files
 
 
 class CheckpointWriter:
@@ -229,6 +231,7 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
     for name, layout in layouts.items():
         create_file(folder / name, layout)
     for name, content in checkpoint.other_files().items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
 
 
@@ -238,7 +241,8 @@ def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLa
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 def _hash_blocks(folder: Path, rank: int, writers: int) -> Tensor:

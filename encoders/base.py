@@ -27,6 +27,8 @@ from encoders.config import ModelConfig
 from encoders.modules import LayerMemory, VocabularyEmbedding
 from token_stream import PassSizes, TokenStream, to_padded
 
+FIRST_TOKEN = ("cls", "first")  # poolings
+
 
 class ActivationMemory(NamedTuple):
     """Bytes of the activations of a training step; `head` excludes the logits of masked tokens."""
@@ -99,7 +101,7 @@ class PreTrainedModel(nn.Module, ABC):
     def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
         # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
-        pooled = sizes.sequences if self.base_model.pooling == "cls" else 0
+        pooled = sizes.sequences if self.base_model.pooling in FIRST_TOKEN else 0
         rows = sizes.masked_tokens + pooled if sizes.masked_tokens else tokens
         # On a CPU, a dropout mask has as many bytes per element as the states.
         mask = (residual if sizes.mask > 1 else 1) if self.config.embedding_dropout else 0
@@ -163,10 +165,10 @@ class EncoderModel(PreTrainedModel):
     """The base class of encoders. `attention_implementation` is a key of attention.IMPLEMENTATIONS, or `auto`: the
     fastest one for the device.
 
-    pooling: `cls` for the pooled state of the first token of each sequence, `mean` for the mean over its tokens, or
-    None. With `output_positions` [M], indices into the stream (or the flattened padded input), the last hidden states
-    are [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the first tokens
-    that are pooled."""
+    pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden state, `mean` for
+    the mean over the tokens, or None. With `output_positions` [M], indices into the stream (or the flattened padded
+    input), the last hidden states are [M, E], for these tokens only, and the last layer's feed-forward block runs only
+    on them and the first tokens that are pooled."""
 
     embeddings: nn.Module
 
@@ -221,7 +223,7 @@ class EncoderModel(PreTrainedModel):
     def pooled(self, input_ids: Tensor | TokenStream, *padded: Tensor | None) -> Tensor:
         """The pooled states [N, E], without the other hidden states."""
         token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
-        nothing = token_ids.new_empty(0) if self.pooling == "cls" else None
+        nothing = token_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
         return self(input_ids, *padded, output_positions=nothing).pooler_output
 
     def _pool(self, first_NE: Tensor) -> Tensor:

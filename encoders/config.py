@@ -39,7 +39,9 @@ class ModelConfig:
     """The part of the architecture that all encoders have.
 
     labels: class names of a classification head (Hugging Face's `id2label`); a single one means regression.
-    multi_label: labels are independent (Hugging Face's `problem_type`). Both are ignored when configs are compared.
+    multi_label: labels are independent (Hugging Face's `problem_type`).
+    embedding_pooling: `mean` or `first`, the state of the first token; stored in sentence-transformers' files.
+    These three are ignored when configs are compared.
     model_types: the values of `model_type` for this architecture. options: fields that flags change.
     needs_tokenizer_json: whether transformers reads no `vocab.txt` for this architecture."""
 
@@ -54,6 +56,7 @@ class ModelConfig:
     intermediate_size: int
     labels: tuple[str, ...] = dataclasses.field(default=(), compare=False, kw_only=True)
     multi_label: bool = dataclasses.field(default=False, compare=False, kw_only=True)
+    embedding_pooling: str = dataclasses.field(default="mean", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -83,7 +86,7 @@ class ModelConfig:
     def from_values(cls, values: dict[str, Any], optional: set[str]) -> Self:
         """The config from the known keys in `values`. Raises ValueError for a missing key that is not in `optional`,
         and for a key whose value is not supported."""
-        known = {field.name for field in dataclasses.fields(cls)} - {"labels", "multi_label"}
+        known = {field.name for field in dataclasses.fields(cls)} - {"labels", "multi_label", "embedding_pooling"}
         if missing := sorted(known - values.keys() - optional):
             raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         for key, expected in FOREIGN_KEYS.items():
@@ -109,6 +112,7 @@ class ModelConfig:
     def to_dict(self) -> dict:
         """The content of `config.json`; with `id2label` and `label2id` if there are labels."""
         values = {"model_type": self.model_type, **dataclasses.asdict(self)}
+        del values["embedding_pooling"]
         if values.pop("multi_label"):
             values["problem_type"] = MULTI_LABEL
         if labels := values.pop("labels"):

@@ -176,11 +176,12 @@ class TokenClassification(ClassificationModel):
 
 
 class SentenceEmbedding(PreTrainedModel):
-    """The mean of the last hidden states of each sequence, as the `logits` [N, E] of the output."""
+    """The mean of the last hidden states of each sequence, or that of its first token, as the `logits` [N, E] of the
+    output."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.add_encoder("mean")
+        self.add_encoder(config.embedding_pooling)
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0  # the mean has no matrix products

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch would take two seconds
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch w
 
     from data_loading.loader import MicroBatch
     from encoders.config import ModelConfig
+    from parallel.runtime import Runtime
     from tasks.text_sequences import SequenceDataset
 
 
@@ -24,6 +25,11 @@ class Task(Protocol):
     @abstractmethod
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Forward pass: sums over the micro-batch, on the device."""
+
+    def for_batch(self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int) -> Task:
+        """The task for the next global batch; another one if its loss needs the outputs of all its sequences. Called on
+        all ranks before `sums`, with as many micro-batches on each."""
+        return self
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         """The micro-batch's share of the loss of the global batch."""
@@ -61,6 +67,11 @@ class FineTuningTask(Task, Protocol):
     initial_loss: float | None = None
     max_seq_length: int
 
+    @property
+    def max_sample_length(self) -> int:
+        """Tokens of a sample, which may be several sequences."""
+        return self.max_seq_length
+
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         return sums["loss"] / num_sequences
 
@@ -70,6 +81,18 @@ class FineTuningTask(Task, Protocol):
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
         """Reads the training file. Returns the task with the file's labels, and the samples."""
+
+    def for_start(self, folder: Path) -> Self:
+        """The task for training that starts from the model in `folder`."""
+        return self
+
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        """The config of the task's model."""
+        return replace(config, labels=self.labels, multi_label=self.multi_label)
+
+    def model_files(self, config: ModelConfig) -> dict[str, bytes]:
+        """Further files of a model folder, by name."""
+        return {}
 
     def for_model(self, config: ModelConfig, folder: Path) -> Self:
         """The task for a fine-tuned model. Raises UserError if the model in `folder` has other labels."""

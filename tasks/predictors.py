@@ -4,7 +4,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from encoders.config import ModelConfig
+from tasks.embedding_files import EmbeddingSettings, read_corpus
+from tasks.embeddings import nearest, normalized
 from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
@@ -23,9 +25,9 @@ from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import TokenStream
 from tokenizer import Tokenizer
-from tokenizer_formats.files import MASK
+from tokenizer_formats.files import MASK, TOKENIZER_CONFIG
 from utils.errors import UserError, one_line
-from utils.files import read_json, read_json_object
+from utils.files import read_json_object
 from utils.tables import Row
 
 EXCERPT = 500  # characters of context shown before and after the answer
@@ -43,7 +45,8 @@ class Prediction:
 @dataclass(frozen=True)
 class Predictor(ABC):
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
-    inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses answers."""
+    inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses
+    answers. prompt_name: of embeddings."""
 
     model: nn.Module
     config: ModelConfig
@@ -56,6 +59,7 @@ class Predictor(ABC):
     truncate: bool
     logits: Callable[[SequenceDataset, str], np.ndarray]
     mark: tuple[str, str] = ("**", "**")
+    prompt_name: str | None = None
 
     head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
@@ -63,8 +67,13 @@ class Predictor(ABC):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        """Maximum tokens of a sequence if the user gives none."""
-        return config.max_length
+        """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's positions."""
+        return trained_length(config, folder) or config.max_length
+
+    @classmethod
+    def configure(cls, config: ModelConfig, folder: Path) -> ModelConfig:
+        """The config of the model to load."""
+        return config
 
     @abstractmethod
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
@@ -91,7 +100,7 @@ class AnswerPredictor(Predictor):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        return min(SquadOptions.max_seq_length, config.max_length)
+        return min(SquadOptions.max_seq_length, super().max_length(config, folder))
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
@@ -146,9 +155,6 @@ class ClassPredictor(Predictor):
         return dataset
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        labels = self.config.labels
-        if len(set(labels)) < len(labels):
-            raise UserError(f"{self.folder / 'config.json'} has two classes of the same name in id2label: rename one")
         return partial(self.classes, self.text_dataset(places, rows))
 
     def classes(self, dataset: TextDataset) -> list[Prediction]:
@@ -251,40 +257,61 @@ class EmbeddingPredictor(ClassPredictor):
     normalization, which is sentence-transformers' default."""
 
     head = "sentence_embedding"
-    flags = ("text_column", "pair_column", "truncate", "embed")
+    flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name", "search")
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
         limit = read_sentence_config(folder).get("max_seq_length")
-        return min(limit or math.inf, config.max_length)
+        return min(limit or math.inf, super().max_length(config, folder))
 
-    def normalizes(self) -> bool:
-        path = self.folder / "modules.json"
-        if not path.is_file():
-            return False
-        entries = read_json(path, "modules")
-        try:
-            modules = {str(entry["type"]).rpartition(".")[2]: str(entry["path"]) for entry in entries}
-        except (TypeError, KeyError) as error:
-            raise UserError(f"{path} is no list of objects with a type and a path: fetch it again") from error
-        pooling = read_json_object(self.folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
-        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
-        if modes != ["pooling_mode_mean_tokens"] or modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+    @classmethod
+    def configure(cls, config: ModelConfig, folder: Path) -> ModelConfig:
+        return replace(config, embedding_pooling=EmbeddingSettings.read(folder).pooling)
+
+    def prepare(
+        self, places: list[str], rows: list[Row], prompt_name: str | None = None
+    ) -> Callable[[], list[Prediction]]:
+        settings, prompt_name = EmbeddingSettings.read(self.folder), prompt_name or self.prompt_name
+        if prompt_name is not None and prompt_name not in settings.prompts:
+            names = ", ".join(settings.prompts) or "no prompts"
             raise UserError(
-                f"{self.folder} embeds with {', '.join([*modules, *modes])}: only the mean of tokens is supported"
+                f"--prompt-name {prompt_name}: {self.folder} has {names}: give one of these, or leave it out"
             )
-        return "Normalize" in modules
-
-    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        if read_sentence_config(self.folder).get("do_lower_case"):
-            rows = [{name: text.lower() for name, text in row.items()} for row in rows]
-        return partial(self.vectors, self.normalizes(), self.text_dataset(places, rows))
+        prompt = settings.prompts.get(prompt_name, "")
+        lower = str.lower if read_sentence_config(self.folder).get("do_lower_case") else str
+        rows = [{name: lower(prompt + text) for name, text in row.items()} for row in rows]
+        return partial(self.vectors, settings.normalize, self.text_dataset(places, rows))
 
     def vectors(self, normalizes: bool, dataset: TextDataset) -> list[Prediction]:
         vectors_NE = self.logits(dataset, "sequence")
-        if normalizes:
-            vectors_NE = vectors_NE / np.maximum(np.linalg.norm(vectors_NE, axis=1, keepdims=True), 1e-12)
+        vectors_NE = normalized(vectors_NE) if normalizes else vectors_NE
         return [Prediction({"embedding": vector.tolist()}, {}) for vector in vectors_NE]
+
+    def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
+        """A function from a query to the lines of the nearest texts in a column of the table `corpus`, by cosine."""
+        texts, prompts = read_corpus(corpus, column, ""), EmbeddingSettings.read(self.folder).prompts
+
+        def embed(rows: list[str], place: str, prompt_name: str) -> np.ndarray:
+            name = prompt_name if prompt_name in prompts else None
+            found = self.prepare(
+                [f"{place} {i}" for i in range(1, len(rows) + 1)], [{"text": row} for row in rows], name
+            )
+            return normalized(np.array([prediction.columns["embedding"] for prediction in found()], np.float32))
+
+        vectors_mE = embed(texts, f"{corpus}, text", "document")
+
+        def find(query: str) -> list[str]:
+            (rows,), (cosines,) = nearest(embed([query], "query", "query"), vectors_mE, self.num_results)
+            return self.n_best([(cosine, texts[row]) for row, cosine in zip(rows, cosines, strict=True)])
+
+        return find
+
+
+def trained_length(config: ModelConfig, folder: Path) -> int | None:
+    """The maximum tokens of the texts of fine-tuning, as the tokenizer's config says, if below the positions."""
+    path = folder / TOKENIZER_CONFIG
+    found = read_json_object(path, "the tokenizer's config").get("model_max_length") if path.is_file() else None
+    return found if isinstance(found, int) and 0 < found < config.max_length else None
 
 
 def read_sentence_config(folder: Path) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
+from tasks import Task
 from token_stream import TokenStream
 
 
-class PretrainingTask:
-    """Both losses and their metrics; implements tasks.Task. `next_sentence`: the data has sentence pairs."""
+class PretrainingTask(Task):
+    """Both losses and their metrics. `next_sentence`: the data has sentence pairs."""
 
     def __init__(self, next_sentence: bool, max_seq_length: int):
         self.next_sentence = next_sentence

@@ -63,6 +63,10 @@ class SequenceDataset:
     def max_labelled_per_sample(self) -> int:
         return int(self.num_labelled.max(initial=0))
 
+    def distinct_sequences(self) -> set[bytes]:
+        """The tokens of the sequences."""
+        return {tokens.tobytes() for tokens in np.split(self.input_ids, self.token_bounds[1:-1])}
+
     def digest(self) -> str:
         """Digest of all sequences and labels, which identifies the training data of a run."""
         digest = hashlib.sha256()

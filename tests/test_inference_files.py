@@ -323,12 +323,6 @@ def test_a_file_is_refused_before_the_first_prediction(
     assert not (tmp_path / target).exists()
 
 
-def test_classes_of_one_name_are_refused(folder, tmp_path):
-    model = folder(BertForSequenceClassification, id2label={0: "a", 1: "a"}, label2id={"a": 0})
-    with pytest.raises(UserError, match="two classes of the same name in id2label"):
-        run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.csv", "--text-column", "review")
-
-
 def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
     model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv", ["word " * 70])
     with pytest.raises(UserError, match=":2: the text has 72 tokens"):

@@ -15,6 +15,7 @@ from conftest import TINY, VOCAB_FILE, reported
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
+import inference
 import report
 import run_glue
 from utils.errors import UserError, run_main
@@ -242,6 +243,37 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
 
 
+def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_terminal(files, tmp_path, capsys):
+    """With the length of training; --eval-file alone means --do-eval; a head for other labels is not reused."""
+    labels = ["\x1b[31mred", "\x1b]0;title\x07"]
+    for name, split in (("train.csv", 0), ("dev.csv", 1)):
+        with (tmp_path / name).open("w", newline="") as file:
+            rows = ((text + " and more words" * 9, labels[int(label)]) for text, label in sentences(21, split))
+            csv.writer(file).writerows([("review", "verdict"), *rows])
+    flags = ("--text-column", "review", "--label-column", "verdict", "--max-seq-length", 16, "--max-steps", 2)
+    flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--eval-file", tmp_path / "dev.csv")
+    predict = ("--do-predict", "--predict-file", tmp_path / "dev.csv")
+    assert run(files, tmp_path, *flags, *predict) == 0
+    results = tmp_path / "custom" / "classification"
+    assert (results / "scores.json").is_file() and "warning" not in capsys.readouterr().out
+    model, source, target = str(results), str(tmp_path / "dev.csv"), str(tmp_path / "out.csv")
+    start = ["--init-checkpoint", model, "--device", "cpu"]
+    assert inference.main([*start, "--input", source, "--output", target, "--text-column", "review"]) == 0
+    assert inference.main([*start, "--text", "a house"]) == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = [float(row[f"probability {labels[0]}"]) for row in csv.DictReader(file)]
+    expected = [float(line.split("\t")[2]) for line in (results / "predictions.tsv").read_text().split("\n")[1:-1]]
+    assert found == pytest.approx(expected, abs=1e-6)
+
+    other = tmp_path / "train.csv"
+    other.write_text(other.read_text().replace(labels[0], "x").replace(labels[1], "y"))
+    flags = (*flags[:-1], other, "--init-checkpoint", model, "--output-dir", tmp_path / "other")
+    assert run(files, tmp_path / "other", *flags) == 0
+    output = capsys.readouterr()
+    assert "classifier.weight" in output.out and "every text to score is in the training file" in output.out
+    assert "\x1b" not in output.out + output.err and "\x07" not in output.out + output.err
+
+
 # --- evaluation during training ---------------------------------------------------------------------------------------
 
 
@@ -359,6 +391,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--task-name", "cola", "--data-dir", ".", "--do-train", "--text-column", "a"], "is for --task-name custom"),
         (["--data-dir", ".", "--do-train"], "add --task-name"),
         (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
+        (["--do-train", "--train-file", "a.csv", "--text-column", "a", "--label-column", "a"], "'a' is given twice"),
         (["--do-train", "--text-column", "a", "--label-column", "b"], "--do-train and --train-file go together"),
         (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "--label-column"),
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),

