@@ -2,15 +2,16 @@
 """Checks a run's setup in under a minute: packages, device, memory, disk, data, overfitting of one batch, the run's
 duration and first losses. Takes the flags of the run:
 
-    python3 doctor.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results --max-steps 7038 --phase1 ...
-    python3 doctor.py squad --do-train --train-file ... --output-dir results --init-checkpoint ...
-    python3 doctor.py glue --task-name mrpc --do-train ...
-    python3 doctor.py --processes 8 ...                        # for a run of 8 processes; by default one
+    python3 doctor.py run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results ...
+    python3 doctor.py run_squad.py --do-train --train-file ... --output-dir results --init-checkpoint ...
+    python3 doctor.py run_glue.py --task-name mrpc --do-train ...
+    python3 doctor.py run_pretraining.py --processes 8 ...     # for a run of 8 processes; by default one
 
 Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if a check is wrong.
 """
 
 import sys
+from pathlib import Path
 
 import run_glue
 import run_pretraining
@@ -26,7 +27,10 @@ PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue
 
 def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     """The program, the number of processes, and the arguments of the program itself."""
-    name, *flags = argv if argv and argv[0] in PROGRAMS else ["pretraining", *argv]
+    name, *flags = argv or [""]
+    name = Path(name).name.removeprefix("run_").removesuffix(".py")
+    if name not in PROGRAMS:
+        name, flags = "pretraining", argv
     if flags and flags[0] in ("-h", "--help"):
         print_line(__doc__.strip())
         sys.exit()

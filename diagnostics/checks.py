@@ -4,11 +4,13 @@ Updates use the production trainer. Each check reports a line, or raises UserErr
 """
 
 import contextlib
+import ctypes.util
 import itertools
 import math
 import os
 import platform
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -30,6 +32,7 @@ from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from run_config import OptimizerConfig, RunConfig, ScheduleConfig
 from run_setup import TrainingPlan
+from tokenizer import Tokenizer
 from utils import requirements
 from utils.errors import UserError, one_line
 from utils.memory import available_memory
@@ -39,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
 LIBRARY_BYTES = 2**30  # CUDA and NCCL
 CHECKED_SAMPLES = 2000
+SPLIT_PIECES, MAX_SPLIT = 4, 0.05  # words of as many pieces and more; share from which the vocabulary does not fit
 # Overfitting: a small model of the same class, without dropout.
 OVERFIT_SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
@@ -72,12 +76,26 @@ class Findings:
 def check_packages(findings: Findings, config: RunConfig) -> None:
     for problem in (problems := requirements.problems([ROOT / "requirements.txt"])):
         findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
-    compiler = os.environ.get("CXX", "g++")
-    if config.parallel.compile != "none" and shutil.which(compiler) is None:
-        raise UserError(f"--compile needs a C++ compiler, and {compiler} is not found: install one, or set CXX")
+    if config.parallel.compile != "none" and (missing := missing_for_compile(MemorySettings(config).device)):
+        raise UserError(f"--compile needs {', and '.join(missing)}")
     if not problems:
         versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
         findings.report("ok", f"{versions}, packages of requirements.txt")
+
+
+def missing_for_compile(device: torch.device) -> list[str]:
+    """What torch.compile needs and this machine lacks. On GPUs, Triton builds its launchers with a C compiler."""
+    needed = [("a C++ compiler: install g++, or set CXX", shutil.which(os.environ.get("CXX", "g++")))]
+    if device.type == "cuda":
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        has_header = Path(sysconfig.get_path("include"), "Python.h").is_file()
+        has_driver = "TRITON_LIBCUDA_PATH" in os.environ or ctypes.util.find_library("cuda")
+        needed += [
+            ("a C compiler: install gcc, or set CC", any(map(shutil.which, compilers))),
+            ("Python.h: install python3-dev", has_header),
+            ("libcuda: add its folder to ldconfig, or set TRITON_LIBCUDA_PATH", has_driver),
+        ]
+    return [what for what, found in needed if not found]
 
 
 def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
@@ -146,7 +164,8 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
     dataset, indices = plan.dataset, sample_indices(plan, CHECKED_SAMPLES)
     samples = dataset.read(indices)
-    token_ids = samples.stream(np.arange(len(indices)))["input_ids"]
+    stream = samples.stream(np.arange(len(indices)))
+    token_ids = stream["input_ids"]
     unknown = float((token_ids == plan.choice.tokenizer.unk_token_id).mean())
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
@@ -156,6 +175,38 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     if unknown > MAX_UNKNOWN:
         raise UserError(f"{text}: the vocabulary or its casing does not fit: choose another --vocab-file or casing")
     findings.report("ok", text)
+    if "mlm_labels" in stream:
+        token_ids[stream["mlm_positions"]] = stream["mlm_labels"]
+        passes = dataset.attributes.get("dupe_factor", 1)
+        check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
+    if (share := split_share(token_ids, plan.choice.tokenizer)) is not None:
+        text = f"words: {share:.1%} are split into {SPLIT_PIECES} or more pieces"
+        if share > MAX_SPLIT:
+            text += ": data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
+        findings.report("warning" if share > MAX_SPLIT else "ok", text)
+
+
+def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: int) -> None:
+    """Reports how much text there is for the model. tokens: of the text; passes: over it in the data set."""
+    ratio = tokens / num_parameters(plan.make_model())
+    epochs = plan.config.trainer.max_steps * plan.config.loader.global_batch_size * passes / len(plan.dataset)
+    text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; the run reads it {epochs:,.3g} times"
+    if too_little := ratio < 1 and plan.start.weights is None:
+        text += ": little for random weights; start from weights, or use a smaller model"
+    findings.report("warning" if too_little else "ok", text)
+
+
+def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
+    """The share of the words in the sequences `token_ids` [T] that have SPLIT_PIECES or more tokens. None if the tokens
+    do not show where words begin."""
+    try:
+        first_V, last_V = tokenizer.word_edges()
+    except UserError:
+        return None
+    is_text = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    continues = (first_V[token_ids[1:]] == last_V[token_ids[:-1]]) & is_text[:-1]
+    word_T = np.cumsum(is_text & ~np.append(False, continues))
+    return float((np.bincount(word_T[is_text])[1:] >= SPLIT_PIECES).mean())
 
 
 def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
@@ -273,7 +324,7 @@ def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_we
     if expected is not None and has_weights:
         text += f", that of random weights {expected:.2f}"
         if loss > expected + INITIAL_LOSS_ABOVE or (plan.dataset.max_labelled_per_sample and loss > expected - 1):
-            raise UserError(f"{text}: the starting weights do not know this data: check vocabulary, casing and folder")
+            raise UserError(f"{text}: no better than random: check vocabulary, casing and --init-checkpoint")
     elif expected is not None:
         text += f", expected {expected:.2f} of random weights"
         if not expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE:

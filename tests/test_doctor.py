@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import assert_refused
+from conftest import VOCAB_FILE, assert_refused
 from small_runs import RunInputs, steps_folder, train
 
 import doctor
@@ -20,6 +20,7 @@ import run_pretraining
 from arguments import make_run_config
 from diagnostics import checks
 from parallel.runtime import Runtime
+from tokenizer import load_tokenizer
 from utils.errors import UserError, run_main
 
 
@@ -58,6 +59,7 @@ def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_pa
     assert files_in(tmp_path) == before
     ok = lines_of(result, "ok")
     expected = math.log(1210) + math.log(2)
+    assert_says(lines_of(result, "warning"), "per parameter; the run reads it 0.375 times: little for random weights")
     assert_says(
         ok,
         *("packages of requirements.txt", "computes on the CPU in float32", "GB free for", "data: 64 samples"),
@@ -116,6 +118,24 @@ def test_a_missing_package_is_found(inputs: RunInputs, tmp_path):
     assert_says(lines_of(result, "wrong"), "FusedLAMB needs apex")
 
 
+@pytest.mark.parametrize(("device", "missing"), [("cpu", 1), ("cuda", 4)])
+def test_what_compilation_needs_is_named(monkeypatch, device, missing):
+    assert checks.missing_for_compile(torch.device("cpu")) == []
+    monkeypatch.setattr(checks.shutil, "which", lambda _: None)
+    monkeypatch.setattr(checks.sysconfig, "get_path", lambda _: "/nowhere")
+    monkeypatch.setattr(checks.ctypes.util, "find_library", lambda _: None)
+    found = checks.missing_for_compile(torch.device(device))
+    assert_says(found, *["C++ compiler", "gcc", "Python.h", "libcuda"][:missing])
+    assert len(found) == missing
+
+
+def test_the_share_of_words_that_are_split_into_many_pieces():
+    tokenizer = load_tokenizer(VOCAB_FILE)
+    ids = tokenizer.encode("the pneumoconiosis of thrombocytopenia rose")  # both of six pieces
+    sequence = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    assert checks.split_share(np.array([*sequence, *sequence]), tokenizer) == pytest.approx(2 / 5)
+
+
 @pytest.fixture(scope="module")
 def plan(inputs: RunInputs, tmp_path_factory):
     """A plan to pre-train for 1,000 updates, 100 of them warmup."""
@@ -156,7 +176,7 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
     flags = ["--text-column", "text", "--label-column", "label", "--bert-model", "custom", "--device", "cpu"]
     flags += ["--config-file", inputs.config, "--vocab-file", inputs.vocab_file, "--output-dir", tmp_path / "out"]
     flags += ["--max-seq-length", 16]
-    result = examine("glue", "--do-train", "--train-file", data, *flags)
+    result = examine("run_glue.py", "--do-train", "--train-file", data, *flags)
     assert "data: 8 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, result.stdout
     assert_refused(
         examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags), "--do-train"
