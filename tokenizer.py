@@ -151,8 +151,8 @@ class BertTokenizer:
         return len(self.vocab)
 
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two numbers per token, each [vocab_size] int8: a token continues a word if its first number is the second
-        one of the token before it. Here that is so for all tokens that begin with "##"."""
+        """Returns (left, right), each [vocab_size] int8: token b continues token a's word if left[b] == right[a]. Here
+        that is so for all tokens b that begin with "##"."""
         return np.array([token.startswith("##") for token in self.vocab], np.int8), np.ones(self.vocab_size, np.int8)
 
     # Reference implementation.

@@ -9,7 +9,7 @@ use the same settings and seeds, and take turns. The model is all-MiniLM-L6-v2 o
 or that of --model-folder. Each makes its own features: this project through run_squad.py or run_glue.py, transformers
 as in its examples, with a fast tokenizer and batches padded to their longest sequence (in prediction sorted by length,
 as here), in a process of its own; `transformers, same settings` also gets the CPU settings of this project's runs.
-Every run goes into the result file as it ends; the same command continues after the last one.
+Every run goes into the result file as it ends; rerun the command to continue after the last one.
 """
 
 import collections

@@ -11,7 +11,7 @@ learning rate is the best of three at the smallest budget. Every budget is a run
 One scorer for all: transformers loads each run's last checkpoint and predicts the same masked tokens of books that no
 contestant has seen. Time is CPU time of the run's process, with its start and its checkpoint, on one thread, so other
 work on the machine does not change it; wall-clock time is recorded beside it. Runs whose results are in the result file
-are not repeated, so the same command continues an interrupted one. Needs transformers.
+are not repeated, so rerun an interrupted command to continue. Needs transformers.
 """
 
 import datetime

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Downloads a data set, formats and shards it, and makes HDF5 shards, with the defaults of data/prepare.py. After any stop
-# the same command continues.
+# Downloads a data set, formats and shards it, and makes HDF5 shards, with the defaults of data/prepare.py. If interrupted,
+# rerun it to resume.
 set -euo pipefail
 
 usage() {

@@ -196,13 +196,14 @@ def check_data(
     dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
 ) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
-    for what, flag, wanted, found in (
-        ("sequences of length", "--max-seq-length", loader.max_seq_length, dataset.sequence_length),
-        ("predictions per sequence:", "--max-predictions-per-seq", loader.max_predictions_per_seq,
-         dataset.max_labelled_per_sample),
-    ):  # fmt: skip
+    for flag, wanted, found in (
+        ("--max-seq-length", loader.max_seq_length, dataset.sequence_length),
+        ("--max-predictions-per-seq", loader.max_predictions_per_seq, dataset.max_labelled_per_sample),
+    ):
         if wanted and found and wanted != found:
-            raise UserError(f"{dataset.folder} has {what} {found}; {flag} is {wanted}: use the same number")
+            raise UserError(
+                f"{dataset.folder} was made with {flag} {found}, and this run has {wanted}: give {flag} {found}"
+            )
     if dataset.sequence_length > bert_config.max_length:
         raise UserError(
             f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; the config has "

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # common.sh sets the arguments from their table
 #
-# Pre-trains ModernBERT in two phases, at sequence lengths 1,024 and 8,192. After any stop, the same command continues.
+# Pre-trains ModernBERT in two phases, at sequence lengths 1,024 and 8,192. If interrupted, rerun to resume.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh

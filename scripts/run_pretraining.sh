@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # common.sh sets the arguments from their table
 #
-# Pre-trains BERT in two phases, at sequence lengths 128 and 512. After any stop, the same command continues.
+# Pre-trains BERT in two phases, at sequence lengths 128 and 512. If interrupted, rerun to resume.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh

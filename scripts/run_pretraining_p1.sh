@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Phase 1 of BERT-large on 8 GPUs with every flag by name. Flags given to this script are added, and override those
-# below. After any stop, the same command continues. run_pretraining_p2.sh is next.
+# below. If interrupted, rerun to resume. run_pretraining_p2.sh is next.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=common.sh

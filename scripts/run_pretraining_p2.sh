@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Phase 2 of BERT-large on 8 GPUs with every flag by name. Flags given to this script are added, and override those
-# below. It starts from the final weights of run_pretraining_p1.sh. After any stop, the same command continues.
+# below. It starts from the final weights of run_pretraining_p1.sh. If interrupted, rerun to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=common.sh

@@ -11,7 +11,7 @@ usage: bash scripts/run_pretraining_seeds.sh SEEDS [ARGUMENT...]
 
 SEEDS is a list of seeds, such as 0,1,2. The other arguments and the environment are those of
 scripts/run_pretraining.sh; its argument 10 (seed) is ignored, and results go to RESULTS_DIR/seed_<seed>. After any
-stop, the same command continues.
+stop, rerun it to resume.
 HELP
   exit
 fi

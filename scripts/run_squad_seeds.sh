@@ -10,7 +10,7 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 usage: bash scripts/run_squad_seeds.sh SEEDS INIT_CHECKPOINT [ARGUMENT...]
 
 SEEDS is a list of seeds, such as 0,1,2. The other arguments and the environment are those of scripts/run_squad.sh;
-its argument 8 (seed) is ignored, and results go to OUT_DIR/seed_<seed>. After any stop, the same command continues.
+its argument 8 (seed) is ignored, and results go to OUT_DIR/seed_<seed>. If interrupted, rerun to resume.
 HELP
   exit
 fi
