@@ -1,6 +1,6 @@
-"""Converts a BERT checkpoint of another project to a Hugging Face model folder, which all programs here accept.
+"""Converts a checkpoint of another project to a Hugging Face model folder, which all programs here accept.
 
-    python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle} SOURCE FOLDER
+    python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,composer} SOURCE FOLDER
 
 Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
@@ -10,6 +10,7 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 # isort: split
 import dataclasses
 import glob
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,21 @@ from torch import Tensor
 from checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from checkpoint.model_choice import check_vocab_size
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
-from checkpoint_formats import nvidia_paddle, nvidia_pytorch
+from checkpoint_formats import composer, nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import convert_weights
 from encoders.bert import BertConfig
-from encoders.config import HIDDEN_ACTS
+from encoders.config import HIDDEN_ACTS, ModelConfig
+from encoders.modernbert import ModernBertConfig
+from modeling import config_from_dict
 from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
+from tokenizer_formats.files import TOKENIZER_JSON
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json_object, write_json
 from utils.progress import print_line
 
-READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read}
+READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "composer": composer.read}
+CONFIG_NAMES = ("config.json", "bert_config.json")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
@@ -61,17 +66,18 @@ def find_beside(source: Path, names: tuple[str, ...], flag: str) -> Path:
     raise UserError(f"{folder} has no {' or '.join(names)}: give {flag}")
 
 
-def read_config(path: Path) -> tuple[BertConfig, dict[str, Any]]:
-    """The config, and all keys of its file, of which Google's multilingual configs have more than BertConfig."""
-    values = {"model_type": "bert", **read_json_object(path, "config")}
+def make_config(path: Path, values: dict[str, Any], config_class: type[ModelConfig]) -> ModelConfig:
     try:
-        return BertConfig.from_dict(values), values
+        config = config_from_dict(values)
     except ValueError as error:
-        raise UserError(f"{path}: {error}: give a BERT config") from error
+        raise UserError(f"{path}: {error}: give another --config-file") from error
+    if type(config) is not config_class:
+        raise UserError(f"{path} is the config of a {config.model_type} model: give one of {config_class.__name__}")
+    return config
 
 
 def write_model(
-    folder: Path, config: BertConfig, config_values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    folder: Path, config: ModelConfig, config_values: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
     """Writes weights in float32, and the config with the model class and the labels of a classification head."""
     rows = [TensorRows(name, tuple(tensor.shape), tensor.to(torch.float32)) for name, tensor in tensors.items()]
@@ -79,7 +85,6 @@ def write_model(
     create_file(folder / MODEL_FILE, layout)
     write_rows(folder / MODEL_FILE, layout, rows)
     values = {key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")}
-    values.setdefault("architectures", [architecture(tensors)])
     if "classifier.weight" in tensors and "id2label" not in values:
         labels = range(len(tensors["classifier.weight"]))
         values["id2label"] = {str(i): f"LABEL_{i}" for i in labels}
@@ -87,23 +92,11 @@ def write_model(
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 
-def architecture(tensors: Mapping[str, Tensor]) -> str:
-    """Hugging Face's model class for the heads in `tensors`."""
-    if "qa_outputs.weight" in tensors:
-        return "BertForQuestionAnswering"
-    if "classifier.weight" in tensors:
-        return "BertForSequenceClassification"
-    has_mlm, has_nsp = "cls.predictions.bias" in tensors, "cls.seq_relationship.weight" in tensors
-    if has_mlm:
-        return "BertForPreTraining" if has_nsp else "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if has_nsp else "BertModel"
-
-
-def write_tokenizer(folder: Path, vocab_file: Path, config: BertConfig) -> None:
+def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig) -> None:
     """Copies the vocabulary and the `tokenizer_config.json` beside it; without one, the casing is the vocabulary's."""
     tokenizer = load_tokenizer(vocab_file)
     check_vocab_size(tokenizer, config)
-    for name, content in model_files(tokenizer, config.max_length).items():
+    for name, content in model_files(tokenizer, config.max_length, config.needs_tokenizer_json).items():
         (folder / name).write_bytes(content)
     settings = read_json_object(folder / TOKENIZER_CONFIG, "tokenizer config")
     if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():
@@ -119,13 +112,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{args.source} does not exist: check SOURCE")
     if args.folder.exists() and not (args.folder.is_dir() and not any(args.folder.iterdir())):
         raise UserError(f"{args.folder} exists and is not empty: choose another FOLDER")
-    config_file = args.config_file or find_beside(args.source, ("config.json", "bert_config.json"), "--config-file")
-    vocab_file = args.vocab_file or find_beside(args.source, (VOCAB_FILE,), "--vocab-file")
-    config, config_values = read_config(config_file)
-    with atomic_folder(args.folder.resolve()) as folder:
+    reader, is_composer, source = READERS[args.source_format], args.source_format == "composer", None
+    config_file, config_class = args.config_file, ModernBertConfig if is_composer else BertConfig
+    if is_composer:
+        if args.hidden_act is not None:
+            raise UserError("--hidden-act has no effect with --from composer, whose files say it: leave it out")
+        source = reader(args.source, None)
+    if config_file is None and source is not None and source.config_values is not None:
+        config_file, config_values = source.path, source.config_values
+    else:
+        config_file = config_file or find_beside(args.source, CONFIG_NAMES, "--config-file")
+        config_values = {"model_type": "bert", **read_json_object(config_file, "config")}
+    config = make_config(config_file, config_values, config_class)
+    with atomic_folder(args.folder.resolve()) as folder, tempfile.TemporaryDirectory() as embedded:
         print_line(f"config {config_file}")
+        names = (TOKENIZER_JSON, VOCAB_FILE) if is_composer else (VOCAB_FILE,)
+        if args.vocab_file is None and source is not None and {*names} & source.tokenizer_files.keys():
+            for name, content in source.tokenizer_files.items():
+                (Path(embedded) / Path(name).name).write_bytes(content)
+            vocab_file = find_beside(Path(embedded), names, "--vocab-file")
+        else:
+            vocab_file = args.vocab_file or find_beside(args.source, names, "--vocab-file")
         write_tokenizer(folder, vocab_file, config)
-        source = READERS[args.source_format](args.source, config)
+        source = source or reader(args.source, config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
         if (hidden_act := args.hidden_act or source.hidden_act) is not None:
             config = dataclasses.replace(config, hidden_act=hidden_act)
@@ -135,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{args.source} does not show which GELU it was trained with: give --hidden-act gelu_pytorch_tanh for "
                 f"NVIDIA's code since 2022, or --hidden-act gelu for the code before"
             )
+        config_values = {"architectures": [source.layout.architecture(tensors)], **config_values}
         write_model(folder, config, config_values, tensors)
     for note in notes:
         print_line(note)

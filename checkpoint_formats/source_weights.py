@@ -1,7 +1,7 @@
 """What readers return, and its checks against a config: every tensor is converted or reported, none is missing or
 misshapen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
+from encoders.config import ModelConfig
+from modeling import make_model
 from utils.errors import UserError
 
-EMBEDDING = "bert.embeddings.word_embeddings.weight"
-MLM_BIAS = "cls.predictions.bias"
-# Copies of a tensor, and the tensor that they are tied to.
-TIED = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": MLM_BIAS}
-NVIDIA_VOCAB_MULTIPLE = 8  # NVIDIA's recipes pad the vocabulary to it
-# Parts that may be missing from a checkpoint, but only completely.
-OPTIONAL_PARTS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier.")
+VOCAB_MULTIPLES = (8, 64)  # NVIDIA's and ModernBERT's recipes pad the vocabulary to one of these
 MAX_NAMES = 3  # listed in a message
+
+
+def bert_architecture(names: Collection[str]) -> str:
+    if "qa_outputs.weight" in names:
+        return "BertForQuestionAnswering"
+    if "classifier.weight" in names:
+        return "BertForSequenceClassification"
+    has_mlm, has_nsp = "cls.predictions.bias" in names, "cls.seq_relationship.weight" in names
+    if has_mlm:
+        return "BertForPreTraining" if has_nsp else "BertForMaskedLM"
+    return "BertForNextSentencePrediction" if has_nsp else "BertModel"
+
+
+def modernbert_architecture(names: Collection[str]) -> str:
+    if "classifier.weight" in names:
+        return "ModernBertForSequenceClassification"
+    return "ModernBertForMaskedLM" if "head.dense.weight" in names else "ModernBertModel"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of tensors in model folders: of the word embeddings and the masked-token head's bias; copies of tensors,
+    with the tensors that they are tied to; prefixes of the parts that may be missing, but only completely. heads: of
+    the models that together have all tensors but the classifier. architecture: Hugging Face's model class for tensors
+    of these names."""
+
+    embedding: str
+    mlm_bias: str
+    tied: Mapping[str, str]
+    optional_parts: tuple[str, ...]
+    heads: tuple[str, ...]
+    architecture: Callable[[Collection[str]], str]
+
+
+WORDS, TOKENS = "bert.embeddings.word_embeddings.weight", "model.embeddings.tok_embeddings.weight"
+BERT = Layout(
+    *(WORDS, "cls.predictions.bias"),
+    {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+    ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier."),
+    ("pretraining", "question_answering"),
+    bert_architecture,
+)
+MODERNBERT = Layout(
+    *(TOKENS, "decoder.bias", {"decoder.weight": TOKENS}, ("head.", "decoder.", "classifier."), ("masked_lm",)),
+    modernbert_architecture,
+)
 
 
 @dataclass
@@ -30,14 +71,18 @@ class SourceWeights:
     unused: names in the source that are not converted, by reason.
     notes: further messages for the user.
     hidden_act: the activation function that the weights were trained with, if the file shows it.
+    config_values, tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them.
     """
 
     path: Path
+    layout: Layout = BERT
     tensors: dict[str, Tensor] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
     unused: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     hidden_act: str | None = None
+    config_values: dict[str, Any] | None = None
+    tokenizer_files: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, name: str, tensor: Tensor, source_name: str) -> None:
         if name in self.tensors:
@@ -49,7 +94,7 @@ class SourceWeights:
 
     def drop_tied_copies(self) -> None:
         """Removes the output layer's copies of tied tensors. Raises UserError for a copy with other values."""
-        for copy, tied_to in TIED.items():
+        for copy, tied_to in self.layout.tied.items():
             if copy not in self.tensors:
                 continue
             tensor, source_name = self.tensors.pop(copy), self.origin.pop(copy)
@@ -81,17 +126,17 @@ def find_file(source: Path, suffix: str) -> Path:
 
 
 def convert_weights(
-    source: SourceWeights, config: BertConfig, labels: Sequence[Any] | None = None
+    source: SourceWeights, config: ModelConfig, labels: Sequence[Any] | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the tensors to write, under Hugging Face's names, and notes for the user.
 
     labels: those of the classification head in the source's config, if any. Raises UserError, naming the tensor, if one
     is unknown, missing or misshapen, or has values that are not finite floats.
     """
-    expected = expected_shapes(config, source.tensors.get("classifier.weight"), labels)
+    expected = expected_shapes(source.layout, config, source.tensors.get("classifier.weight"), labels)
     if unknown := [source.origin[name] for name in source.tensors if name not in expected]:
         raise UserError(
-            f"{source.path} has {count(unknown)} that a BERT of this config lacks ({first_names(unknown)}): check "
+            f"{source.path} has {count(unknown)} that a model of this config lacks ({first_names(unknown)}): check "
             f"--from and the config"
         )
     notes = [*source.notes, *strip_vocab_padding(source, config)]
@@ -105,29 +150,30 @@ def convert_weights(
 
 
 def expected_shapes(
-    config: BertConfig, classifier: Tensor | None, labels: Sequence[Any] | None
+    layout: Layout, config: ModelConfig, classifier: Tensor | None, labels: Sequence[Any] | None
 ) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that the encoder and the heads can have."""
     with torch.device("meta"):  # shapes only
-        models = (BertForPreTraining(config), BertForQuestionAnswering(config))
+        models = [make_model(head, config) for head in layout.heads]
     shapes = {name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()}
     num_labels = len(labels) if labels is not None else len(classifier) if classifier is not None else 2
     return shapes | {"classifier.weight": (num_labels, config.hidden_size), "classifier.bias": (num_labels,)}
 
 
-def strip_vocab_padding(source: SourceWeights, config: BertConfig) -> list[str]:
-    """Removes the vocabulary padding (to a multiple of 8) from the embedding and the masked-token head's bias."""
-    rows = len(source.tensors[EMBEDDING]) if EMBEDDING in source.tensors else config.vocab_size
+def strip_vocab_padding(source: SourceWeights, config: ModelConfig) -> list[str]:
+    """Removes the vocabulary padding from the embedding and the masked-token head's bias."""
+    embedding = source.layout.embedding
+    rows = len(source.tensors[embedding]) if embedding in source.tensors else config.vocab_size
     padding = rows - config.vocab_size
     if padding == 0:
         return []
-    padded = -(-config.vocab_size // NVIDIA_VOCAB_MULTIPLE) * NVIDIA_VOCAB_MULTIPLE
-    if rows != padded:
+    padded = [-(-config.vocab_size // multiple) * multiple for multiple in VOCAB_MULTIPLES]
+    if rows not in padded:
         raise UserError(
-            f"{source.path}: {source.origin[EMBEDDING]} has {rows} rows; the config's vocab_size is "
-            f"{config.vocab_size} ({padded} with padding): use the config that it was trained with"
+            f"{source.path}: {source.origin[embedding]} has {rows} rows; the config's vocab_size is "
+            f"{config.vocab_size} ({padded[0]} or {padded[1]} with padding): use the config that it was trained with"
         )
-    for name in (EMBEDDING, MLM_BIAS):
+    for name in (embedding, source.layout.mlm_bias):
         if name in source.tensors and len(source.tensors[name]) == rows:
             source.tensors[name] = source.tensors[name][: config.vocab_size]
     return [f"cut {padding} rows that pad the vocabulary from {config.vocab_size} to {rows}"]
@@ -147,7 +193,9 @@ def check_tensor(source: SourceWeights, name: str, tensor: Tensor, shape: tuple[
 def check_complete(source: SourceWeights, expected: Mapping[str, Any]) -> list[str]:
     """Returns a note about the parts that the source lacks completely."""
     missing = [name for name in expected if name not in source.tensors]
-    absent = [part for part in OPTIONAL_PARTS if not any(name.startswith(part) for name in source.tensors)]
+    absent = [
+        part for part in source.layout.optional_parts if not any(name.startswith(part) for name in source.tensors)
+    ]
     if lacking := [name for name in missing if not name.startswith(tuple(absent))]:
         raise UserError(f"{source.path} lacks {count(lacking)} of the model ({first_names(lacking)}): it is incomplete")
     return [f"not in the source: {', '.join(f'{part}*' for part in absent)}"] if absent else []
