@@ -106,7 +106,8 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
-    return stages.shard_stage(args.output_dir, find_folders, from_flags(TextShardOptions, args))
+    options = from_flags(TextShardOptions, args)
+    return stages.shard_stage(args.output_dir, find_folders, options, args.given("test_fraction"))
 
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:

@@ -305,7 +305,7 @@ def find_shards(folder: str | Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise UserError(f"input folder {folder} does not exist: check --input-dir, or make it with data/prepare.py")
+        raise UserError(f"input folder {folder} does not exist: check the path, or make it with data/prepare.py")
     paths = sorted(path for path in folder.iterdir() if path.suffix in SHARD_SUFFIXES)
     if not paths:
         raise UserError(f"input folder {folder} holds no {' or '.join('*' + s for s in SHARD_SUFFIXES)} file")

@@ -100,7 +100,13 @@ class FormatOptions:
 class TextShardOptions:
     """How formatted text is divided into shards and into training and test documents."""
 
-    shard_mb: float = option("--shard-mb", positive_float, 100.0, "size of a text shard in MB")
+    shard_mb: float | None = option(
+        "--shard-mb",
+        positive_float,
+        None,
+        "size of a text shard in MB; if not given, 100, or less for text under 6.4 GB, so that 64 cores have one each, "
+        "but at least 1",
+    )
     test_fraction: float = option(
         "--test-fraction", fraction_below_one, 0.05, "fraction of documents for the test split"
     )
@@ -119,9 +125,10 @@ class TextShardOptions:
         options={"nargs": "+", "metavar": "NAME=WEIGHT"},
     )
 
-    @property
-    def shard_bytes(self) -> int:
-        return max(1, round(self.shard_mb * 1_000_000))
+    def shard_bytes(self, total: int) -> int:
+        """The size of a shard of a text of `total` bytes."""
+        megabytes = min(100, max(1, total / 64e6)) if self.shard_mb is None else self.shard_mb
+        return max(1, round(megabytes * 1_000_000))
 
 
 @dataclass(frozen=True)

@@ -106,14 +106,23 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
     return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
 
 
-def shard_stage(output_dir: Path, find_folders: Callable[[], list[Path]], options: TextShardOptions) -> Stage:
-    """find_folders: returns the folders of formatted text; called when the stage runs."""
+def shard_stage(
+    output_dir: Path, find_folders: Callable[[], list[Path]], options: TextShardOptions, needs_test: bool = False
+) -> Stage:
+    """find_folders: returns the folders of formatted text; called when the stage runs. needs_test: a text that is too
+    short for a test split is an error."""
 
     def find_inputs() -> list[str]:
         return [path for folder in find_folders() for path in text_identity(folder, "format")]
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
-        return make_shards(folder, find_folders(), options, executor)
+        counts = make_shards(folder, find_folders(), options, executor)
+        if options.test_fraction and not counts["test_documents"]:
+            few = f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
+            if needs_test:
+                raise UserError(f"{few}: give more (perhaps with --empty-line document), or --test-fraction 0")
+            print(f"shard: {few}", flush=True)
+        return counts
 
     return Stage("shard", output_dir / "sharded", asdict(options), find_inputs, make)
 

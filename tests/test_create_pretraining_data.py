@@ -33,7 +33,6 @@ from benchmarks.data_creation_reference import (
     truncate_pair,
 )
 from data_loading.masking import MaskRule, choose_positions
-from data_preparation.engine import work_units
 from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
 from data_preparation.samples.create_shards import create_shard
@@ -41,7 +40,7 @@ from data_preparation.samples.drawing import SAMPLE, draw_samples, truncate
 from data_preparation.samples.hdf5_writer import shard_attributes
 from tokenizer import BertTokenizer
 from utils.errors import UserError
-from utils.files import file_digest, lock_folder, write_json
+from utils.files import file_digest, lock_folder
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 PLAIN_TOKENIZER = PlainTokenizer(VOCAB_FILE)
@@ -435,19 +434,18 @@ def test_each_shard_has_random_numbers_of_its_own(text_folder, tokenizer, tmp_pa
     assert (a["input_ids"][:rows] == b["input_ids"][:rows]).all(axis=1).mean() < 0.01
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["before its record", "after its record"])
-def test_a_stop_while_a_shard_is_finished_leaves_nothing_in_the_way(text_folder, made, tmp_path, monkeypatch, written):
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_a_stop_while_a_record_is_written_leaves_nothing_in_the_way(text_folder, made, tmp_path, monkeypatch, share):
     class Stop(BaseException):
         pass
 
-    def stop(path, *arguments, **options):
-        if written:
-            write_json(path, *arguments, **options)
+    def stop(path, text, **_):
+        path.write_bytes(text[: round(share * len(text))].encode())
         raise Stop
 
     words = [str(word) for word in command(text_folder, tmp_path, "--num-workers", 1)[1:]]
     with monkeypatch.context() as patch:
-        patch.setattr(work_units, "write_json", stop)
+        patch.setattr(Path, "write_text", stop)
         with pytest.raises(Stop):
             create_pretraining_data.main(words)
     create_pretraining_data.main(words)

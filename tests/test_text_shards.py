@@ -91,6 +91,14 @@ def test_shards_have_about_one_size(tmp_path):
         assert max(sizes) < 1.1 * min(sizes)
 
 
+@pytest.mark.parametrize(
+    ("given", "text_mb", "shard_mb"),
+    [(None, 0.3, 1), (None, 22, 1), (None, 640, 10), (None, 99_999, 100), (100, 22, 100)],
+)
+def test_a_small_text_makes_enough_shards_for_all_cores(given, text_mb, shard_mb):
+    assert TextShardOptions(given).shard_bytes(round(text_mb * 1e6)) == shard_mb * 1_000_000
+
+
 def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
     documents = documents_of(5, 400)
     test_documents = []

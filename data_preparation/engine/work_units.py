@@ -1,8 +1,8 @@
 """Units of work with records, of which every stage consists.
 
 A unit is a pure function of its input and options. It writes one output and one record (its size, its SHA-256, counts),
-each atomically, and the record first. Both together mean that the unit is done; there is no other state. So the results
-do not depend on the executor, the number of workers, or how often a run was killed.
+the record first. Both together mean that the unit is done; there is no other state. So the results do not depend on the
+executor, the number of workers, or how often a run was killed.
 """
 
 import importlib.metadata
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from data_preparation.engine.executors import InProcessExecutor
 from utils.errors import UserError
-from utils.files import atomic_path, file_digest, json_digest, write_json
+from utils.files import atomic_path, file_digest, json_digest
 
 RECORDS = ".records"  # folder of the records, in the folder of the outputs
 PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
@@ -82,7 +82,8 @@ def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:
         counts = unit.work(temporary, *unit.arguments)
         record = Record(unit.identity, temporary.stat().st_size, file_digest(temporary), counts)
         path.unlink(missing_ok=True)  # the new record must not stand beside an older file
-        write_json(where, record._asdict(), indent=None)
+        # Not synced: one that a kill or a crash leaves incomplete is no valid JSON, and its unit is done again.
+        where.write_text(json.dumps(record._asdict()), encoding="utf-8")
     return record
 
 

@@ -33,7 +33,7 @@ class TextShard(NamedTuple):
 def cell_edges(total_bytes: int, options: TextShardOptions) -> np.ndarray:
     """The lower edges of the cells in [0, 1) for a text of `total_bytes`: cells of the test split below
     `test_fraction`, then those of the training split."""
-    count = max(MIN_CELLS, 2 * round(total_bytes / options.shard_bytes))
+    count = max(MIN_CELLS, 2 * round(total_bytes / options.shard_bytes(total_bytes)))
     test = np.linspace(0, options.test_fraction, count if options.test_fraction else 1)[:-1]
     return np.concatenate([test, np.linspace(options.test_fraction, 1, count)[:-1]])
 
@@ -77,7 +77,7 @@ def bucket_spans(output: Path, spans: Sequence[Span], total_bytes: int, options:
 def plan_shards(
     documents: np.ndarray, sizes: np.ndarray, total_bytes: int, options: TextShardOptions
 ) -> list[TextShard]:
-    """Shards of about `options.shard_bytes`. documents, sizes: of each cell.
+    """Shards of the size that the options give. documents, sizes: of each cell.
 
     If a split would have fewer than two documents, the first cells with two are the test split; if that leaves fewer
     than two for training, all are for training.
@@ -90,7 +90,7 @@ def plan_shards(
     shards: list[TextShard] = []
     for split, first, last in (("training", border, len(edges)), ("test", 0, border)):
         total = int(sizes[first:last].sum())
-        target = total / max(1, round(total / options.shard_bytes))
+        target = total / max(1, round(total / options.shard_bytes(total_bytes)))
         found: list[TextShard] = []
         start, count, size, before = first, 0, 0, 0
         for cell in range(first, last):
