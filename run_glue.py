@@ -101,9 +101,9 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
 
 def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
     files = [file for file in (args.train_file, args.eval_file) if file is not None]
-    is_text = bool(files) and all(kind_of(str(file))[0] == ".txt" for file in files)
+    is_text = bool(files) and all(kind_of(str(file))[0] == ".txt" or file.suffix == ".json" for file in files)
     if (args.text_column is None or args.pair_column is None) != is_text or (is_text and args.text_column is not None):
-        parser.error("--task-name embedding needs --text-column and --pair-column, or .txt files without columns")
+        parser.error("embedding needs --text-column and --pair-column, or .txt or SQuAD's .json files without columns")
     if args.do_predict or args.regression:
         flag = "--do-predict" if args.do_predict else "--regression"
         advice = ": use inference.py --embed" if args.do_predict else ": leave it out"
@@ -114,7 +114,7 @@ def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
     if has_score and (args.negative_columns or args.symmetric_loss or args.corpus_file):
         parser.error("--label-column is for scored pairs, without --negative-columns, --symmetric-loss, --corpus-file")
     if is_text and (args.negative_columns or has_score or args.corpus_file):
-        parser.error(".txt files have no columns: leave out --negative-columns, --label-column and --corpus-file")
+        parser.error("files without columns take no --negative-columns, --label-column and --corpus-file: leave it out")
 
 
 def make_task(args: Arguments) -> FineTuningTask:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.squad_file import read_squad
 from utils.command_line import option, optional_path, positive_float, positive_int
 from utils.errors import UserError
 from utils.files import read_json, read_json_object
@@ -60,13 +61,14 @@ class TextTuples(NamedTuple):
 
 
 def read_tuples(path: Path, columns: Sequence[str], score: str | None, prompts: Sequence[str] = ("", "")) -> TextTuples:
-    """Reads the texts in `columns` of a table; of a .txt file without columns, pairs of neighbouring lines, where an
-    empty line ends a document. prompts: put before the first text, and before the others. Raises UserError naming the
-    bad line."""
+    """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file, where an empty line
+    ends a document, or the questions of SQuAD's .json with their paragraphs. prompts: put before the first text, and
+    before the others. Raises UserError naming the bad line."""
     index: dict[str, int] = {}
     rows, scores = [], []
     file = TextFile(path)
-    for number, values, value in table_rows(file, columns, score) if columns else neighbouring_lines(file):
+    pairs = squad_pairs if path.suffix == ".json" else neighbouring_lines
+    for number, values, value in table_rows(file, columns, score) if columns else pairs(file):
         for text in values:
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{file.where(number)}: a text is {text!r}, expected a string with words: correct it")
@@ -97,6 +99,12 @@ def neighbouring_lines(file: TextFile) -> Iterator[tuple[int, list[str], float]]
         if before and line.strip():
             yield file.number, [before, line.strip()], 0.0
         before = line.strip()
+
+
+def squad_pairs(file: TextFile) -> Iterator[tuple[int, list[str], float]]:
+    squad = read_squad(file.path)
+    for number, question in enumerate(squad.questions, 1):
+        yield number, [question.text, squad.contexts[question.context]], 0.0
 
 
 def read_corpus(path: Path, column: str, prompt: str) -> list[str]:

@@ -273,7 +273,7 @@ class TupleDataset:
         parts = self.texts.digest().encode(), self.rows.tobytes(), self.scores.tobytes()
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> SequenceSamples:
+    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> SequenceSamples:
         lengths = self.texts.lengths[self.rows[indices]].sum(axis=1)
         counts = np.zeros(len(indices), np.int64), np.full(len(indices), self.max_sequences_per_sample)
         return SequenceSamples(lengths, *counts, lambda rows: self.stream(indices[rows]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE
+from conftest import ROOT, TINY, VOCAB_FILE
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
@@ -238,6 +238,11 @@ def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
     assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
 
 
+def test_squads_questions_and_paragraphs_are_pairs():
+    found = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
+    assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)
+
+
 TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
 
 
@@ -252,7 +257,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ([*TRAIN, "--label-column", "x"], "'x' is None, expected a number: correct it"),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
         ([*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"], "use inference.py --embed"),
-        (["--do-train", "--train-file", "{files}/a.txt"], "or .txt files without columns"),
+        (["--do-train", "--train-file", "{files}/a.txt"], "files without columns"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, capsys, flags, says):
