@@ -2,7 +2,7 @@
 
 An implementation is a class. It is constructed once per forward pass with the stream's layout and called by each layer:
 
-    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window)
+    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window, has_filler)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
 With a `window`, a token attends to at most that many tokens on each side. `RotaryAttention` adds rotary positions to a
@@ -39,12 +39,11 @@ class PreparedAttention(Protocol):
 class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None):
-        # The operator leaves tokens outside all sequences undefined, so filler tokens form sequences here.
-        ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
-        filler_ends = (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)
-        self.cu_seqlens, self.max_seqlen = torch.cat([cu_seqlens, filler_ends]), max_seqlen
-        self.window = window
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
+        if has_filler:  # the operator leaves tokens outside all sequences undefined, so they form sequences
+            ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
+            cu_seqlens = torch.cat([cu_seqlens, (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)])
+        self.cu_seqlens, self.max_seqlen, self.window = cu_seqlens, max_seqlen, window
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         # torch's public varlen_attn has no dropout. This operator has dropout and is differentiable.
@@ -98,7 +97,7 @@ class EfficientAttention(FlashAttention):
 class PaddedAttention:
     """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None):
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
         mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window
@@ -185,14 +184,20 @@ COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 
 def prepare_attention(
-    implementation: str, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None
+    implementation: str,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    num_tokens: int,
+    window: int | None = None,
+    has_filler: bool = True,
 ) -> PreparedAttention:
     """Prepares attention over sequences with offsets `cu_seqlens` [N+1], int32, of at most `max_seqlen` tokens, in a
-    stream of `num_tokens` tokens. Tokens after the last sequence are filler; their output is finite but unspecified.
+    stream of `num_tokens` tokens. With `has_filler`, tokens may follow the last sequence; their output is finite but
+    unspecified.
     `implementation` is a key of `IMPLEMENTATIONS`; window: see the top of this file."""
     if implementation == "efficient" and window is not None:
         implementation = "padded"
-    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window)
+    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window, has_filler)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:

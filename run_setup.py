@@ -257,9 +257,11 @@ def plan_run(
 
 def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
     """A limit for the sequences of a micro-batch of a compiled graph, which computes attention for as many: 1.25 times
-    the sequences of the data set's mean length that fit."""
-    mean = dataset.read(np.unique(np.linspace(0, len(dataset) - 1, 200, dtype=np.int64))).lengths.mean()
-    return math.ceil(min(1.25 * config.max_seq_length / mean, 4) * config.batch_size)
+    the samples of the data set's mean length that fit. Where samples have several sequences, whose number varies, three
+    standard deviations more."""
+    samples = dataset.read(np.unique(np.linspace(0, len(dataset) - 1, 200, dtype=np.int64)))
+    fitting, counts = min(1.25 * config.max_seq_length / samples.lengths.mean(), 4), samples.num_sequences
+    return math.ceil(fitting * config.batch_size * counts.mean() + 3 * counts.std() * config.batch_size**0.5)
 
 
 def count_steps(config: RunConfig, num_samples: int) -> int:

@@ -12,7 +12,7 @@ Legend: T tokens in the stream, N sequences, M masked tokens, B batch, S padded 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +31,18 @@ class TokenStream(NamedTuple):
     position_ids: Tensor  # [T]
     cu_seqlens: Tensor  # [N+1], int32
     max_seqlen: int  # upper bound of the sequence lengths
+    has_filler: bool = True  # there may be filler
 
     @property
     def num_tokens(self) -> int:
         return len(self.input_ids)
 
     @classmethod
-    def from_batch(cls, micro_batch: Mapping[str, Tensor], max_seqlen: int) -> "TokenStream":
-        """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible length: reading the
-        actual one from the device would synchronize."""
-        return cls(*(micro_batch[name] for name in STREAM_INPUTS), max_seqlen)
+    def from_batch(cls, micro_batch: Mapping[str, Any], max_seqlen: int) -> "TokenStream":
+        """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible length, for streams of
+        fixed sizes; others bring their own, which is read before they go to the device."""
+        longest = micro_batch.get("max_seqlen")
+        return cls(*(micro_batch[name] for name in STREAM_INPUTS), longest or max_seqlen, longest is None)
 
     @classmethod
     def from_padded(
@@ -60,7 +62,7 @@ class TokenStream(NamedTuple):
         flat_T = real_BS.flatten().nonzero().squeeze(1)
         tokens = (values.flatten()[flat_T] for values in (input_ids, token_type_ids, position_BS))
         cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
-        return cls(*tokens, cu_seqlens, input_ids.shape[1]), flat_T
+        return cls(*tokens, cu_seqlens, input_ids.shape[1], has_filler=False), flat_T
 
 
 # --- the padded view of a stream --------------------------------------------------------------------------------------

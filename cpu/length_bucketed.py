@@ -182,7 +182,7 @@ class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
     Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None = None):
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
         self.cu_seqlens, self.window = cu_seqlens.tolist(), window
         self.buckets: list[tuple[LengthBucket, list[Tile]]] | None = None
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from run_config import LoaderConfig
 from token_stream import STREAM_INPUTS
 
 STEPS_AHEAD = 2  # per worker
-MicroBatch = dict[str, torch.Tensor]
+MicroBatch = dict[str, Any]  # the arrays of a token stream; without fixed sizes also `max_seqlen`, an int on the host
 
 
 class Samples(Protocol):
@@ -77,7 +77,9 @@ class StepBatch:
         filler = self.make_filler()
         first = self.micro_batches[0] if self.micro_batches else filler
         return {
-            name: tensor if name in STREAM_INPUTS else tensor.new_full(tensor.shape, filler[name].flatten()[0])
+            name: tensor
+            if name in (*STREAM_INPUTS, "max_seqlen")
+            else tensor.new_full(tensor.shape, filler[name].flatten()[0])
             for name, tensor in first.items()
         }
 
@@ -87,8 +89,12 @@ def to_tensors(
 ) -> MicroBatch:
     if limits.num_sizes is not None:
         stream = pad_stream(stream, labels, limits)
-    tensors = {name: torch.from_numpy(array) for name, array in stream.items()}
-    return {name: tensor.pin_memory() for name, tensor in tensors.items()} if pin_memory else tensors
+    tensors: MicroBatch = {name: torch.from_numpy(array) for name, array in stream.items()}
+    if pin_memory:
+        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+    if limits.num_sizes is None:
+        tensors["max_seqlen"] = int(np.diff(stream["cu_seqlens"]).max())
+    return tensors
 
 
 @functools.lru_cache(maxsize=4)
@@ -201,4 +207,7 @@ def batches_in_order(dataset: StreamDataset, indices: np.ndarray, limits: MicroB
 
 
 def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in micro_batch.items()}
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in micro_batch.items()
+    }

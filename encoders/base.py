@@ -239,7 +239,8 @@ class EncoderModel(PreTrainedModel):
             autocast = torch.is_autocast_enabled(device.type) if device.type == "cuda" else False
             dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
             implementation = default_implementation(device, dtype)
-        return prepare_attention(implementation, stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window)
+        layout = stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window, stream.has_filler
+        return prepare_attention(implementation, *layout)
 
 
 def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -195,15 +195,17 @@ def cpu_kernels():
 
 @pytest.mark.parametrize(("implementation", "window"), [("flash", None), ("flash", 3), ("efficient", None)])
 @pytest.mark.parametrize("lengths", [[20, 20, 7, 1, 0, 0], [5], [1, 1, 1], [24]])
-@pytest.mark.parametrize("filler", [0, 1, 60])
+@pytest.mark.parametrize("filler", [None, 0, 1, 60])
 def test_variable_length_attention_covers_sequences_and_filler(cpu_kernels, implementation, window, lengths, filler):
     """Also streams with fewer tokens than the longest sequence may have."""
     torch.manual_seed(0)
     tokens = sum(lengths)
     qkv = torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
-    attention = prepare_attention(implementation, cu_seqlens, 24, tokens + filler, window)
+    has_filler, filler = filler is not None, filler or 0
+    attention = prepare_attention(implementation, cu_seqlens, 24, tokens + filler, window, has_filler)
     assert type(attention) is IMPLEMENTATIONS[implementation]
+    assert has_filler or attention.cu_seqlens is cu_seqlens  # no empty sequences
 
     def attend(qkv, dropout_prob):
         filled = torch.cat([qkv, torch.randn(filler, *qkv.shape[1:], dtype=qkv.dtype)])

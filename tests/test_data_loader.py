@@ -1,18 +1,23 @@
 """The loader: global batches in their order, at any number of ranks and worker threads."""
 
+import dataclasses
 import itertools
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from conftest import InMemoryDataset
 
-from data_loading.loader import StepLoader, batches_in_order, make_step_batch
+from data_loading.hdf5_shards import max_documents
+from data_loading.loader import StepLoader, batches_in_order, make_step_batch, to_device
 from data_loading.packing import COMPILED_SIZES, CPU_SIZES, MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from run_setup import likely_sequences
+from token_stream import TokenStream
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
 
@@ -127,6 +132,30 @@ def test_compiled_streams_have_few_sizes_and_little_filler(shortest):
     assert computed < 1.2 * real and boundaries < 1.5 * 20 * 32 * 4
 
 
+@pytest.mark.parametrize(("batch_size", "length", "mean"), [(64, 1024, 4), (8, 8192, 12)])
+def test_compiled_streams_of_packed_documents_have_room_for_likely_numbers_only(batch_size, length, mean):
+    """And for one sample of as many documents as there can be."""
+    most = max_documents(length)
+    counts = 1 + np.random.default_rng(0).poisson(mean - 1, 10_000)
+    dataset = MagicMock()
+    dataset.__len__.return_value = len(counts)
+    dataset.read = lambda some: SimpleNamespace(lengths=np.full(len(some), length - 8), num_sequences=counts[some])
+    config = LoaderConfig(batch_size, batch_size, length, 10)
+    limits = MicroBatchLimits.of(config, 4, sequences_per_sample=most, sequences=likely_sequences(dataset, config))
+    assert most <= limits.sequences < 2 * mean * batch_size < batch_size * most / 4
+    fits = counts[: 10_000 // batch_size * batch_size].reshape(-1, batch_size).sum(axis=1) <= limits.sequences
+    assert fits.mean() > 0.99
+
+
+def test_streams_without_fixed_sizes_tell_their_longest_sequence():
+    for num_sizes in (None, 2):
+        limits = dataclasses.replace(LIMITS, num_sizes=num_sizes)
+        for micro_batch in make_step_batch(InMemoryDataset(LENGTHS), np.arange(20), limits).micro_batches:
+            stream = TokenStream.from_batch(to_device(micro_batch, torch.device("cpu")), 16)
+            longest = 16 if num_sizes else int(micro_batch["cu_seqlens"].diff().max())
+            assert (stream.max_seqlen, stream.has_filler) == (longest, num_sizes is not None)
+
+
 def test_rounded_sizes_recur_while_real_sizes_hardly_do():
     lengths = np.random.default_rng(6).integers(32, 129, 4000)
     sizes = {}
@@ -192,5 +221,5 @@ def test_worker_threads_read_the_same_tensors_from_shards(shards):
         batch = next(threaded)
         again = make_step_batch(dataset, sample_order(np.arange(step * 16, (step + 1) * 16), 64, seed=1), limits)
         for one, other in zip(batch.micro_batches, again.micro_batches, strict=True):
-            assert one.keys() == other.keys()
+            assert one.keys() == other.keys() and one.pop("max_seqlen") == other.pop("max_seqlen")
             assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,6 +1,7 @@
 """The trainer of the programs, for benchmarks, and random samples; the optimizer of the implementations beside it."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ class RandomDataset:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None) -> "RandomSamples":
+    def read(self, indices: np.ndarray, seeds=None, progress: float = 0.0) -> "RandomSamples":
         return RandomSamples(self, indices)
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -121,6 +122,8 @@ class RandomDataset:
 
 class RandomSamples:
     """See data_loader.Samples."""
+
+    metrics: ClassVar[dict[str, float]] = {}
 
     def __init__(self, dataset: RandomDataset, indices: np.ndarray):
         self.dataset, self.indices = dataset, indices
