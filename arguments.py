@@ -30,7 +30,7 @@ from run_config import (
 )
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, flags_of, format_arguments, from_flags
 from utils.errors import UserError
-from utils.launcher import read_environment
+from utils.rank_environment import read_environment
 
 INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-loss
 GROUPS = {

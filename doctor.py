@@ -19,8 +19,8 @@ import run_squad
 from arguments import make_run_config
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError, run_main
-from utils.launcher import read_environment
 from utils.progress import print_line
+from utils.rank_environment import read_environment
 
 PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue}
 

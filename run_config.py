@@ -37,6 +37,7 @@ AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
 COMPILE_MODES = ("none", "layers", "model")
+CONFIGS = Path(__file__).resolve().parent / "bert_configs"
 CUSTOM = "custom"  # the model name of an architecture that has no file in bert_configs/
 BERT_MODELS = (
     *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
@@ -151,6 +152,13 @@ class ModelSelection:
     do_lower_case: bool | None = option("--do-lower-case", bool, None,
         "lower-case and strip accents; by default if the vocabulary has no capital letters", only=FINE_TUNING)
     is_named: bool = False
+
+    @property
+    def given_name(self) -> str | None:
+        """The model's name if a flag gives it; None if it is that of the folder that the run starts from, if any."""
+        if self.is_named or self.config_file is None:
+            return self.name if self.is_named else None
+        return self.config_file.stem if self.config_file.resolve().parent == CONFIGS else CUSTOM
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,14 @@ from trainer import Trainer
 from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
-from utils.launcher import stop_with_launcher
 from utils.memory import total_memory
 from utils.progress import print_line
-from utils.terminal import may_lose_terminal
 
 
 @contextmanager
 def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     """Selects device and precision, initializes the process group, and opens the logs. Cleans up on exit."""
     settings, parallel = config.runtime, config.parallel
-    stop_with_launcher()
     device = select_device(settings.device)
     types = config.precision
     precision = select_precision(types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8)
@@ -55,7 +52,7 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     set_num_threads()
     keep_freed_memory()
     timeouts = (settings.timeout_minutes, settings.collective_timeout_minutes)
-    with may_lose_terminal(), init_distributed(device, *timeouts) as distributed:
+    with init_distributed(device, *timeouts) as distributed:
         if settings.cpu_affinity:
             set_cpu_affinity(device)
         if distributed.is_main:

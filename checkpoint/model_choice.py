@@ -10,14 +10,13 @@ from pathlib import Path
 from checkpoint.folder import CONFIG_FILE, RECORD_FILE
 from encoders.config import VOCAB_MULTIPLE, ModelConfig
 from modeling import config_from_dict
-from run_config import CUSTOM, ModelSelection
+from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE, find_tokenizer
 from utils.errors import UserError
 from utils.files import read_json_object
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "bert_configs"
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,7 @@ def read_config(path: Path) -> ModelConfig:
 def model_name(selection: ModelSelection, folder: Path | None = None) -> str:
     """The model's name, which is that of its folder for results: that of --bert-model, else of --config-file in
     bert_configs/ or `custom`, else of the starting model `folder`."""
-    path = selection.config_file
-    if path is not None and not selection.is_named:
-        return path.stem if path.resolve().parent == CONFIGS else CUSTOM
-    return selection.name if folder is None or selection.is_named else name_of_folder(folder)
+    return selection.given_name or (selection.name if folder is None else name_of_folder(folder))
 
 
 def name_of_folder(folder: Path) -> str:

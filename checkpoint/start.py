@@ -17,7 +17,8 @@ from checkpoint.folder import (
     newest_checkpoint,
     verify_checkpoint,
 )
-from run_config import StartConfig
+from checkpoint.model_choice import ModelChoice, choose_model
+from run_config import RunConfig, StartConfig
 from utils.errors import UserError
 from utils.files import read_json_object
 from utils.progress import print_line
@@ -60,6 +61,11 @@ def find_start(config: StartConfig, on_main: Callable[[Callable], Any] = lambda 
     if problem is not None and checkpoint is None and not config.resume:
         raise UserError(problem)
     return Start(config, checkpoint and Path(checkpoint), weights and Path(weights), problem)
+
+
+def choose_model_of(config: RunConfig) -> ModelChoice:
+    """The model of a run that loads no weights, such as an estimate: folders are searched only if no flag names it."""
+    return choose_model(config.model, None if config.model.given_name else find_start(config.start).folder)
 
 
 def start_in(start: Start, folder: Path, saves: bool = True) -> Start:

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, default_implementation
-from checkpoint.model_choice import choose_model
-from checkpoint.start import find_start
+from checkpoint.start import choose_model_of
 from data_loading.packing import MicroBatchLimits
 from encoders.base import PreTrainedModel
 from loss import FLOAT32_ROWS
@@ -216,7 +215,7 @@ def print_estimate(head: str, config: RunConfig) -> int:
     """Implements --estimate-memory: prints the table on the first process and returns the exit code. Allocates no
     model. head: a key of modeling.MODELS."""
     with torch.device("meta"):
-        model = make_model(head, choose_model(config.model, find_start(config.start).folder).config)
+        model = make_model(head, choose_model_of(config).config)
     settings = MemorySettings(config)
     estimate, precision = estimate_memory(model, settings), settings.precision
     dtype = str(precision.dtype).removeprefix("torch.") + (" with float32 weights" if precision.autocast else "")

@@ -14,7 +14,7 @@ from typing import Any
 from utils.command_line import ArgumentParser, Arguments, argument_name
 from utils.errors import UserError
 from utils.files import read_json_object
-from utils.launcher import read_environment
+from utils.rank_environment import read_environment
 
 VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"

@@ -7,6 +7,11 @@ fail() {
   exit 2
 }
 
+# Prints a line. Standard output may be closed or full: the run goes on.
+say() {
+  (trap '' PIPE && echo "$*") 2>/dev/null || true
+}
+
 # ---- positional arguments ---------------------------------------------------------------------------------------
 # Each script declares ARGUMENTS, one row per argument: `name | default | kind | help`. The default `required` means
 # that there is none. A kind is one of those in `describe_kind`, or the allowed words with commas between them.
@@ -94,14 +99,6 @@ estimates_memory() {
   [[ " ${extra_words[*]}" == *' --estimate'[-_]memory* ]]
 }
 
-# Sets seeds to the numbers of a list such as 0,1,2.
-read_seeds() { # list
-  [[ $1 =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "argument 1 (SEEDS) is '$1': expected a list such as 0,1,2 (see --help)"
-  IFS=, read -r -a seeds <<<"$1"
-  [[ -z $(printf '%s\n' "${seeds[@]}" | sort | uniq --repeated) ]] ||
-    fail "argument 1 (SEEDS) is '$1': a seed is given twice"
-}
-
 # ---- checks -----------------------------------------------------------------------------------------------------
 
 require_folder() { # argument path [how_to_make_it]
@@ -150,39 +147,9 @@ precision_flags() { # precision initial_loss_scale
   esac
 }
 
-# The name of the model that a config file describes: that of a file in bert_configs/, otherwise custom.
-model_of_config_file() { # config_file
-  local configs
-  configs=$(cd "$(dirname "${BASH_SOURCE[0]}")/../bert_configs" && pwd -P)
-  if [[ $(realpath "$(dirname "$1")") == "$configs" ]]; then
-    basename "$1" .json
-  else
-    echo custom
-  fi
-}
-
-# The name of the architecture of a model folder: a value of --bert-model.
-model_of_folder() { # folder
-  local configs name
-  configs=$(dirname "${BASH_SOURCE[0]}")/../bert_configs
-  for name in bert-large-uncased bert-large-cased bert-base-uncased bert-base-cased; do
-    if [[ $(config_sizes "$1/config.json") == "$(config_sizes "$configs/$name.json")" ]]; then
-      echo "$name"
-      return
-    fi
-  done
-  echo custom
-}
-
-# The keys that define an architecture with their values. The vocabulary's size is rounded up to a multiple of 64,
-# because some config files hold the padded size.
-config_sizes() { # config_file
-  local key value
-  for key in hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers vocab_size; do
-    value=$(grep -oE "\"$key\" *: *[0-9]+" "$1" | grep -oE '[0-9]+$' | head -n 1)
-    [[ $key != vocab_size ]] || value=$(((value + 63) / 64 * 64))
-    echo "$key=$value"
-  done
+# The model's name, as the programs make it: that of its folder for results.
+model_name() { # --config-file FILE or --init-checkpoint FOLDER
+  python3 -P "$(dirname "${BASH_SOURCE[0]}")/model_name.py" "$@"
 }
 
 # ---- phases of pre-training -------------------------------------------------------------------------------------
@@ -195,7 +162,7 @@ newest_step() { # folder_of_steps
 # script sets the variables that are read here.
 # shellcheck disable=SC2154
 run_phase() {
-  local phase=$1 max_steps=$2 newest
+  local phase=$1 max_steps=$2 newest folder
   local steps_folder=$RESULTS_DIR/$BERT_MODEL/$phase
   local global_batch_size=$(($3 * $4 * processes * max_nodes))
   local -a batch_flags=(--gradient-merge-steps "$4")
@@ -206,17 +173,20 @@ run_phase() {
     # The name is that of NVIDIA's recipe, so that log parsers find it. Each further node has a file of its own.
     log_file=$RESULTS_DIR/$job_name.paddle_bert_pretraining_${phase}_${precision}_gbs$global_batch_size
     log_file+=.$(date +%y%m%d%H%M%S)$( ((node_rank == 0)) || echo ".node$node_rank").log
-    echo "log file: $log_file"
+    say "log file: $log_file"
   fi
   launch "$processes" "$code_dir/run_pretraining.py" "--$phase" --max-steps "$max_steps" \
     --batch-size "$3" "${batch_flags[@]}" "${@:5}" \
     --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
     --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
-  if [[ $enable_benchmark == false && $only_estimates == false && ! -d $steps_folder/$max_steps ]]; then
-    newest=$(newest_step "$steps_folder")
-    echo "$phase stopped at step ${newest:-0} of $max_steps: run the same command again to continue"
+  [[ $enable_benchmark == false && $only_estimates == false ]] || return 0
+  for folder in "$steps_folder"/seed-* "$steps_folder"; do # with --num-seeds, each seed has a folder
+    [[ -d $folder && ! -d $folder/$max_steps ]] || continue
+    [[ $folder != "$steps_folder" || -z $(compgen -G "$steps_folder/seed-*") ]] || continue
+    newest=$(newest_step "$folder")
+    say "$phase stopped at step ${newest:-0} of $max_steps: run the same command again to continue"
     exit
-  fi
+  done
 }
 
 # ---- launch -----------------------------------------------------------------------------------------------------
@@ -254,9 +224,9 @@ write_report() {
   [[ -n $(find "$report_folder" -name 'dllogger_*.json' -size +0 -print -quit 2>/dev/null) ]] || return 0
   if message=$(python3 "$(dirname "${BASH_SOURCE[0]}")/../report.py" "$report_folder" \
     --output "$report_folder/report.html" 2>&1); then
-    echo "$message"
+    say "$message"
   else
-    echo "no report page: ${message#error: }"
+    say "no report page: ${message#error: }"
   fi
 }
 
@@ -290,14 +260,14 @@ launch() {
   trap 'forward_signal 10' USR1
   trap 'forward_signal 1' HUP
   trap 'forward_signal 2' INT
-  # The program stops when this script, or one that started it, has died.
-  export LAUNCHER_PID="${LAUNCHER_PID:-} $$"
   (
     trap '' USR1
     # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
     # they go to the workers directly, which must not inherit that.
     if $with_torchrun; then trap '' TERM INT; fi
-    if [[ -n $log_file ]]; then exec > >(trap '' TERM INT && exec tee -a "$log_file") 2>&1; fi
+    if [[ -n $log_file ]]; then
+      exec > >(trap '' TERM INT PIPE && exec tee --output-error=warn -a "$log_file" 2>/dev/null) 2>&1
+    fi
     exec "${command[@]}" "${@:2}"
   ) &
   child=$!
@@ -308,7 +278,8 @@ launch() {
   done
   trap - TERM USR1 HUP INT
   if [[ -n $received ]]; then exit $((128 + received)); fi
-  if ((code != 0)); then exit "$code"; fi
+  # 141: the program's work is complete, and not all of its output could be printed.
+  if ((code != 0 && code != 141)); then exit "$code"; fi
 }
 
 forward_signal() { # signal_number

@@ -12,8 +12,6 @@ if [[ $# -gt 0 ]]; then
   esac
 fi
 
-export LAUNCHER_PID=$$ # training stops when this script has died
-
 stage() {
   printf '\n== %s (%s s)\n' "$1" "$SECONDS"
 }

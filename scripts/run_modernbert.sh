@@ -49,7 +49,6 @@ RESULTS_DIR=${RESULTS_DIR:-$root/results}
 require_file 'argument 1 (config_file)' "$config_file"
 require_folder 'argument 15 (dataset_dir_phase1)' "$dataset_dir_phase1" 'make it: docs/modernbert.md'
 require_folder 'argument 16 (dataset_dir_phase2)' "$dataset_dir_phase2" 'make it: docs/modernbert.md'
-BERT_MODEL=$(model_of_config_file "$config_file")
 VOCAB_FILE=${VOCAB_FILE:-$root/vocab/bert-base-uncased-vocab.txt}
 require_file VOCAB_FILE "$VOCAB_FILE"
 read_extra_args
@@ -58,6 +57,7 @@ find_nodes
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
+BERT_MODEL=$(model_name --config-file "$config_file")
 
 processes=$((num_gpus > 0 ? num_gpus : 1))
 weight_decay=0.0125 # times the learning rate: at 8e-4, ModernBERT's 1e-5 per update

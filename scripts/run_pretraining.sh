@@ -92,16 +92,17 @@ if [[ ${9:-} == true || ${9:-} == false ]]; then
 fi
 parse_arguments "$@"
 
-# The model's name, which is that of its folder in RESULTS_DIR, is known to the program by the same rules.
+# shellcheck source=setup_environment.sh
+source "$root/scripts/setup_environment.sh" use
 [[ $bert_config_file == None ]] || require_file 'argument 21 (bert_config_file)' "$bert_config_file"
 if [[ -n ${BERT_MODEL:-} ]]; then
   model_flags=(--bert-model "$BERT_MODEL" --config-file "$bert_config_file")
 elif [[ $bert_config_file != None ]]; then
-  BERT_MODEL=$(model_of_config_file "$bert_config_file")
+  BERT_MODEL=$(model_name --config-file "$bert_config_file")
   model_flags=(--config-file "$bert_config_file")
 elif [[ -f $init_checkpoint_dir/config.json ]]; then
-  BERT_MODEL=$(model_of_folder "$init_checkpoint_dir")
-  model_flags=(--bert-model "$BERT_MODEL" --config-file "$init_checkpoint_dir/config.json")
+  BERT_MODEL=$(model_name --init-checkpoint "$init_checkpoint_dir")
+  model_flags=()
   for name in vocab.txt tokenizer.json; do
     [[ ! -f $init_checkpoint_dir/$name ]] || VOCAB_FILE=${VOCAB_FILE:-$init_checkpoint_dir/$name}
   done
@@ -136,8 +137,6 @@ fi
 read_extra_args
 only_estimates=$(estimates_memory && echo true || echo false)
 find_nodes
-# shellcheck source=setup_environment.sh
-source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
 
 processes=$((num_gpus > 0 ? num_gpus : 1))
@@ -163,8 +162,8 @@ fi
 if [[ $PHASE != 1 ]]; then
   phase1_weights=$RESULTS_DIR/$BERT_MODEL/phase1/$train_steps
   [[ $PHASE == both || $init_checkpoint_dir == None ]] || phase1_weights=$init_checkpoint_dir
-  # A benchmark starts from random weights, and an estimate from none.
-  [[ $enable_benchmark == false && $only_estimates == false ]] || phase1_weights=None
+  # A benchmark and an estimate need no phase 1.
+  [[ $enable_benchmark == false && $only_estimates == false ]] || phase1_weights=$init_checkpoint_dir
   run_phase phase2 "$train_steps_phase2" "$train_batch_size_phase2" "$gradient_accumulation_steps_phase2" \
     --input-dir "$dataset_dir_phase2" --eval-dir "${EVAL_DIR_PHASE2:-None}" \
     --max-seq-length 512 --max-predictions-per-seq 80 \

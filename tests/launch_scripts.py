@@ -21,6 +21,8 @@ if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
     sys.exit("FAKE_LACKS" in os.environ)
 if arguments[0] == "-c":
     sys.exit(print(os.environ["FAKE_GPUS"]) if "torch" in arguments[1] else 0)
+if arguments[0].endswith("model_name.py"):
+    os.execv(sys.executable, [sys.executable, *arguments])
 if arguments[0].endswith("report.py"):
     sys.exit(os.environ.get("FAKE_REPORT_ERROR") or print("report:", arguments[-1]))
 with open(os.environ["FAKE_CALLS"], "a") as calls:
@@ -46,19 +48,16 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
         print("saved and stopped", flush=True)
         sys.exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_DEAF" in os.environ else stop)
-    sys.path.insert(0, os.getcwd())
-    from utils.launcher import stop_with_launcher
-
-    stop_with_launcher()
     pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
     time.sleep(120)
 flags = dict(zip(arguments, arguments[1:]))
 if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os.environ:
-    phase = "phase1" if "--phase1" in arguments else "phase2"
-    model = flags.get("--bert-model") or pathlib.Path(flags["--config-file"]).stem
-    last = pathlib.Path(flags["--output-dir"]) / model / phase / flags["--max-steps"]
+    last = pathlib.Path(flags["--from-checkpoint"]) / flags["--max-steps"]
     last.mkdir(parents=True, exist_ok=True)
-print("ran", arguments[0])
+try:
+    print("ran", arguments[0], flush=True)
+except OSError:  # as utils.errors.run_main
+    os._exit(141)
 if "FAKE_CODE" in os.environ:
     sys.exit(int(os.environ["FAKE_CODE"]))
 """

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import run_pretraining
 from arguments import make_run_config
+from checkpoint import start
 from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from checkpoint.identity import RECORD_FILE
-from checkpoint.model_choice import ModelChoice, choose_model
-from checkpoint.start import find_start
+from checkpoint.model_choice import ModelChoice
 from utils.command_line import Arguments
 from utils.errors import run_main
 
@@ -26,8 +26,7 @@ RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoi
 
 def choose_model_of(args: Arguments) -> ModelChoice:
     """The model that a program's flags choose."""
-    config = make_run_config(args)
-    return choose_model(config.model, find_start(config.start).folder)
+    return start.choose_model_of(make_run_config(args))
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,20 @@
 import contextlib
 import datetime
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, assert_refused, pretraining_command, write_shards
-from processes import PATIENCE, exit_codes, free_port, start_several, wait_until
+from conftest import ROOT, assert_refused
+from processes import PATIENCE, exit_codes, free_port, start_several
 
 from checkpoint.writer import CheckpointWriter
 from utils.distributed import init_distributed, join, listen
-from utils.launcher import RankEnvironment, stop_with_launcher
+from utils.rank_environment import RankEnvironment
 
 PROGRAM = (
     "import sys, torch\n"
@@ -134,46 +132,3 @@ def answer_all(server: socket.socket, answer: bytes) -> None:
             connections.append(server.accept()[0])
             if answer:
                 connections.pop().sendall(answer)
-
-
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfds")
-@pytest.mark.parametrize("launcher", ["torchrun", "script"])
-def test_workers_save_and_stop_when_their_launcher_is_killed(tmp_path, tiny_config, launcher):
-    flags = ("--max-steps", 100_000, "--num-steps-per-checkpoint", 100_000, "--log-freq", 1)
-    words = pretraining_command(write_shards(tmp_path / "shards"), tiny_config, tmp_path / "output", *flags)
-    words = list(map(str, words))
-    if launcher == "torchrun":
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
-    else:
-        script = f'log_file=""; nodes=1; source scripts/common.sh; launch 1 {" ".join(words)}'
-        command = ["bash", "-c", script]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
-    try:
-        report = tmp_path / "output" / "report.json"
-        wait_until(lambda: report.is_file() and '"loss"' in report.read_text())
-        assert len(processes_with(str(tmp_path))) >= 2
-        process.kill()
-        process.wait()
-        wait_until(lambda: not processes_with(str(tmp_path)))
-    finally:
-        for pid in processes_with(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
-    steps = [path.name for path in (tmp_path / "output" / "custom" / "phase1").iterdir() if path.name.isdigit()]
-    assert len(steps) == 1, (tmp_path / "log").read_text()
-    assert "the program that started this process has died" in (tmp_path / "log").read_text()
-
-
-def test_a_launcher_that_cannot_be_a_process_is_ignored(monkeypatch):
-    monkeypatch.setenv("LAUNCHER_PID", "1" + "0" * 30)
-    stop_with_launcher()
-
-
-def processes_with(word: str) -> list[int]:
-    """The processes that run a command with `word` in it."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if word.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
-    return found

@@ -1,12 +1,13 @@
 """How the scripts start processes: one or several, on one or several nodes, and what a signal does."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from launch_scripts import ROOT, Checkout, assert_refused, processes_of, program_arguments
+from launch_scripts import ROOT, Checkout, assert_refused, pretraining_runs, processes_of, program_arguments
 from processes import wait_until
 
 import run_glue
@@ -161,17 +162,6 @@ def test_a_signal_reaches_the_processes_of_the_scripts_with_flags_by_name(checko
     assert "saved and stopped" in output
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfds")
-@pytest.mark.parametrize(
-    "script", ["run_pretraining_seeds.sh 0,1 1 1e-3 fp32 0", "run_squad_seeds.sh 0,1 init 2 2 1e-4 0.1 fp32 0"]
-)
-def test_a_run_stops_with_the_script_that_started_its_script(checkout, script):
-    code, output = start_and_signal(checkout, f"scripts/{script}", signal.SIGTERM)
-    assert code == -signal.SIGTERM
-    assert output.count("the program that started this process has died: stopping") == 1
-    assert "saved and stopped" in output and len(checkout.calls()) == 1
-
-
 def test_a_second_ctrl_c_kills_a_process_that_ignores_signals(checkout):
     command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 0"
     code, output = start_and_signal(checkout, command, signal.SIGINT, signal.SIGINT, FAKE_DEAF="1")
@@ -227,3 +217,28 @@ def test_a_stopped_run_has_its_page_too(checkout):
     code, output = start_and_signal(checkout, command, signal.SIGTERM, FAKE_LOGS="1")
     assert code == 128 + signal.SIGTERM
     assert "report.html" in output
+
+
+@pytest.mark.parametrize("create_logfile", ["true", "false"])
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full", "> >(exit)"], ids=["closed", "full", "no reader"])
+def test_both_phases_run_when_nobody_can_read_the_output(checkout, redirection, create_logfile):
+    (checkout.folder / "results").mkdir()
+    command = f"bash scripts/run_pretraining.sh '' '' fp32 0 '' '' '' {create_logfile}"
+    result = checkout.run(f"{command} {redirection}", FAKE_LOGS="1")
+    assert result.returncode == 0, result.stderr
+    assert len(checkout.calls()) == 2
+
+
+def test_the_name_of_a_models_results_is_that_of_the_program(checkout):
+    """Of a model that is none of bert_configs/: its folder's name, in the script and in the program."""
+    config = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
+    (checkout.folder / "init" / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
+    (checkout.folder / "init" / "model.safetensors").touch()
+    name = [sys.executable, ROOT / "scripts" / "model_name.py", "--init-checkpoint", checkout.folder / "init"]
+    assert subprocess.run(name, capture_output=True, text=True, check=True).stdout == "init\n"
+    arguments = ["''"] * 19 + ["init"]
+    result = checkout.run(f"bash scripts/run_pretraining.sh {' '.join(arguments)}")
+    assert result.returncode == 0, result.stderr
+    phase1, phase2 = pretraining_runs(checkout)
+    assert phase1.from_checkpoint == checkout.folder / "results" / "init" / "phase1"
+    assert phase2.from_phase1_final_params == checkout.folder / "results" / "init" / "phase1" / "7038"

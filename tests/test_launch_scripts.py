@@ -405,7 +405,11 @@ def test_a_model_folder_brings_its_config_and_vocabulary_unless_others_are_given
     assert_flags(checkout, f"model=bert-base-cased vocab={given}")
     checkout.calls_file.unlink()
     start(checkout, f"run_pretraining.sh 32 6e-3 fp32 0 .1 50 {empty(13, 'init')}")
-    assert_flags(checkout, *["vocab_file=init/vocab.txt config_file=init/config.json"] * 2)
+    assert_flags(
+        checkout,
+        f"vocab_file=init/vocab.txt from_checkpoint=results/{model}/phase1 from_pretrained_params=init",
+        f"vocab_file=init/vocab.txt from_phase1_final_params=results/{model}/phase1/50",
+    )
 
 
 def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):

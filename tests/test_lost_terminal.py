@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, pretraining_command, reported, write_shards
 from processes import PATIENCE
 
-from utils.terminal import LOST_OUTPUT_CODE
+from utils.errors import LOST_OUTPUT_CODE
 
 
 @pytest.fixture(scope="module")

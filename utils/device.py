@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from utils.errors import UserError
-from utils.launcher import read_environment
+from utils.rank_environment import read_environment
 
 
 def select_device(choice: str) -> torch.device:

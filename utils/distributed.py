@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import PeerError, UserError, report_error
-from utils.launcher import RankEnvironment, read_environment
+from utils.rank_environment import RankEnvironment, read_environment
 
 Result = TypeVar("Result")
 

@@ -1,6 +1,7 @@
 """Errors that the user can fix: one line that says what, where and what to do, and exit code 2."""
 
 import errno
+import io
 import os
 import re
 import select
@@ -9,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
-from utils.terminal import LOST_OUTPUT_CODE, Terminal, open_terminal
+LOST_OUTPUT_CODE = 128 + signal.SIGPIPE  # the exit code of complete work whose output could not be printed
 
 
 class UserError(Exception):
@@ -137,6 +138,40 @@ def error_message(error: BaseException) -> str | None:
     return None
 
 
+lost_output: set[str] = set()  # the standard streams that could not be written
+
+
+def drop_output(stream: TextIO, error: OSError) -> None:
+    """After a failed write to standard output or error: sends the rest to /dev/null, so that work goes on. `run_main`
+    then exits with LOST_OUTPUT_CODE."""
+    name = "standard output" if stream is sys.stdout else "standard error"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if name not in lost_output:
+        lost_output.add(name)
+        print_error(f"note: {name} cannot be written ({error.strerror}): continuing without it")
+
+
+def print_error(text: str) -> None:
+    """Prints a line on standard error, if that can be written."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError as error:
+        drop_output(sys.stderr, error)
+
+
+def open_standard_streams() -> None:
+    """Opens /dev/null for standard streams that are closed, so that no file opened later gets their descriptors. File
+    names in the output need not be valid UTF-8."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif isinstance(getattr(sys, name), io.TextIOWrapper):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
 def exit_for(error: BaseException) -> None:
     """Exits with a message as `run_main` describes; returns if `error` is a bug."""
     if isinstance(error, SystemExit):
@@ -144,8 +179,7 @@ def exit_for(error: BaseException) -> None:
     if isinstance(error, PeerError):
         sys.exit(2)
     if isinstance(error, KeyboardInterrupt):
-        Terminal.may_be_lost = True
-        print(f"interrupted: {error}" if str(error) else "interrupted", file=sys.stderr)
+        print_error(f"interrupted: {error}" if str(error) else "interrupted")
         sys.exit(130)
     if (message := error_message(error)) is None:
         return
@@ -153,10 +187,9 @@ def exit_for(error: BaseException) -> None:
         rank = getattr(error, "rank", None)
     else:
         rank = os.environ.get("RANK", 0)
-    Terminal.may_be_lost = True  # the exit code reports the error, too
     if rank is not None or reports_errors():
         prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
-        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
+        print_error(f"error: {prefix}{message}")
     sys.exit(2)
 
 
@@ -172,10 +205,10 @@ def report_error(error: BaseException) -> int:
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an error of the machine
-    (see MACHINE_ERRORS), prints one line `error: ...` on standard error and exits with 2. A reader that has closed
-    standard output (`| head`) ends the program as SIGPIPE would; training goes on, and exits with that code at its end
-    (see terminal.may_lose_terminal). Anything else is a bug and keeps its traceback."""
-    open_terminal()
+    (see MACHINE_ERRORS), prints one line `error: ...` on standard error and exits with 2. Where standard output cannot
+    be written (`| head`, a full disk), work goes on and the code is LOST_OUTPUT_CODE. Anything else is a bug and keeps
+    its traceback."""
+    open_standard_streams()
     try:
         code = main()
         sys.stdout.flush()
@@ -183,11 +216,11 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         if not reader_is_closed():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(LOST_OUTPUT_CODE)
     except (Exception, KeyboardInterrupt) as error:
         exit_for(error)
         raise
-    sys.exit(LOST_OUTPUT_CODE if Terminal.is_lost and not code else code or 0)
+    sys.exit(code or (LOST_OUTPUT_CODE if lost_output else 0))
 
 
 def import_failed(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -4,6 +4,8 @@ import sys
 
 from tqdm import tqdm
 
+from utils.errors import drop_output, print_error
+
 SECONDS_PER_LINE = 30
 
 
@@ -12,8 +14,7 @@ class ProgressLines(tqdm):
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         if msg is None:
-            self.fp.write(f"{self}\n")
-            self.fp.flush()
+            print_error(str(self))
         return False
 
     def clear(self, nolock: bool = False) -> None:
@@ -47,7 +48,10 @@ def progress_bar(
 
 
 def print_line(text: str) -> None:
-    """Prints a line on standard output, above any progress bar."""
+    """Prints a line on standard output, above any progress bar. Work goes on if it cannot be written."""
     with tqdm.external_write_mode(file=sys.stdout):
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()  # before the bar is drawn again
+        try:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()  # before the bar is drawn again
+        except OSError as error:
+            drop_output(sys.stdout, error)
