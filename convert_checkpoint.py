@@ -2,6 +2,12 @@
 
     python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,composer} SOURCE FOLDER
 
+or makes one from other model folders:
+
+    python3 convert_checkpoint.py average SOURCE SOURCE... FOLDER
+    python3 convert_checkpoint.py lengthen SOURCE FOLDER --max-length TOKENS
+    python3 convert_checkpoint.py grow SOURCE FOLDER --config-file LARGER
+
 Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
 
@@ -10,6 +16,7 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 # isort: split
 import dataclasses
 import glob
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,23 +25,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint.folder import CONFIG_FILE, MODEL_FILE
-from checkpoint.model_choice import check_vocab_size
+from checkpoint.folder import CONFIG_FILE, MODEL_FILE, find_model_folder
+from checkpoint.model_choice import check_vocab_size, read_config
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
+from checkpoint.weights import open_model_weights
 from checkpoint_formats import composer, nvidia_paddle, nvidia_pytorch
+from checkpoint_formats.derived import average, grow, lengthen
 from checkpoint_formats.source_weights import convert_weights
 from encoders.bert import BertConfig
 from encoders.config import HIDDEN_ACTS, ModelConfig
 from encoders.modernbert import ModernBertConfig
 from modeling import config_from_dict
 from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
-from tokenizer_formats.files import TOKENIZER_JSON
-from utils.command_line import ArgumentParser, Arguments
+from tokenizer_formats.files import TOKENIZER_JSON, find_tokenizer
+from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json_object, write_json
 from utils.progress import print_line
 
 READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "composer": composer.read}
+DERIVED = {
+    "average": "Writes the average of model folders, such as the last steps of a run.",
+    "lengthen": "Writes a BERT or RoBERTa with positions for longer sequences, to continue pre-training with.",
+    "grow": "Writes a larger model, to continue pre-training with, from the weights of a smaller one.",
+}
 CONFIG_NAMES = ("config.json", "bert_config.json")
 
 
@@ -92,26 +106,65 @@ def write_model(
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 
-def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig) -> None:
-    """Copies the vocabulary and the `tokenizer_config.json` beside it; without one, the casing is the vocabulary's."""
+def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig, **changes: Any) -> None:
+    """Copies the vocabulary and the `tokenizer_config.json` beside it, with `changes`; without one, the casing is the
+    vocabulary's."""
     tokenizer = load_tokenizer(vocab_file)
     check_vocab_size(tokenizer, config)
     for name, content in model_files(tokenizer, config.max_length, config.needs_tokenizer_json).items():
         (folder / name).write_bytes(content)
     settings = read_json_object(folder / TOKENIZER_CONFIG, "tokenizer config")
     if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():
-        settings |= read_json_object(beside, "tokenizer config")
+        settings |= read_json_object(beside, "tokenizer config") | changes
         write_json(folder / TOKENIZER_CONFIG, settings)
     casing = "lower-cased" if settings.get("do_lower_case", tokenizer.do_lower_case) else "cased"
     print_line(f"vocabulary {vocab_file} ({casing})")
 
 
+def derive(command: str, argv: Sequence[str]) -> None:
+    """The commands that make a model folder from others."""
+    parser = ArgumentParser(prog=f"convert_checkpoint.py {command}", description=DERIVED[command])
+    number = {"nargs": "+"} if command == "average" else {"nargs": 1}
+    parser.add_argument("sources", metavar="SOURCE", type=Path, **number, help="model folder, or folder of a run")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="model folder to write; new, or empty")
+    if command == "lengthen":
+        parser.add_argument("--max-length", type=positive_int, required=True, help="tokens of the longest sequence")
+    elif command == "grow":
+        parser.add_argument("--config-file", type=Path, required=True, help="config of the larger model")
+    args = parser.parse_args(argv)
+    check_output(args.folder)
+    source = find_model_folder(args.sources[0])
+    values = read_json_object(source / CONFIG_FILE, "the config")
+    config, tensors = read_config(source / CONFIG_FILE), open_model_weights(source)
+    if (vocab_file := find_tokenizer(source)) is None:
+        raise UserError(f"{source} has no tokenizer: copy it there")
+    if command == "average":
+        weights = average(args.sources)
+    elif command == "lengthen":
+        config, weights = lengthen(tensors, config, args.max_length)
+    else:
+        larger = dataclasses.replace(read_config(args.config_file), vocab_size=config.vocab_size)
+        weights = grow(tensors, config, larger, source)
+        config, values = larger.with_vocabulary(load_tokenizer(vocab_file)), {}
+    with atomic_folder(args.folder.resolve()) as folder:
+        write_tokenizer(folder, vocab_file, config, model_max_length=config.max_length)
+        write_model(folder, config, values, weights)
+    print_line(f"wrote {len(weights)} tensors to {args.folder}")
+
+
+def check_output(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty: choose another FOLDER")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in DERIVED:
+        return derive(argv[0], argv[1:])
     args = parse_arguments(argv)
     if not args.source.exists() and not list(args.source.parent.glob(f"{glob.escape(args.source.name)}.*")):
         raise UserError(f"{args.source} does not exist: check SOURCE")
-    if args.folder.exists() and not (args.folder.is_dir() and not any(args.folder.iterdir())):
-        raise UserError(f"{args.folder} exists and is not empty: choose another FOLDER")
+    check_output(args.folder)
     reader, is_composer, source = READERS[args.source_format], args.source_format == "composer", None
     config_file, config_class = args.config_file, ModernBertConfig if is_composer else BertConfig
     if is_composer:

@@ -1,0 +1,146 @@
+"""convert_checkpoint.py average, lengthen and grow: the folders load here and in transformers."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from checkpoint_files import convert_with
+from conftest import assert_refused
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from checkpoint_formats.derived import tile
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(45))]
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+MODERN = {
+    **SIZES,
+    "local_attention": 4,
+    "global_attn_every_n_layers": 2,
+    "pad_token_id": 0,
+    "max_position_embeddings": 64,
+}
+MODERN |= {"bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+
+
+def save(folder, kind: str, seed: int = 0, **changes):
+    """A folder of transformers with random weights."""
+    torch.manual_seed(seed)
+    config_class, model_class = (getattr(transformers, kind + end) for end in ("Config", "ForMaskedLM"))
+    base = MODERN if kind == "ModernBert" else {**SIZES, "max_position_embeddings": 12, "pad_token_id": 0}
+    model = model_class(config_class(**{**base, **changes})).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    settings = {"tokenizer_class": "BertTokenizer", "model_max_length": 10}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def logits(model, length: int) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(torch.arange(5, 5 + length)[None]).logits[0]
+
+
+@pytest.mark.parametrize("kind", ["Bert", "ModernBert"])
+def test_average_is_that_of_each_weight(tmp_path, kind):
+    models = [save(tmp_path / str(seed), kind, seed) for seed in range(3)]
+    done = convert_with("average", *(tmp_path / str(seed) for seed in range(3)), tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    states = [model.state_dict() for model in models]
+    for name, found in loaded.state_dict().items():
+        expected = sum(state[name].double() for state in states) / 3
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-7)
+
+
+def test_average_refuses_other_models(tmp_path):
+    save(tmp_path / "a", "Bert"), save(tmp_path / "b", "Bert", num_attention_heads=4)
+    assert_refused(convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config")
+    assert_refused(convert_with("average", tmp_path / "a", tmp_path / "out"), "give two or more")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("Bert", {}), ("Roberta", {"type_vocab_size": 1})])
+def test_lengthen_repeats_the_positions_and_keeps_the_logits_of_short_texts(tmp_path, kind, changes):
+    model = save(tmp_path / "in", kind, **changes)
+    first, limit = (1, 11) if kind == "Roberta" else (0, 12)
+    done = convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 30)
+    assert done.returncode == 0, done.stderr
+    longer = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(longer, limit), logits(model, limit)) and torch.isfinite(logits(longer, 30)).all()
+    old, new = (m.base_model.embeddings.position_embeddings.weight for m in (model, longer))
+    expected = torch.cat([old[:first], *[old[first:]] * 3])[: first + 30]
+    assert torch.equal(new, expected) and longer.config.max_position_embeddings == first + 30
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 30
+    refused = convert_with("lengthen", tmp_path / "out", tmp_path / "other", "--max-length", 30)
+    assert_refused(refused, "not above the model's 30")
+
+
+def test_lengthen_refuses_rotary_positions(tmp_path):
+    save(tmp_path / "in", "ModernBert")
+    assert_refused(convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 99), "learned positions")
+
+
+def middle_by_hand(values: list[int], size: int) -> list[int]:
+    """The published order, element by element: the old values in the middle, then to the left and to the right."""
+    result, offset = [None] * size, (size - len(values)) // 2
+    result[offset : offset + len(values)] = values
+    for step in range(offset):
+        result[offset - 1 - step] = values[len(values) - 1 - step % len(values)]
+    for place in range(offset + len(values), size):
+        result[place] = values[(place - offset) % len(values)]
+    return result
+
+
+@given(st.integers(1, 9), st.integers(0, 30))
+def test_tiling_is_the_published_one(old, more):
+    values = list(range(old))
+    assert tile(torch.arange(old), [old + more], 0, 1).tolist() == middle_by_hand(values, old + more)
+    square = tile(torch.arange(old)[:, None].expand(old, old), [old + more] * 2, 0, 1)
+    assert square[:, 0].tolist() == middle_by_hand(values, old + more)
+
+
+def test_grow_makes_a_larger_modernbert_of_whole_heads_and_repeated_layers(tmp_path):
+    small = save(tmp_path / "in", "ModernBert").state_dict()
+    larger = {**MODERN, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 40}
+    (tmp_path / "config.json").write_text(json.dumps({**larger, "vocab_size": 77, "model_type": "modernbert"}))
+    done = convert_with("grow", tmp_path / "in", tmp_path / "out", "--config-file", tmp_path / "config.json")
+    assert done.returncode == 0, done.stderr
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == "ModernBertForMaskedLM" and torch.isfinite(logits(model, 9)).all()
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    heads = torch.tensor([*range(16), *range(8)])  # (3 - 2) // 2 = 0 heads to the left
+    inner = torch.tensor(middle_by_hand(list(range(24)), 40))
+    for layer, source in ((0, 0), (1, 1), (2, 1)):  # round(2 / 3) = 1, round(4 / 3) = 1
+        new, old = f"model.layers.{layer}.", f"model.layers.{source}."
+        qkv = small[old + "attn.Wqkv.weight"].view(3, 16, 16)[:, heads][:, :, heads]
+        assert torch.equal(found[new + "attn.Wqkv.weight"], qkv.flatten(0, 1))
+        halves = small[old + "mlp.Wi.weight"].view(2, 24, 16)[:, inner][:, :, heads]
+        assert torch.equal(found[new + "mlp.Wi.weight"], halves.flatten(0, 1))
+        assert torch.equal(found[new + "mlp.Wo.weight"], small[old + "mlp.Wo.weight"][heads][:, inner])
+    assert torch.equal(
+        found["model.embeddings.tok_embeddings.weight"], small["model.embeddings.tok_embeddings.weight"][:, heads]
+    )
+    assert torch.equal(found["decoder.bias"], small["decoder.bias"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": 8, "num_attention_heads": 1}, "hidden_size 8 is below the source's 16"),
+        ({"num_attention_heads": 4}, "head_size is 4, the source's 8"),
+        ({"local_attention": 8}, "local_attention is 8, the source's 4"),
+        ({"model_type": "bert"}, "bert model"),
+    ],
+)
+def test_grow_changes_sizes_only(tmp_path, change, words):
+    save(tmp_path / "in", "ModernBert")
+    bert = {"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    bert |= {"type_vocab_size": 2, "initializer_range": 0.02}
+    (tmp_path / "config.json").write_text(json.dumps({**MODERN, **bert, "model_type": "modernbert", **change}))
+    flags = ("--config-file", tmp_path / "config.json")
+    assert_refused(convert_with("grow", tmp_path / "in", tmp_path / "out", *flags), words)
