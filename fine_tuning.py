@@ -127,6 +127,7 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
     config, steps = plan.config, plan.config.trainer.max_steps
     trainer = plan.build_trainer(runtime)
     trainer.settings |= {
+        "task": trainer.task.name,
         "training_samples": plan.dataset.num_examples,
         "training_features": len(plan.dataset),
         "train_batch_size": config.loader.batch_size,
@@ -198,10 +199,9 @@ class BestCheckpoint:
     def load(self) -> None:
         if self.best()["step"] != self.trainer.state.step:
             load_weights(self.trainer.parallel, self.folder / BEST_FOLDER, lambda _text: None)
-        if self.trainer.distributed.is_main:
-            print_line(
-                f"best: {self.task.metric} {self.best()[self.task.metric]:.6g} at step {self.best()['step']:.0f}"
-            )
+        best, name = self.best(), self.task.metric
+        text = f"best: {name} {best[name]:.6g} at step {best['step']:.0f}"
+        self.trainer.runtime.reporter.log((), {"best_step": best["step"]}, text)
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
@@ -211,7 +211,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)
     open_report(config, results, runtime)
-    runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed})
+    runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed, "task": task.name})
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
     return 0
@@ -251,12 +251,15 @@ def predict_all(
             "predict_batch_size": config.prediction.batch_size,
             "eval_start": True,
         }
-        runtime.reporter.log("PARAMETER", parameters)
+        is_logged = prediction_set.is_scored or not any(each.is_scored for each in sets)
+        if is_logged:  # the last figures in the log are those of the scored set
+            runtime.reporter.log("PARAMETER", parameters)
         started = time.perf_counter()
         logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config.prediction, runtime)
         speed["e2e_inference_time"] = time.perf_counter() - started
         text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
-        runtime.reporter.log((), speed, f"prediction of {config.prediction.batch_size} sequences at a time: {text}")
+        text = f"prediction of {config.prediction.batch_size} sequences at a time: {text}"
+        runtime.reporter.log((), speed if is_logged else {}, text)
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:

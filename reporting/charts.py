@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reporting.records import Point, RunPhase
+from reporting.records import Point, RunPhase, numbers
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
 MAX_POINTS, MAX_HOVERS, MAX_MARKS = 160, 60, 60  # per line; per chart; resumes, skips and evaluations per line
@@ -14,7 +14,7 @@ MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
 LOG_BASES, LOG_RATIO = {"grad_norm": 10, "loss_scale": 2}, 50  # of logarithmic axes, if values range this widely
 SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
-FROM_ZERO = ("per_second", "utilization", "data_wait")  # endings of metrics whose axis starts at zero
+FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")  # endings of metrics whose axis starts at zero
 
 
 class Series(NamedTuple):
@@ -67,7 +67,9 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
         return None
     base = LOG_BASES.get(metric, 0) if 0 < LOG_RATIO * y.min() < y.max() else 0
     x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=True)
-    y_axis = Axis(np.append(y, 0) if metric.endswith(FROM_ZERO) else y, BOTTOM, TOP, base)
+    y_axis = Axis(np.append(y, 0) if metric.endswith(FROM_ZERO) and not base else y, BOTTOM, TOP, base)
+    starts_above_zero = not base and 0 < y_axis.low <= y.min() < y.max()
+    values_range = f"{show(y.min())} to {show(y.max())}" if starts_above_zero else ""
     curves, readings = [], []
     for one, (all_x, all_y), evaluations in data:
         x, y, low, high = average(all_x, all_y)
@@ -75,6 +77,8 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
         logged = np.stack([low, high], axis=1).ravel() if smoothed is not y or len(x) < len(all_x) else []
         x_pixels = x_axis.pixels(x)
         marks = [*zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]), strict=True)]
+        best_step = numbers(one.stage.results).get("best_step", math.nan)
+        best = zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, evaluations[0] == best_step]), strict=True)
         few = [*zip(x_pixels, y_axis.pixels(y), strict=True)] if np.isfinite(y).sum() < 3 else []
         events = one.stage.resumes, [p.step for p in one.stage.points if p.skipped]
         resumes, skips = (x_axis.pixels([found[i] for i in spread(len(found))]) for found in events)
@@ -85,6 +89,7 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
                 "logged": path(np.repeat(x_pixels, 2)[: len(logged)], y_axis.pixels(logged)),  # behind the line
                 "evaluations": path(*zip(*marks, strict=True)) if marks else "",
                 "dots": [dot for dot in marks + few if math.isfinite(dot[1])],
+                "best": [dot for dot in best if math.isfinite(dot[1])],
                 "resumes": resumes,
                 "skips": skips if metric.endswith(SHOWS_SKIPS) else [],
             }
@@ -94,6 +99,7 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
     ends = [f"{label} {show(y[0])} to {show(y[-1])}" for label, _, y in readings if len(y)]
     return {
         "title": title,
+        "range": values_range,
         "description": f"{title} by step: {'; '.join(ends)}",
         "x_ticks": x_axis.labelled("{:,.6g}".format),
         "y_ticks": y_axis.labelled(show),

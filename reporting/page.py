@@ -71,6 +71,8 @@ def stage_facts(stage: RunPhase) -> dict[tuple[str, bool], str]:
     for name in [name for name in scores if name.endswith("_std") and name[:-3] + "mean" in scores]:
         scores[name[:-3] + "mean"] += f" ± {scores.pop(name)}"
     facts = {(title_of(name), True): text for name, text in scores.items()}
+    if (best := results.pop("best_step", None)) is not None:
+        facts["Best checkpoint", False] = f"step {best:,.0f}"
     for place, points in (("training", stage.points), ("held-out", stage.evaluations)):
         for metric in dict.fromkeys(name for point in points for name in point.metrics):
             values = [value for p in points if math.isfinite(value := p.metrics.get(metric, math.nan))]

@@ -56,7 +56,7 @@ class Session:
         elif "doc_stride" in self.settings:
             name = "squad"
         else:
-            name = str(self.settings.get("task_name") or self.file.stem)
+            name = str(self.settings.get("task") or self.settings.get("task_name") or self.file.stem)
         return f"{name} benchmark" if self.settings.get("benchmark") else name
 
 

@@ -282,6 +282,31 @@ def test_a_noisy_line_is_smoothed_and_a_schedule_is_not(tmp_path):
     assert learning_rate.find("path[@class='logged c0 d0']") is None
 
 
+def test_a_chart_that_does_not_start_at_zero_shows_its_range(tmp_path):
+    log = Log(tmp_path / "a" / "log.json").start(SETTINGS)
+    for step in range(40):
+        log.write([step], {"loss": 5 + step % 2 / 4, "grad_norm": 3 + step % 2 / 4, "learning_rate": 0.5})
+    page = page_of(tmp_path / "a", tmp_path / "page.html")
+    titles = [re.sub("<[^>]*>", "", title) for title in re.findall("<h3>(.*?)</h3>", page)]
+    assert titles == ["Phase 1", "Loss 5 to 5.25", "Learning rate", "Gradient norm"]
+    axis = [text.text for text in charts_in(page)[2].find("g[@class='y']")]
+    assert axis[0] == "0"
+
+
+def test_a_fine_tuning_is_called_by_its_task_and_the_best_checkpoint_is_marked(tmp_path):
+    settings = {"output_dir": "out", "task_name": "custom", "task": "classification", "seed": 1}
+    log = Log(tmp_path / "a" / "log.json").start(settings)
+    for step, accuracy in ((10, 0.5), (20, 0.75), (30, 0.75)):
+        log.write([step], {"loss": 1.0}).write([step], {"eval_accuracy": accuracy})
+    log.write([], {"best_step": 20}).write([], {"accuracy": 0.75})
+    page = page_of(tmp_path / "a", tmp_path / "page.html")
+    cells = Parsed(page).cells
+    assert cells[cells.index("Best checkpoint") + 1] == "step 20" and "best checkpoint" in cells
+    assert "classification" in cells and "custom" not in Parsed(page.partition("Settings and versions")[0]).cells
+    dots, (best,) = (charts_in(page)[1].findall(f".//circle[@class='{kind}']") for kind in ("dot", "best"))
+    assert best.attrib["cx"] == dots[1].attrib["cx"]
+
+
 def test_the_page_shows_scores_progress_and_differences(tmp_path):
     a = three_stages(tmp_path / "a", f1=81.25)
     b = three_stages(tmp_path / "b", f1=80.5, learning_rate=0.02)
