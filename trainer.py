@@ -25,7 +25,7 @@ from run_config import TrainerConfig
 from tasks import Task
 from utils.device import FreedMemory, peak_flops
 from utils.distributed import RankFailure, translate_peer_failure
-from utils.errors import UserError
+from utils.errors import PeerError, UserError
 from utils.measure import Stopwatch
 from utils.progress import progress_bar
 from utils.stop_signal import StopSignal
@@ -58,6 +58,7 @@ class Trainer:
         self.saved_step = state.step
         self.freed_memory = FreedMemory()
         self.is_finished = False  # set by early stopping
+        self.all_ranks_fail = False  # at the same update
         run = {"SEED": state.metadata.seed, "processes": self.distributed.world_size, **state.versions}
         self.settings = state.metadata.arguments | run  # to be logged
         self.final_loss: float | None = None
@@ -76,7 +77,7 @@ class Trainer:
         with StopSignal() as stop, self._progress_bar() as bar, self._save_on_error():
             while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
-                batch = next(batches)
+                batch = self._next(batches)
                 waited = time.perf_counter() - started
                 stats, max_micro_batches, stops = self._exchange(batch, stop.received or self.writer.error)
                 step = state.step + 1  # this update, unless it is skipped
@@ -194,15 +195,27 @@ class Trainer:
             }
         self.reporter.log((), summary, f"{reached}; checkpoint in {folder}")
 
-    def _exchange(self, batch: StepBatch, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
+    @staticmethod
+    def _next(batches: Iterator[StepBatch]) -> StepBatch | UserError:
+        """The next batch, or the error of this rank's data, which `_exchange` raises on all ranks."""
+        try:
+            return next(batches)
+        except UserError as error:
+            return error
+
+    def _exchange(self, batch: StepBatch | UserError, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
         """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches, and whether any rank
-        wants to stop."""
-        flops = self.parallel.model.training_flops(batch.sequence_lengths, batch.num_labelled.sum())
-        counts = [len(batch.lengths), batch.lengths.sum(), batch.num_labelled.sum(), flops]
-        micro_batches = [0] * self.distributed.world_size
-        micro_batches[self.distributed.rank] = len(batch.micro_batches)
-        values = self.distributed.all_reduce_sum([*map(float, counts), bool(wants_stop), *micro_batches])
-        stop, *micro_batches = values[len(counts) :]
+        wants to stop. Raises UserError on all ranks if the data of one cannot be read."""
+        counts, micro_batches, failed = [0.0] * 4, [0] * self.distributed.world_size, isinstance(batch, UserError)
+        if not failed:
+            flops = self.parallel.model.training_flops(batch.sequence_lengths, batch.num_labelled.sum())
+            counts = [len(batch.lengths), batch.lengths.sum(), batch.num_labelled.sum(), flops]
+            micro_batches[self.distributed.rank] = len(batch.micro_batches)
+        values = self.distributed.all_reduce_sum([*map(float, counts), failed, bool(wants_stop), *micro_batches])
+        failures, stop, *micro_batches = values[len(counts) :]
+        if failures:
+            self.all_ranks_fail = True
+            raise batch if failed else PeerError("another process cannot read its data")
         return GlobalBatchStats(*values[: len(counts)]), int(max(micro_batches)), stop > 0
 
     def _read_step(self, global_batch_size: int) -> None:
@@ -280,8 +293,8 @@ class Trainer:
     @contextlib.contextmanager
     def _save_on_error(self) -> Iterator[None]:
         """On UserError (damaged data, a rank that failed), saves the last completed step and re-raises. Between two
-        updates and inside one, the state is that of the last update. A sharded state cannot be saved then, since not
-        all ranks come here; nor can that of GPUs whose collectives are aborted because a rank failed."""
+        updates and inside one, the state is that of the last update. A sharded state can be saved only if all ranks
+        come here; that of GPUs cannot if their collectives are aborted because a rank failed."""
         try:
             with translate_peer_failure():
                 yield
@@ -289,7 +302,11 @@ class Trainer:
             if isinstance(error, RankFailure) and self.device.type == "cuda":
                 raise
             self.state.step = int(self.state.device_step)
-            if not self.config.benchmark and self.parallel.shard_group is None and self._weights_are_finite():
+            saves = not self.config.benchmark and (self.all_ranks_fail or self.parallel.shard_group is None)
+            is_finite = not saves or self._weights_are_finite()
+            if self.all_ranks_fail:
+                is_finite = not any(self.distributed.all_reduce_sum([not is_finite]))
+            if saves and is_finite:
                 self.save()
                 self.writer.wait()
             raise

@@ -148,9 +148,8 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     with FlopCounterMode(display=False) as counter:
         trainer.training_step(batch, batch_stats(batch))
     counts = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
-    # The counter takes the places for filler sequences, as many as the real ones, for full; they are empty.
-    attention = counts.pop("aten._flash_attention_forward") / 2
+    attention = counts.pop("aten._flash_attention_forward")
     # The backward pass computes the scores again, which the formula, made of what is needed, does not count.
-    assert counts.pop("aten._flash_attention_backward") / 2 == 2.5 * attention
+    assert counts.pop("aten._flash_attention_backward") == 2.5 * attention
     formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_labelled.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)

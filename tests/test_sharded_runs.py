@@ -5,15 +5,19 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 import torch
-from conftest import reported
+from conftest import reported, write_shards
 from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
-from small_runs import RunInputs, losses, progress, resuming, steps_folder, weights
+from small_runs import RunInputs, losses, progress, resuming, steps_folder, steps_in, weights
 
+from checkpoint.folder import newest_checkpoint
 from data_loading.loader import StepLoader
 from data_loading.pretraining_dataset import PretrainingDataset
+from data_loading.sample_order import sample_order
 from parallel.fsdp import LocalShards
 from run_config import LoaderConfig
 
@@ -269,3 +273,20 @@ def test_an_error_that_all_ranks_find_is_reported_once(runs, inputs, tmp_path, s
     (line,) = result.error_lines()
     for word in words:
         assert word in line
+
+
+@pytest.mark.parametrize("flags", [(), SHARDED], ids=["DDP", "FSDP2"])
+def test_a_damaged_row_of_one_rank_stops_all_at_the_same_update_with_their_state_saved(inputs, tmp_path, flags):
+    """It is read by the second process, for the fourth update."""
+    samples, batch = 64, 8
+    row = int(sample_order(np.array([4 * batch - 1]), samples, seed=42)[0])
+    path = write_shards(tmp_path / "shards", sizes=(samples,)) / "shard_000.hdf5"
+    with h5py.File(path, "r+") as file:
+        file["segment_ids"][row, 0] = 7
+    flags = ("--input-dir", path.parent, "--global-batch-size", batch, "--max-steps", 6, *flags)
+    result = pretrain_ranks(tmp_path / "log", Command(2, inputs.command(tmp_path / "output", *flags)))
+    assert result.exit_codes == [2, 2]
+    assert [f"shard_000.hdf5, row {row}: segment_ids holds 7" in line for line in result.error_lines()] == [True]
+    assert steps_in(tmp_path / "output") == ["3"]
+    assert progress(tmp_path / "output", 3)["samples_consumed"] == 3 * batch
+    assert newest_checkpoint(steps_folder(tmp_path / "output")).name == "3"  # with a valid manifest
