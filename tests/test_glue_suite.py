@@ -1,0 +1,62 @@
+"""scripts/run_glue_suite.sh: which tasks run from which model, what is done again, and the table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from launch_scripts import Checkout, program_arguments
+
+from reporting.glue_table import make_table
+from utils.errors import UserError
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Checkout:
+    checkout = Checkout(tmp_path)
+    for name in ("glue/MNLI", "glue/RTE"):
+        (tmp_path / "data/download" / name).mkdir()
+    (tmp_path / "out/mnli/init/mnli/seed-42").mkdir(parents=True)
+    (tmp_path / "out/mnli/init/mnli/seed-42/run.json").touch()
+    return checkout
+
+
+def starts(checkout: Checkout) -> dict[str, str]:
+    """The starting model of each task that was run since the last call."""
+    calls = [program_arguments(call, "run_glue.py") for call in checkout.calls() if "--task-name" in call]
+    checkout.calls_file.unlink()
+    return {call[call.index("--task-name") + 1]: call[call.index("--init-checkpoint") + 1] for call in calls}
+
+
+def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout):
+    command, mnli = "bash scripts/run_glue_suite.sh init '' out 3 {} 2", "out/mnli/init/mnli/seed-42"
+    done = checkout.run(command.format("true"))
+    assert done.returncode == 0, done.stderr
+    assert "qqp: left out, because" in done.stdout
+    assert starts(checkout) == {"cola": "init", "mnli": "init", "mrpc": mnli, "rte": mnli}
+    done = checkout.run(command.format("true"))
+    assert done.stdout.count("done before") == 4 and starts(checkout) == {}
+    assert checkout.run(command.format("false")).returncode == 0
+    assert starts(checkout) == {"mrpc": "init", "rte": "init"}
+    (checkout.folder / "out/cola.done").unlink()
+    done = checkout.run(command.format("false"), FAKE_CODE_OF="cola")
+    assert done.returncode == 2 and "error: failed: cola: see the logs in out" in done.stderr
+    done = checkout.run("bash scripts/run_glue_suite.sh init data out")
+    assert done.returncode == 2 and "data has none of MNLI" in done.stderr
+
+
+def test_the_table_has_medians_and_says_what_was_chained(tmp_path):
+    def save(task: str, start: str, *scores: dict) -> None:
+        for seed, values in enumerate(scores):
+            path = tmp_path / task / "model" / task / (f"seed-{seed}" if len(scores) > 1 else "") / "scores.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(values))
+        Path(tmp_path / f"{task}.done").write_text(f"run_glue.py --init-checkpoint {start} --do-train")
+
+    with pytest.raises(UserError, match="has no scores"):
+        make_table(tmp_path)
+    save("rte", "out/mnli/model/mnli/seed-42", {"accuracy": 0.7}, {"accuracy": 0.8}, {"accuracy": 0.72})
+    save("mnli", "models/mnli", {"matched_accuracy": 0.84, "mismatched_accuracy": 0.86})
+    lines = make_table(tmp_path).splitlines()
+    assert lines[1] == "Started from the model fine-tuned on MNLI: RTE."
+    assert lines[3] == "| MNLI (matched accuracy, mismatched accuracy) | RTE (accuracy) | mean |"
+    assert lines[5] == "| 85.0 (1) | 72.0 ± 5.3 (3) | **78.5** (2 of 8 tasks) |"
