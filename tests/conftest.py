@@ -39,12 +39,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
-
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Functions in parameters by name: their addresses differ between the processes of pytest-xdist."""
-    return getattr(val, "__name__", None) if callable(val) else None
-
-
 needs_shared_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data folder beside the checkout")
 
 TINY = {

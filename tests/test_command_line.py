@@ -152,7 +152,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (data, "all wiki_only --books b", "--books"),
         (data, "all squad --lengths 128:20", "--lengths"),
     ],
-    ids=str,
 )
 def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, capsys):
     line = error_of(parse, words.split(), capsys)
