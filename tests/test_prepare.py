@@ -228,7 +228,7 @@ def test_any_number_of_ctrl_c_ends_a_run_at_once_in_one_line(tmp_path, gaps):
             os.killpg(parent.pid, signal.SIGINT)
     _, errors = parent.communicate(timeout=PATIENCE)
     assert (parent.returncode, errors) == (130, "interrupted: rerun the same command to continue\n")
-    assert not running_in_session(parent.pid)
+    wait_until(lambda: not running_in_session(parent.pid))
 
 
 def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
