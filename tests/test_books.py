@@ -61,7 +61,7 @@ Licence text that goes on and on.
 
 def test_a_book_becomes_its_chapters():
     chapter = " ".join(LONG.split())
-    documents = list(clean_book(BOOK, "night"))
+    documents = [document[:2] for document in clean_book(BOOK, "night")]
     assert documents == [
         ("night#1", [chapter, "“What a night!” said Mr. W—, the well-known man--and no other--with a sigh."]),
         ("night#2", [chapter]),
@@ -100,15 +100,23 @@ def test_longer_books_keep_their_words():
 
 def test_a_book_without_chapters_is_one_document():
     paragraphs = [" ".join(LONG.split())] * 3
-    assert list(clean_book("\n\n".join(paragraphs), "x")) == [("x#1", paragraphs)]
+    assert list(clean_book("\n\n".join(paragraphs), "x")) == [("x#1", paragraphs, {})]
     assert list(clean_book("")) == []
     assert list(clean_book("A title\n\nand nothing else")) == []
+
+
+def test_a_book_without_line_breaks_is_cleaned_in_parts_and_keeps_every_word(monkeypatch):
+    monkeypatch.setattr(reader, "MAX_DOCUMENT", 10_000)
+    text = " ".join((SAMPLE / "treasure-island.txt").read_text(encoding="utf-8")[20_000:].split())
+    paragraphs = [paragraph for document in clean_book(text) for paragraph in document.paragraphs]
+    assert len(paragraphs) > 30 and max(map(len, paragraphs)) <= 10_000
+    assert sum(len(paragraph.split()) for paragraph in paragraphs) > 0.999 * len(text.split())
 
 
 def test_text_files_are_read_by_paragraph_or_by_document(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffOne.\nTwo.\n\n \n\nThree.".encode())
-    assert list(read_documents(path)) == [(str(path), ["One.\nTwo.", "Three."])]
+    assert list(read_documents(path)) == [(str(path), ["One.\nTwo.", "Three."], {})]
     by_document = list(read_documents(path, empty_line="document"))
     assert [document.paragraphs for document in by_document] == [["One.\nTwo."], ["Three."]]
     path.write_text("")

@@ -73,6 +73,7 @@ def open_pool(workers: int) -> Iterator[Executor]:
             "(--num-workers), or raise the limits (ulimit -a)"
         ) from error
     except KeyboardInterrupt:
+        threading.excepthook = lambda _: None  # the pool's own thread may fail when its workers are gone
         for process in multiprocessing.active_children():
             process.kill()
         raise

@@ -78,6 +78,17 @@ def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The blocks between blank lines."""
+    """The blocks between blank lines. One of more than `MAX_DOCUMENT` characters is divided after a sentence, or else a
+    word, since a list of its words would be large."""
     blocks = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
-    return [block.strip() for block in blocks if block.strip()]
+    return [part.strip() for block in blocks for part in divided(block) if part.strip()]
+
+
+def divided(block: str) -> Iterator[str]:
+    start = 0
+    while len(block) - start > MAX_DOCUMENT:
+        stop = start + MAX_DOCUMENT
+        cut = block.rfind(". ", start, stop) + 1 or block.rfind(" ", start, stop) + 1 or stop
+        yield block[start:cut]
+        start = cut
+    yield block[start:]
