@@ -2,13 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import TINY, assert_refused
 from safetensors.torch import load_file, save_file
-from small_runs import run_here, steps_folder, train, weights
+from small_runs import losses, run_here, steps_folder, train, weights
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
+from transformers import ModernBertConfig as HFModernConfig
+from transformers import ModernBertForMaskedLM
 
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import (
@@ -19,6 +22,8 @@ from checkpoint.weights import (
     open_model_weights,
     select_weights,
 )
+from data_loading.pretraining_dataset import PretrainingDataset
+from data_loading.sample_order import sample_order
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel
 from utils.errors import UserError
 
@@ -180,14 +185,54 @@ def test_shapes_in_a_checkpoint_have_no_vocabulary_padding():
 # --- through the command line -----------------------------------------------------------------------------------------
 
 
-def test_training_starts_from_the_weights_of_transformers(inputs, tmp_path):
-    model = HFForPreTraining(HFConfig(**json.loads(inputs.config.read_text())))
-    model.save_pretrained(tmp_path / "theirs")
-    flags = ("--learning-rate", 0, "--from-pretrained-params", tmp_path / "theirs")
-    train(inputs.command(tmp_path, "--max-steps", 1, *flags))
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+OLD_NAMES = {"global_rope_theta": 9e4, "local_rope_theta": 5e3, "global_attn_every_n_layers": 3, "local_attention": 16}
+MODERN = {
+    **{"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48},
+    **{"max_position_embeddings": 64, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1},
+    **{"eos_token_id": 2, **OLD_NAMES},
+}
+
+
+def transformers_loss(model, rows: dict[str, np.ndarray], next_sentence: bool) -> float:
+    """The loss of transformers on rows of shards, as a padded batch."""
+    rows = {key: torch.from_numpy(values.astype(np.int64)) for key, values in rows.items()}
+    labels = torch.full_like(rows["input_ids"], -100)
+    is_masked = rows["masked_lm_positions"] > 0
+    row = torch.arange(len(labels))[:, None].expand_as(is_masked)
+    labels[row[is_masked], rows["masked_lm_positions"][is_masked]] = rows["masked_lm_ids"][is_masked]
+    inputs = {"input_ids": rows["input_ids"], "attention_mask": rows["input_mask"], "labels": labels}
+    if next_sentence:
+        inputs |= {"token_type_ids": rows["segment_ids"], "next_sentence_label": rows["next_sentence_labels"]}
+    with torch.no_grad():
+        return float(model.eval()(**inputs).loss)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "ModernBERT", "ModernBERT, config of transformers 4.48"])
+def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
+    values, folder, is_bert = json.loads(inputs.config.read_text()) | NO_DROPOUT, tmp_path / "theirs", kind == "BERT"
+    if is_bert:
+        model = HFForPreTraining(HFConfig(**values))
+    else:
+        model = ModernBertForMaskedLM(HFModernConfig(**MODERN, vocab_size=values["vocab_size"]))
+    for p in model.parameters():  # so that attention and the heads matter
+        p.data *= 5 if p.dim() == 2 else 1
+    model.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    if kind.endswith("4.48"):
+        del written["layer_types"], written["rope_parameters"]
+        (folder / "config.json").write_text(json.dumps(written | OLD_NAMES))
+    else:
+        assert is_bert or not written.keys() & {"global_rope_theta", "local_rope_theta"}
+    flags = ("--config-file", folder / "config.json", "--from-pretrained-params", folder)
+    train(inputs.command(tmp_path, "--max-steps", 1, "--learning-rate", 0, *flags))
     found, given = weights(tmp_path, 1), model.state_dict()
     assert all(torch.equal(tensor, given[name]) for name, tensor in found.items())
     assert not [name for name in given.keys() - found.keys() if "decoder" not in name and "position_ids" not in name]
+    dataset = PretrainingDataset(inputs.shards, values["vocab_size"])
+    rows = dataset.rows(sample_order(np.arange(4), len(dataset), seed=42))
+    expected = transformers_loss(model, rows, next_sentence=is_bert)
+    assert losses(tmp_path)[1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_weights_of_another_number_of_heads_are_an_error(inputs, tmp_path):
