@@ -92,7 +92,7 @@ TABLE = (
         "inference.py; leave it out"),
     Row(HUGGING_FACE, "--metric_for_best_model --greater_is_better", "the task's metric selects the best checkpoint; "
         "leave it out"),
-    Row(HUGGING_FACE, "--report_to --logging_dir", "use --tensorboard-dir; --report-file is always written"),
+    Row(HUGGING_FACE, "--report_to --logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
     Row(HUGGING_FACE, "--max_train_samples --max_eval_samples --max_predict_samples", "shorten the file, or use "
         "--max-steps"),
     Row(HUGGING_FACE, "--gradient_checkpointing", "use --activation-checkpoint full"),

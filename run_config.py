@@ -98,6 +98,7 @@ class RuntimeConfig:
     log_file: Path | None = option("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None)
     tensorboard_dir: Path | None = option("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs",
         alone=None)
+    wandb_project: str | None = option("--wandb-project", str, None, "project of Weights & Biases", alone=None)
     show_config: bool | None = option("--show-config", bool, None,
         "print all settings at the start (true) or none (false); by default those that differ from the defaults",
         alone=False)

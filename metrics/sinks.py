@@ -139,6 +139,38 @@ class TensorBoardSink(Sink):
         self.writer.close()
 
 
+class WandbSink(Sink):
+    """A run of Weights & Biases, begun at the first record: settings are its config, metrics of the whole run its
+    summary. Where it is kept, its name and whether it is sent are up to wandb's variables, such as WANDB_MODE."""
+
+    def __init__(self, project: str):
+        import wandb
+
+        self.wandb, self.project, self.run = wandb, project, None
+
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        if self.run is None:
+            try:
+                settings = self.wandb.Settings(console="off")
+                self.run = self.wandb.init(project=self.project, reinit="create_new", settings=settings)
+            except self.wandb.Error as error:
+                raise UserError(
+                    f"--wandb-project {self.project}: {error} Or set WANDB_MODE=offline and use wandb sync later"
+                ) from error
+        if isinstance(step, str):
+            self.run.config.update(metrics, allow_val_change=True)
+            return
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        if step:
+            self.run.log(numbers, step=step[-1])
+        else:
+            self.run.summary.update({f"final/{name}": value for name, value in numbers.items()})
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+
+
 class Reporter:
     """Sends records to all sinks. Only the main process has sinks."""
 
@@ -165,4 +197,6 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
         sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoardSink(config.tensorboard_dir))
+    if config.wandb_project is not None:
+        sinks.append(WandbSink(config.wandb_project))
     return Reporter(sinks)

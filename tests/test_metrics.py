@@ -187,14 +187,15 @@ def test_settings_and_texts_are_not_scalars(tmp_path):
     assert scalars(tmp_path) == {"loss": [(3, 2.5)], "final/exact_match": [(3, 80.0)]}
 
 
-def test_tensorboard_dir_without_the_package_is_an_error(inputs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+@pytest.mark.parametrize(("flag", "package"), [("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")])
+def test_a_sink_without_its_package_is_an_error(inputs, tmp_path, monkeypatch, flag, package):
+    monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard.writer", raising=False)
-    result = run_here(inputs.command(tmp_path, "--max-steps", 2, "--tensorboard-dir", tmp_path / "tensorboard"))
+    result = run_here(inputs.command(tmp_path, "--max-steps", 2, flag, tmp_path / "name"))
     assert result.returncode == 2 and "Traceback" not in result.stderr
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: --tensorboard-dir needs the package tensorboard") and "pip install" in line
+    assert line.startswith(f"error: {flag} needs the package {package}") and "pip install" in line
     assert steps_in(tmp_path) == []
 
 
@@ -203,3 +204,31 @@ def test_tensorboard_dir_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to --tensorboard-dir .*file"):
         make_reporter(RuntimeConfig(tensorboard_dir=tmp_path / "file"), is_main=True).log((1,), {"loss": 1.0})
+
+
+# --- Weights & Biases -------------------------------------------------------------------------------------------------
+
+
+def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the package wandb")
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    reporter = make_reporter(RuntimeConfig(wandb_project="bert"), is_main=True)
+    reporter.log("PARAMETER", {"train_batch_size": 42, "output_dir": tmp_path})
+    reporter.log((0, 3), {"loss": 2.5, "checkpoint": "folder/3"})
+    reporter.log((), {"exact_match": 80.125})
+    reporter.close()
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert all(
+        word in content for word in (b"bert", b"train_batch_size", b"loss", b"2.5", b"final/exact_match", b"80.125")
+    )
+    assert b"folder/3" not in content
+
+
+def test_weights_and_biases_refuses_a_bad_project(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the package wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"--wandb-project a/b: Invalid project name"):
+        make_reporter(RuntimeConfig(wandb_project="a/b"), is_main=True).log((1,), {"loss": 1.0})

@@ -104,6 +104,7 @@ OPTIONAL_PACKAGES = {
     "scipy": "scoring",
     "sklearn": "scoring",
     "tensorboard": "--tensorboard-dir",
+    "wandb": "--wandb-project",
     "zstandard": "reading .zst files",
 }
 
