@@ -13,11 +13,11 @@ from run_config import OptimizerConfig
 from utils.errors import UserError
 
 
-def make_adamw(config: OptimizerConfig, groups, lr, _shard_group) -> torch.optim.AdamW:
+def make_adamw(config: OptimizerConfig, groups, lr, *_process_groups) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
-def make_fused_lamb(config: OptimizerConfig, groups, lr, _shard_group) -> torch.optim.Optimizer:
+def make_fused_lamb(config: OptimizerConfig, groups, lr, *_process_groups) -> torch.optim.Optimizer:
     try:
         from apex.optimizers import FusedLAMB as ApexLAMB
     except ImportError as error:
@@ -63,10 +63,11 @@ def make_optimizer(
     lr: float | Tensor,
     parameters: Mapping[str, nn.Parameter] | None = None,
     shard_group: "dist.ProcessGroup | None" = None,
+    replica_group: "dist.ProcessGroup | None" = None,
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; shard_group: see Lamb."""
+    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups: see Muon."""
     spec = SPECS[config.name]
-    return spec.make(config, spec.groups(model, config.weight_decay, parameters), lr, shard_group)
+    return spec.make(config, spec.groups(model, config.weight_decay, parameters), lr, shard_group, replica_group)
 
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:

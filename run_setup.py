@@ -287,9 +287,8 @@ def build_trainer(
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
     device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
-    optimizer = make_optimizer(
-        config.optimizer, parallel.model, learning_rate, parallel.named_parameters(), parallel.shard_group
-    )
+    groups = parallel.shard_group, parallel.replica_group
+    optimizer = make_optimizer(config.optimizer, parallel.model, learning_rate, parallel.named_parameters(), *groups)
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:

@@ -125,9 +125,9 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
 
 def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
     """Temporary memory of an optimizer step, besides gradients and state."""
-    sizes = [p.numel() for p in model.parameters()]
-    elements = SPECS[settings.optimizer].update_elements(sizes, settings.updates_all_tensors_at_once)
-    return Counter({"optimizer state": FLOAT32 * elements / settings.parallel.shard_degree})
+    ranks = settings.parallel.shard_degree, settings.world_size
+    elements = SPECS[settings.optimizer].update_elements(model, settings.updates_all_tensors_at_once, *ranks)
+    return Counter({"optimizer state": FLOAT32 * elements})
 
 
 def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:

@@ -7,6 +7,7 @@ vocabulary (padded to a multiple of 64 in memory).
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -99,7 +100,8 @@ class ClassificationModel(PreTrainedModel):
     def classify(self, hidden: Tensor) -> Tensor:
         """The logits, computed in the type of the classifier's weights: in 16 bits, many would be equal."""
         states, classifier = self.dropout(self.head(hidden)), getattr(self, self.classifier_name)
-        with torch.autocast(states.device.type, enabled=False):
+        kind = states.device.type
+        with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):  # meta has no autocast
             return classifier(states.to(next(classifier.parameters()).dtype))
 
     def kept_in_float32(self) -> Collection[nn.Module]:

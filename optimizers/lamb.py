@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from optimizers.fused_adam import FusedAdam
 from optimizers.norms import CHUNK, tensor_norms, total_norm
@@ -156,7 +156,7 @@ class Lamb(FusedAdam):
         return torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0)
 
 
-def make_lamb(config: OptimizerConfig, groups, lr, shard_group) -> Lamb:
+def make_lamb(config: OptimizerConfig, groups, lr, shard_group, _replica_group) -> Lamb:
     return Lamb(
         groups,
         *(lr, config.betas, config.eps, config.weight_decay),
@@ -168,4 +168,9 @@ def make_lamb(config: OptimizerConfig, groups, lr, shard_group) -> Lamb:
     )
 
 
-SPEC = OptimizerSpec(make_lamb, update_elements=lambda sizes, multi_tensor: sum(sizes) if multi_tensor else max(sizes))
+def temporary_elements(model: nn.Module, multi_tensor: bool, shard_degree: int, _world_size: int) -> float:
+    sizes = [p.numel() for p in model.parameters()]
+    return sum(sizes) / shard_degree if multi_tensor else max(sizes)
+
+
+SPEC = OptimizerSpec(make_lamb, update_elements=temporary_elements)

@@ -1,7 +1,8 @@
 """Muon, on whole tensors and on shards."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,14 +24,15 @@ class Muon(FusedAdam):
     the arithmetic of torch.optim.Muon with `match_rms_adamw`; torch's class has no shards, no `grad_scale` and no
     `found_inf`, and reads the learning rate on the host. Query, key and value are orthogonalized separately.
 
-    Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices. On shards, the rows of
-    a matrix are gathered, and every rank orthogonalizes all matrices.
+    Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices. Several ranks divide
+    the matrices: each is orthogonalized by its owner, which then sends the result to the others.
 
     Args:
         params: groups of parameters, as `muon_groups` makes them; float32.
         lr, betas, eps: of both methods; betas and eps are AdamW's.
         momentum: decay of Muon's momentum.
-        shard_group: see Lamb.
+        shard_group: see Lamb. Owners gather the rows of their matrices.
+        replica_group: process group of ranks with the same parameters and gradients.
     """
 
     def __init__(
@@ -41,51 +43,118 @@ class Muon(FusedAdam):
         eps: float = 1e-8,
         momentum: float = 0.95,
         shard_group: "dist.ProcessGroup | None" = None,
+        replica_group: "dist.ProcessGroup | None" = None,
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum})
         self.shard_group = shard_group
+        self.group = replica_group if shard_group is None else shard_group
+        self.rank, self.num_ranks = 0, 1
+        if self.group is not None:
+            self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
 
     @torch.no_grad()
     def step(self) -> None:
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        matrices: list[Matrix] = []
         for group in self.param_groups:
             if group["stacked"]:
-                for p, rows in zip(group["params"], group["rows"], strict=True):
-                    if p.grad is not None:
-                        self._update_matrix(p, rows, group, grad_scale, found_inf)
+                found = [Matrix(*pair, group) for pair in zip(group["params"], group["rows"], strict=True)]
+                matrices += [matrix for matrix in found if matrix.p.grad is not None]
             elif params := [p for p in group["params"] if p.grad is not None]:
                 self._init_moments(params)
                 self._adamw(params, params, group, group["lr"], group["weight_decay"], grad_scale, found_inf)
+        # Without synchronization: a skipped step has weight 0.
+        weight = 1.0 if found_inf is None else 1.0 - found_inf
+        owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
+        owned: dict[int, Tensor] = {}
+        for index, matrix in enumerate(matrices):
+            update = self._momentum_update(matrix, weight, grad_scale, found_inf)
+            if self.group is None:  # at once, which needs memory for one matrix only
+                self._apply(matrix, matrix.orthogonalize(update), weight)
+            elif self.shard_group is not None:
+                update = self._gather(update, matrix.rows, owners[index])
+            if self.group is not None and owners[index] == self.rank:
+                owned[index] = update
+        # All ranks have sent their rows before an owner computes, so that nobody waits.
+        owned = {index: matrices[index].orthogonalize(update) for index, update in owned.items()}
+        for index, matrix in enumerate(matrices if self.group is not None else ()):
+            send = self._scatter if self.shard_group is not None else self._broadcast
+            self._apply(matrix, send(owned.pop(index, None), matrix, owners[index]), weight)
 
-    def _update_matrix(
-        self, p: Tensor, rows: int, group: dict, grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
-        """Updates one parameter of `rows` rows over all ranks. Without synchronization: a skipped step has weight 0."""
-        state, momentum, weight, gradient = self.state[p], group["momentum"], 1.0, p.grad
+    def _momentum_update(
+        self, matrix: "Matrix", weight: float | Tensor, grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> Tensor:
+        """Updates the momentum of this rank's rows. Returns what is to be orthogonalized."""
+        state, momentum, gradient = self.state[matrix.p], matrix.group["momentum"], matrix.p.grad
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(p)
+            state["momentum_buffer"] = torch.zeros_like(matrix.p)
         if grad_scale is not None:
             gradient = gradient / grad_scale
         if found_inf is not None:
-            gradient, weight = torch.where(found_inf != 0, 0.0, gradient), 1.0 - found_inf
+            gradient = torch.where(found_inf != 0, 0.0, gradient)
         state["momentum_buffer"].add_((gradient - state["momentum_buffer"]) * ((1 - momentum) * weight))
-        update, start = self._gather(gradient.lerp(state["momentum_buffer"], momentum), rows)
-        stack = update.unflatten(0, (group["stacked"], -1))
-        update = orthogonalize(stack).flatten(0, 1)[start : start + len(p)]
-        rate = group["lr"] * weight
-        p.mul_(1 - rate * group["weight_decay"])
-        p.sub_(update * (rate * 0.2 * math.sqrt(max(stack.shape[1:]))))
+        return gradient.lerp(state["momentum_buffer"], momentum)
 
-    def _gather(self, own: Tensor, rows: int) -> tuple[Tensor, int]:
-        """The matrix of `rows` rows that the ranks divide as torch.chunk does, and the index of this rank's first."""
-        if self.shard_group is None:
-            return own, 0
-        degree = dist.get_world_size(self.shard_group)
-        each = -(-rows // degree)
-        whole = own.new_empty(degree * each, own.shape[1])
+    @staticmethod
+    def _apply(matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
+        """Updates this rank's rows by the orthogonalized `update` of these rows."""
+        rate = matrix.group["lr"] * weight
+        matrix.p.mul_(1 - rate * matrix.group["weight_decay"])
+        matrix.p.sub_(update * (rate * 0.2 * math.sqrt(max(matrix.shape[1:]))))
+
+    def _gather(self, own: Tensor, rows: int, owner: int) -> Tensor | None:
+        """On the owner, the matrix of `rows` rows, which the ranks divide as torch.chunk does."""
+        each = -(-rows // self.num_ranks)
+        whole = own.new_empty(self.num_ranks * each, own.shape[1]) if owner == self.rank else None
+        parts = None if whole is None else list(whole.split(each))
         padded = F.pad(own, (0, 0, 0, each - len(own)))
-        dist.all_gather(list(whole.split(each)), padded, group=self.shard_group)
-        return whole[:rows], min(dist.get_rank(self.shard_group) * each, rows)
+        dist.gather(padded, parts, group=self.shard_group, group_dst=owner)
+        return None if whole is None else whole[:rows]
+
+    def _scatter(self, whole: Tensor | None, matrix: "Matrix", owner: int) -> Tensor:
+        """This rank's rows of the owner's `whole` matrix."""
+        each = -(-matrix.rows // self.num_ranks)
+        own = matrix.p.new_empty(each, matrix.p.shape[1])
+        padded = None if whole is None else F.pad(whole, (0, 0, 0, self.num_ranks * each - len(whole)))
+        parts = None if padded is None else list(padded.split(each))
+        dist.scatter(own, parts, group=self.shard_group, group_src=owner)
+        return own[: len(matrix.p)]
+
+    def _broadcast(self, whole: Tensor | None, matrix: "Matrix", owner: int) -> Tensor:
+        whole = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
+        dist.broadcast(whole, group=self.group, group_src=owner)
+        return whole
+
+
+class Matrix(NamedTuple):
+    """A parameter of hidden layers (this rank's rows), its number of rows on all ranks, and its group of parameters."""
+
+    p: Tensor
+    rows: int
+    group: dict
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of stacked matrices, rows and columns of each."""
+        return self.group["stacked"], self.rows // self.group["stacked"], self.p.shape[1]
+
+    @property
+    def cost(self) -> int:
+        """Multiplications of `orthogonalize`, up to a factor."""
+        count, rows, columns = self.shape
+        return count * min(rows, columns) ** 2 * max(rows, columns)
+
+    def orthogonalize(self, update: Tensor) -> Tensor:
+        return orthogonalize(update.unflatten(0, (self.group["stacked"], -1))).flatten(0, 1)
+
+
+def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
+    """The rank that does each task: the most expensive first, each to the rank with the least work."""
+    owners, work = [0] * len(costs), [0] * num_ranks
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        owners[index] = work.index(min(work))
+        work[owners[index]] += costs[index]
+    return owners
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -131,8 +200,15 @@ def muon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
     return adam_state(model, shapes) | momentum
 
 
-def make_muon(config: OptimizerConfig, groups, lr, shard_group) -> Muon:
-    return Muon(groups, lr, config.betas, config.eps, shard_group=shard_group)
+def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group) -> Muon:
+    return Muon(groups, lr, config.betas, config.eps, shard_group=shard_group, replica_group=replica_group)
 
 
-SPEC = OptimizerSpec(make_muon, muon_state, muon_groups)
+def temporary_elements(model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int) -> float:
+    """Copies of one matrix, and, on several ranks, the owned matrices before and after."""
+    sizes = [model.get_parameter(name).numel() for name in hidden_matrices(model)]
+    ranks = shard_degree if shard_degree > 1 else world_size
+    return 4 * max(sizes, default=0) + (2 * sum(sizes) / ranks if ranks > 1 else 0)
+
+
+SPEC = OptimizerSpec(make_muon, muon_state, muon_groups, update_elements=temporary_elements)

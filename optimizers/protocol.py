@@ -73,13 +73,14 @@ def parameter_groups(
 class OptimizerSpec:
     """Properties of an optimizer.
 
-    make: factory that takes an OptimizerConfig, groups of parameters, a learning rate and a `shard_group` (see Lamb).
+    make: factory that takes an OptimizerConfig, groups of parameters, a learning rate, and the process groups
+        `shard_group` and `replica_group` (see Muon), of which the optimizer may ignore the second.
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
     counts_in_groups: whether the update count is in the parameter groups, as `step`.
     updates_shards: whether it can update shards.
-    update_elements: temporary float32 elements of a step, given the number of elements of each parameter;
-        `multi_tensor`: on GPUs and on shards.
+    update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor` (on GPUs and on
+        shards), the number of ranks that shard it, and that of all ranks.
     """
 
     make: Callable[..., torch.optim.Optimizer]
@@ -87,7 +88,7 @@ class OptimizerSpec:
     groups: Callable[..., list[dict]] = parameter_groups
     counts_in_groups: bool = False
     updates_shards: bool = True
-    update_elements: Callable[[list[int], bool], int] = lambda _sizes, _multi_tensor: 0
+    update_elements: Callable[[nn.Module, bool, int, int], float] = lambda *_: 0
 
     def state_elements(self, model: nn.Module, shard_degree: int = 1) -> float:
         """Number of float32 elements of the optimizer state for `model` on each of `shard_degree` ranks."""

@@ -25,13 +25,14 @@ class ParallelModel:
     """A model in one process, and the base class of the other strategies.
 
     model: the plain PreTrainedModel, for its config and names. module: the module to call in the forward pass.
-    shard_group: the process group over which the rows of parameters are sharded, or None. saves_rows: whether this
-    rank's rows are saved in checkpoints; each row is saved by one rank. keeps_gradients: whether gradients keep their
-    memory. masters_device: the device of the optimizer, if
-    not the model's.
+    shard_group: the process group over which the rows of parameters are sharded, or None. replica_group: that of ranks
+    with the same parameters and gradients, or None. saves_rows: whether this rank's rows are saved in checkpoints; each
+    row is saved by one rank. keeps_gradients: whether gradients keep their memory. masters_device: the device of the
+    optimizer, if not the model's.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
+    replica_group: "dist.ProcessGroup | None" = None
     saves_rows = True
     keeps_gradients = False  # between steps, as zeros
 

@@ -23,7 +23,7 @@ class ReplicatedModel(ParallelModel):
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device):
         super().__init__(model, precision)
-        self.saves_rows = dist.get_rank() == 0
+        self.saves_rows, self.replica_group = dist.get_rank() == 0, dist.group.WORLD
         self.gpus = [device.index] if device.type == "cuda" else []
         self.module = DistributedDataParallel(model, device_ids=self.gpus or None, gradient_as_bucket_view=True)
         self.module.register_comm_hook(None, sum_gradients)
@@ -63,7 +63,7 @@ class ReplicatedMasters(ParallelModel):
 
     def __init__(self, model: nn.Module, precision: Precision):
         super().__init__(model, precision)
-        self.saves_rows = dist.get_rank() == 0
+        self.saves_rows, self.replica_group = dist.get_rank() == 0, dist.group.WORLD
         self.buckets: list[Tensor] = []
         self.gradients: dict[str, Tensor] = {}  # views of the buckets
         self.sizes: list[int] = []  # number of parameters per bucket

@@ -48,8 +48,8 @@ def meta_kernels(monkeypatch):
     """Some releases of torch have the fused optimizers only for devices with values. They write in place and return
     nothing. An optimizer checks the learning rate that it is created with, so it is created with a number."""
 
-    def make_meta_optimizer(config, model, lr, parameters, shard_group):
-        optimizer = make_optimizer(config, model, 1e-4, parameters, shard_group)
+    def make_meta_optimizer(config, model, lr, parameters, *process_groups):
+        optimizer = make_optimizer(config, model, 1e-4, parameters, *process_groups)
         for group in optimizer.param_groups:
             group["lr"] = lr
         return optimizer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoders.modules import Linear
 from optimizer import apply_step
 from optimizers.lamb import Lamb
-from optimizers.muon import Muon, muon_groups
+from optimizers.muon import Muon, divide, muon_groups
 from optimizers.norms import total_norm
 from optimizers.protocol import gradients, parameter_groups
 from parallel.fsdp import fill_shards, make_mesh, shard_model
@@ -117,9 +117,36 @@ def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
             torch.testing.assert_close(shards[key].detach(), expected, rtol=1e-6, atol=1e-6, msg=f"{name} {key}")
 
 
-@pytest.mark.parametrize(("shard_degree", "replicate_degree"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("shard_degree", "replicate_degree"), [(2, 1), (3, 1), (4, 1), (2, 2)])
 def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(tmp_path, shard_degree, replicate_degree):
     run_ranks(shard_degree * replicate_degree, tmp_path, compare_optimizers, shard_degree, replicate_degree).check()
+
+
+def compare_replicas() -> None:
+    """20 steps of Muon with the matrices divided among replicas against one process."""
+    dist.init_process_group("gloo")
+    weights = random_tensors(0)
+    alone, shared = ({key: nn.Parameter(value.clone()) for key, value in weights.items()} for _ in range(2))
+    groups = [muon_groups(MODEL, 0.01, parameters) for parameters in (alone, shared)]
+    optimizers = Muon(groups[0], 0.01), Muon(groups[1], 0.01, replica_group=dist.group.WORLD)
+    for step in range(STEPS):
+        for parameters, optimizer in zip((alone, shared), optimizers, strict=True):
+            for key, gradient in random_tensors(1 + step).items():
+                parameters[key].grad = gradient
+            apply_step(optimizer, torch.ones(()), torch.tensor(float(step == 5)))
+    for key, expected in alone.items():
+        assert not torch.equal(expected, weights[key]) and torch.equal(shared[key], expected), key
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_muon_divided_among_replicas_equals_one_process(tmp_path, ranks):
+    run_ranks(ranks, tmp_path, compare_replicas).check()
+
+
+def test_the_most_expensive_matrices_are_on_different_ranks():
+    costs = [7, 3, 3, 2, 2, 2, 1]
+    owners = divide(costs, 3)
+    assert max(sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(3)) == 7
 
 
 def take_a_norm_with_nan() -> None:
