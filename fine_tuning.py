@@ -23,7 +23,7 @@ from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from trainer import Trainer
 from utils.errors import UserError
-from utils.files import atomic_folder, read_json, write_json
+from utils.files import atomic_folder, file_digest, from_json, json_digest, read_json, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE = "scores.json", "evaluations.json"
@@ -79,7 +79,13 @@ class TrainingSet:
             runtime,
             result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
             initial_loss=self.task.initial_loss,
+            development_data=self.development_data if config.trainer.eval_steps else None,
         )
+
+    @property
+    def development_data(self) -> str:
+        """Digest of the files to score."""
+        return json_digest([file_digest(path) for path in self.task.scored_files])[:16]
 
 
 def choose_checked(config: RunConfig, folder: Path | None) -> ModelChoice:
@@ -157,7 +163,7 @@ class BestCheckpoint:
         self.folder = trainer.config.checkpoint_folder
         path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
         # When resuming: the evaluations up to the checkpoint.
-        found = trainer.distributed.on_main(lambda: read_json(path, "evaluations") if step and path.exists() else [])
+        found = trainer.distributed.on_main(lambda: read_evaluations(path) if step and path.exists() else [])
         self.history: list[dict[str, float]] = [entry for entry in found if entry["step"] <= step]
 
     def best(self) -> dict[str, float]:
@@ -215,6 +221,11 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
     return 0
+
+
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    found = from_json(list[dict[str, Any]], read_json(path, "the evaluations"), f"the evaluations {path}")
+    return [entry | {"step": from_json(int, entry.get("step"), f"{path}: step")} for entry in found]
 
 
 def find_fine_tuned(start: StartConfig, runtime: Runtime) -> Path:

@@ -374,6 +374,8 @@ class CheckpointMetadata:
     prefix: str = option("--model-prefix", plain_name, "model", "prefix of the file names of the training state", TRAIN)
     phase: str = ""
     num_samples: int = 0
+    data: str | None = None  # digest
+    hyperparameters: dict[str, Any] = field(default_factory=dict)  # see RunConfig
     tokenizer: Any = None  # a tokenizer.Tokenizer
     max_length: int | None = None  # of the texts of fine-tuning, in tokens
     files: Mapping[str, bytes] = field(default_factory=dict)  # further files of the model folder, by name

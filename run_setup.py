@@ -223,20 +223,25 @@ def plan_run(
     result_files: tuple[str, ...] = (),
     initial_loss: float | None = None,
     eval_dataset: StreamDataset | None = None,
+    development_data: str | None = None,
 ) -> TrainingPlan:
     """Completes `config` with the values that depend on model, data and device.
 
-    phase: subfolder for results in the model's folder; result_files: see StartConfig.
+    phase: subfolder for results in the model's folder; result_files: see StartConfig; development_data: digest of the
+    files that select the best checkpoint.
     """
     max_steps, trainer = count_steps(config, len(dataset)), config.trainer
-    record = None
+    record, data, hyperparameters = None, None, config.hyperparameters
     if not trainer.benchmark:
-        lengths = {"the global batch size": config.loader.global_batch_size, "--max-steps": max_steps}
+        hyperparameters = hyperparameters | {
+            "the global batch size": config.loader.global_batch_size,
+            "--max-steps": max_steps,
+        }
         # The other ranks wait here, where the timeout is long, while the main process reads the starting weights.
         identity = runtime.distributed.on_main(
-            lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed)
+            lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed, development_data)
         )
-        record = RunRecord(identity, config.hyperparameters | lengths) if runtime.distributed.is_main else None
+        data, record = identity["data"], RunRecord(identity, hyperparameters) if runtime.distributed.is_main else None
     config = config.with_values(
         trainer={
             "max_steps": max_steps,
@@ -245,7 +250,13 @@ def plan_run(
             "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
         },
         schedule={"total_steps": max_steps},
-        metadata={"phase": phase, "num_samples": len(dataset), "tokenizer": choice.tokenizer},
+        metadata={
+            "phase": phase,
+            "num_samples": len(dataset),
+            "data": data,
+            "hyperparameters": hyperparameters,
+            "tokenizer": choice.tokenizer,
+        },
     )
     start = replace(start, config=replace(start.config, result_files=result_files))
     num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, config.parallel.compile != "none")

@@ -79,7 +79,9 @@ class Trainer:
                 started = time.perf_counter()
                 batch = self._next(batches)
                 waited = time.perf_counter() - started
-                stats, max_micro_batches, stops = self._exchange(batch, stop.received or self.writer.error)
+                stats, max_micro_batches, stops = self._exchange(
+                    batch, stop.received or self.writer.error or self._folder_moved()
+                )
                 step = state.step + 1  # this update, unless it is skipped
                 logs = step == 1 or is_due(step, config.log_freq, last_step)
                 evaluates = config.eval_steps > 0 and is_due(step, config.eval_steps, last_step)
@@ -172,8 +174,17 @@ class Trainer:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
         return MeasuringWindow(self.device, self.distributed.world_size, peak)
 
+    def _folder_moved(self) -> bool:
+        """Whether the run's folder is not the one that it locked, on the main process."""
+        return self.state.lock is not None and self.state.lock.current_path() != self.config.checkpoint_folder
+
     def _finish(self, stopped_by: int | None) -> None:
         self.writer.wait()
+        if self.writer.parent != self.config.checkpoint_folder:
+            raise UserError(
+                f"{self.config.checkpoint_folder} was renamed or removed while this run used it: step "
+                f"{self.state.step} is saved in {self.writer.parent}; move that back and rerun the same command"
+            )
         step, phase = self.state.step, self.state.metadata.phase
         folder = self.config.checkpoint_folder / str(step)
         reached = f"{phase}: step {step} of {self.config.max_steps}"
@@ -288,6 +299,7 @@ class Trainer:
         self.saved_step = self.state.step
         self.state.read_clock()
         if self.writer.is_writer:
+            self.writer.parent = self.state.current_folder(self.config.checkpoint_folder)
             self.writer.write(self.state.capture())
 
     @contextlib.contextmanager

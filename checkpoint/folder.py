@@ -28,6 +28,7 @@ OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
+HASH_READ = 1 << 20  # bytes that each thread holds
 FORMAT_VERSION = 2
 
 
@@ -44,9 +45,13 @@ def num_blocks(size: int) -> int:
 
 def block_digest(path: Path, block: int) -> str:
     """The SHA-256 of one block of a file."""
+    digest, left = hashlib.sha256(), HASH_BLOCK
     with path.open("rb") as file:
         file.seek(block * HASH_BLOCK)
-        return hashlib.sha256(file.read(HASH_BLOCK)).hexdigest()
+        while left and (part := file.read(min(left, HASH_READ))):
+            digest.update(part)
+            left -= len(part)
+    return digest.hexdigest()
 
 
 def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:

@@ -1,11 +1,10 @@
 """Run identity. A folder of steps belongs to one run, whose record is in run.json.
 
 The identity (initial weights, data, vocabulary, architecture, seed) is fixed for a folder. Hyperparameters may change
-while a run is unfinished; changes are logged. Settings that do not affect results are not recorded.
+while a run is unfinished; TrainState.restore logs the changes. Settings that do not affect results are not recorded.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,28 @@ from checkpoint.folder import (
     MODEL_FILE,
     RECORD_FILE,
     checkpoint_steps,
-    newest_checkpoint,
 )
 from checkpoint.model_choice import ModelChoice
 from checkpoint.start import Start
 from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import file_digest, json_digest, read_json_object, remove, write_json
+from utils.files import file_digest, json_digest, read_fields, remove, write_json
 
 WEIGHTS = "starting weights"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
 
 
-def identity_of(start: Start, choice: ModelChoice, data: str, seed: int) -> dict[str, Any]:
-    """The identity of a run. data: digest of its data."""
+def identity_of(
+    start: Start, choice: ModelChoice, data: str, seed: int, development_data: str | None = None
+) -> dict[str, Any]:
+    """The identity of a run. data, development_data: digests; the latter of what selects the best checkpoint."""
     weights = RANDOM
     if start.weights is not None or start.problem is not None:
         weights = start.weights and weights_digest(start.weights)  # unknown without the folder
     return {
         WEIGHTS: weights,
         "data": data,
+        "development data": development_data,
         "vocabulary": choice.tokenizer.vocab_sha256,
         "architecture": json.loads(json.dumps(choice.config.to_dict())),
         "seed": seed,
@@ -50,36 +51,30 @@ def weights_digest(folder: Path) -> str:
     return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_record(folder: Path) -> RunRecord | None:
     """The record in a folder of steps, if that has a checkpoint."""
     path = folder / RECORD_FILE
-    return read_json_object(path, "the record of a run") if path.is_file() and checkpoint_steps(folder) else None
+    return read_fields(path, "the record of a run", RunRecord) if path.is_file() and checkpoint_steps(folder) else None
 
 
-def check_record(folder: Path, record: RunRecord, log: Callable[[str], None]) -> None:
-    """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Logs settings that
-    change in an unfinished run. Does nothing if there is no record yet."""
+def check_record(folder: Path, record: RunRecord) -> None:
+    """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Does nothing if
+    there is no record yet."""
     if (stored := read_record(folder)) is None:
         return
-    identity, hyperparameters = stored["identity"], stored["hyperparameters"]
+    identity, hyperparameters = stored.identity, stored.hyperparameters
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
         then = identity.get(name)
         if then is not None and _is_known(name, now) and then != now:
             raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
-    newest = newest_checkpoint(folder, log=lambda _: None)
-    step = int(newest.name) if newest is not None else 0
-    max_steps = record.hyperparameters["--max-steps"]
+    step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
     if step > max_steps:
         raise UserError(f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or {ways_out}")
-    is_finished = step == max_steps
     for name, now in record.hyperparameters.items():
         then = hyperparameters.get(name, now)  # the flag may be newer than the record
-        if then == now:
-            continue
-        if is_finished and name != "--max-steps":
+        if then != now and step == max_steps and name != "--max-steps":
             raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
-        log(f"note: {name} was {then} and is {now} now")
 
 
 def _is_known(name: str, value: Any) -> bool:
@@ -90,7 +85,7 @@ def _difference(name: str, then: Any, now: Any) -> str:
     if isinstance(then, dict) and isinstance(now, dict):
         key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
         return f"{key} {then.get(key)} (this run uses {now.get(key)})"
-    if name in ("data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
+    if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
         return f"other {name}"
     return f"{name} {then} (this run uses {now})"
 
@@ -99,7 +94,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
     """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
     identity = record.identity
     if (stored := read_record(folder)) is not None:
-        then = stored["identity"]
+        then = stored.identity
         identity = {name: now if _is_known(name, now) else then.get(name) for name, now in identity.items()}
     write_json(folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters})
 

@@ -5,16 +5,19 @@ samples consumed: the data order and the random state of each step are functions
 """
 
 import math
+import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from checkpoint.folder import (
+    CONFIG_FILE,
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
     remove_leftovers,
@@ -32,10 +35,10 @@ from checkpoint.weights import (
     select_weights,
 )
 from checkpoint.writer import Checkpoint
-from run_config import CheckpointMetadata, RunRecord
+from run_config import CheckpointMetadata, RunRecord, is_step
 from utils.distributed import DistributedContext
 from utils.errors import UserError
-from utils.files import lock_folder, read_json_object, temporary_path
+from utils.files import FolderLock, lock_folder, read_fields, read_json_object, temporary_path
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # layers above this one
@@ -44,10 +47,28 @@ if TYPE_CHECKING:  # layers above this one
     from precision import LossScale
 
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
-PROGRESS_KEYS = (
-    *("step", "samples_consumed", "schedule_start", "phase", "seed", "num_samples", "optimizer", "loss_scale"),
-    *("train_seconds", "raw_train_seconds"),
-)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress file of a checkpoint. data: the data's digest. hyperparameters: flags that change results, by name.
+    Checkpoints of older versions lack these two."""
+
+    step: int
+    samples_consumed: int
+    schedule_start: int
+    phase: str
+    seed: int
+    num_samples: int
+    optimizer: str
+    loss_scale: dict[str, float]
+    train_seconds: float
+    raw_train_seconds: float
+    world_size: int | None = None
+    data: str | None = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
 
 
 class TrainState:
@@ -75,7 +96,7 @@ class TrainState:
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
         self.versions = {"torch": torch.__version__, "python": platform.python_version()}
-        self.lock: TextIO | None = None  # of the folder of steps
+        self.lock: FolderLock | None = None  # of the folder of steps
 
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
@@ -109,21 +130,26 @@ class TrainState:
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "samples_consumed": self.samples_consumed,
-            "schedule_start": self.schedule_start,
-            "phase": self.metadata.phase,
-            "seed": self.metadata.seed,
-            "num_samples": self.metadata.num_samples,
-            "world_size": self.distributed.world_size,
-            "optimizer": type(self.optimizer).__name__,
-            "loss_scale": self.loss_scale.state_dict(),
-            "train_seconds": self.train_seconds,
-            "raw_train_seconds": self.raw_train_seconds,
-            "arguments": self.metadata.arguments,
-            "versions": self.versions,
-        }
+        metadata = self.metadata
+        return asdict(
+            Progress(
+                step=self.step,
+                samples_consumed=self.samples_consumed,
+                schedule_start=self.schedule_start,
+                phase=metadata.phase,
+                seed=metadata.seed,
+                num_samples=metadata.num_samples,
+                world_size=self.distributed.world_size,
+                optimizer=type(self.optimizer).__name__,
+                loss_scale=self.loss_scale.state_dict(),
+                train_seconds=self.train_seconds,
+                raw_train_seconds=self.raw_train_seconds,
+                data=metadata.data,
+                hyperparameters=metadata.hyperparameters,
+                arguments=metadata.arguments,
+                versions=self.versions,
+            )
+        )
 
     def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Restores a checkpoint, loads weights, or does nothing, as `start` says.
@@ -137,7 +163,7 @@ class TrainState:
                 self.lock = lock_folder(checkpoint_folder)
                 if start.config.overwrite:
                     overwrite(checkpoint_folder, start)
-                check_record(checkpoint_folder, record, print_line)
+                check_record(checkpoint_folder, record)
             found = start_in(start, checkpoint_folder, saves=record is not None)
             checkpoint, weights = found.checkpoint, found.weights if found.checkpoint is None else None
             return {"checkpoint": checkpoint and str(checkpoint), "weights": weights and str(weights)}
@@ -173,6 +199,20 @@ class TrainState:
 
         self._check_shared(self.distributed.on_main(claim))
 
+    def current_folder(self, checkpoint_folder: Path) -> Path:
+        """Where the locked `checkpoint_folder` is now, on the ranks that write. If it was removed, a new folder beside
+        it."""
+
+        def find() -> str:
+            found = checkpoint_folder if self.lock is None else self.lock.current_path()
+            if found is None:
+                found = checkpoint_folder.with_name(f"{checkpoint_folder.name}-removed-{os.getpid()}")
+                found.mkdir(parents=True, exist_ok=True)
+            return str(found)
+
+        # Without shards only the main process writes, perhaps because another one has failed.
+        return Path(find() if self.parallel.shard_group is None else self.distributed.on_main(find))
+
     def _check_shared(self, found: dict[str, str | None]) -> None:
         """Raises UserError on the main process unless all ranks see the paths in `found`. Removes the probe file."""
         paths = [path for path in found.values() if path is not None]
@@ -202,24 +242,35 @@ class TrainState:
     def restore(self, folder: Path) -> None:
         """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
         progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
-        if progress["phase"] != metadata.phase:
+        if progress.phase != metadata.phase:
             raise UserError(
-                f"checkpoint {folder} was saved in {progress['phase']}; this run is {metadata.phase}: to start from "
+                f"checkpoint {folder} was saved in {progress.phase}; this run is {metadata.phase}: to start from "
                 f"its weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
             )
-        for name, key, now in (
-            ("--seed", "seed", metadata.seed),
-            ("the number of samples", "num_samples", metadata.num_samples),
+        for name, then, now in (
+            ("--seed", progress.seed, metadata.seed),
+            ("the number of samples", progress.num_samples, metadata.num_samples),
+            ("the digest of the data", progress.data, metadata.data),
         ):
-            if progress[key] != now:
+            if then not in (now, None):
                 raise UserError(
-                    f"checkpoint {folder}: {name} was {progress[key]}; this run uses {now}: use the same, or take only "
-                    f"its weights with --from-pretrained-params"
+                    f"checkpoint {folder}: {name} was {then}; this run uses {now}: use the same, or take only its "
+                    f"weights with --from-pretrained-params"
                 )
+        self._log_changes(folder, progress)
         self._restore_updates(folder, progress)
-        self.samples_consumed, self.schedule_start = progress["samples_consumed"], progress["schedule_start"]
-        self.train_seconds, self.raw_train_seconds = progress["train_seconds"], progress["raw_train_seconds"]
+        self.samples_consumed, self.schedule_start = progress.samples_consumed, progress.schedule_start
+        self.train_seconds, self.raw_train_seconds = progress.train_seconds, progress.raw_train_seconds
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
+
+    def _log_changes(self, folder: Path, progress: Progress) -> None:
+        """Logs settings that change results and differ from those of a checkpoint to resume."""
+        stored, now = read_json_object(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
+        now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
+        for then, values in ((stored, now), (progress.hyperparameters, self.metadata.hyperparameters)):
+            for name in sorted(values.keys() & then.keys()):
+                if then[name] != values[name]:
+                    self._log(f"note: {name} was {then[name]} and is {values[name]} now")
 
     def continue_phase1(self, folder: Path) -> None:
         """Continues from the last checkpoint of phase 1 with new data and a new schedule. Restores weights, optimizer,
@@ -228,16 +279,16 @@ class TrainState:
         self.schedule_start = self.step
         self._log(f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate")
 
-    def _restore_updates(self, folder: Path, progress: dict[str, Any]) -> None:
-        if progress["optimizer"] != type(self.optimizer).__name__:
+    def _restore_updates(self, folder: Path, progress: Progress) -> None:
+        if progress.optimizer != type(self.optimizer).__name__:
             raise UserError(
-                f"checkpoint {folder} was saved with {progress['optimizer']}, not {type(self.optimizer).__name__}: "
+                f"checkpoint {folder} was saved with {progress.optimizer}, not {type(self.optimizer).__name__}: "
                 f"use the same --optimizer, or take only its weights with --from-pretrained-params"
             )
-        self._restore_optimizer(folder, progress["step"])
+        self._restore_optimizer(folder, progress.step)
         self.load_weights(folder)
-        self.loss_scale.load_state_dict(progress["loss_scale"])
-        self.step = progress["step"]
+        self.loss_scale.load_state_dict(progress.loss_scale)
+        self.step = progress.step
         self.device_step.fill_(self.step)
 
     def _restore_optimizer(self, folder: Path, step: int) -> None:
@@ -260,14 +311,16 @@ class TrainState:
                 group["step"] = step
 
 
-def read_progress(folder: Path, prefix: str) -> dict[str, Any]:
+def read_progress(folder: Path, prefix: str) -> Progress:
     """Reads the progress file of a verified checkpoint."""
     path = folder / (prefix + PROGRESS_SUFFIX)
     if not path.is_file():
         raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
-    progress = read_json_object(path, "the progress of a checkpoint")
-    if missing := [key for key in PROGRESS_KEYS if key not in progress]:
-        raise UserError(f"{path}: {missing[0]} is missing, which this version needs: {ADVICE}")
+    progress = read_fields(path, "the progress of a checkpoint", Progress)
+    if is_step(folder.name) and progress.step != int(folder.name):
+        raise UserError(f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}")
+    if min(progress.samples_consumed, progress.step - progress.schedule_start, *progress.loss_scale.values()) < 0:
+        raise UserError(f"{path}: samples_consumed, schedule_start or loss_scale is impossible: {ADVICE}")
     return progress
 
 

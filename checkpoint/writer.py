@@ -33,10 +33,11 @@ from tokenizer import model_files
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import publish_folder, temporary_path
-from utils.memory import available_memory
+from utils.memory import available_memory, returned_memory
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes
+HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ class CheckpointWriter:
 
     def _allocate(self, num_bytes: int, gpu: torch.device | None) -> bool:
         """Allocates the buffer, pinned for copies from `gpu`. Returns whether there was enough memory."""
-        if num_bytes > available_memory() / self.local_writers:
+        # The next update needs what the last one has returned, and hashing some more.
+        if num_bytes + returned_memory() + HASHING_BYTES > available_memory() / self.local_writers:
             return False
         try:
             self.memory = torch.empty(num_bytes, dtype=torch.uint8)

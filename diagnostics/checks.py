@@ -219,7 +219,7 @@ def check_folder(findings: Findings, plan: TrainingPlan) -> None:
     folder, record = plan.config.trainer.checkpoint_folder, plan.config.trainer.record
     saves = record is not None and not plan.start.config.overwrite
     if saves:
-        check_record(folder, record, print_line)
+        check_record(folder, record)
     found = start_in(plan.start, folder, saves)
     findings.report("ok", f"starts from {found.folder or 'random weights'}; writes to {folder}")
 

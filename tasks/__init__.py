@@ -78,6 +78,11 @@ class FineTuningTask(Task, Protocol):
     def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
         return {"loss": self.loss(sums, num_sequences, num_labelled)}
 
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        """The files with labels that prediction_sets reads."""
+        return ()
+
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
         """Reads the training file. Returns the task with the file's labels, and the samples."""

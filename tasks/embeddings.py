@@ -53,6 +53,10 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     result_files = ()
 
     @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return () if self.eval_file is None else (self.eval_file,)
+
+    @property
     def metric(self) -> str:
         return "spearman" if self.score is not None else f"ndcg@{CUTOFF}"
 

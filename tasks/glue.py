@@ -56,6 +56,10 @@ class ClassificationTask(FineTuningTask):
     logits_axis = "sequence"
 
     @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return tuple(self.eval_files.values())
+
+    @property
     def multi_label(self) -> bool:
         return self.spec.multi_label
 

@@ -67,6 +67,10 @@ class TokenClassificationTask(FineTuningTask):
     result_files = ("predictions.tsv", "predictions.jsonl")
 
     @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return () if self.eval_file is None else (self.eval_file,)
+
+    @property
     def initial_loss(self) -> float:
         return math.log(len(self.labels))
 

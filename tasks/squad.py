@@ -46,6 +46,10 @@ class SquadTask(SquadOptions, FineTuningTask):
         labels = [micro_batch[name] for name in LABELS]
         return {"loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
 
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return (self.predict_file,) if self.scores and self.predict_file is not None else ()
+
     def training_set(self, tokenizer) -> tuple["SquadTask", SquadDataset]:
         return self, SquadDataset(read_squad(self.train_file), tokenizer, self, training=True)
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_checkpoint_has_both_moments_and_the_step_of_each_parameter(stopped):
 
 
 def test_progress_file_says_how_far_the_run_is(stopped):
-    found = read_progress(folder_of(stopped[0]), "model")
+    found = asdict(read_progress(folder_of(stopped[0]), "model"))
     assert found == progress(stopped[0], 3)
     assert (found["step"], found["samples_consumed"], found["seed"], found["num_samples"]) == (3, 12, 42, 64)
 

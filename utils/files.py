@@ -13,8 +13,10 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from utils.errors import UserError
 
@@ -22,6 +24,8 @@ HASH_BLOCK = 1 << 20  # bytes hashed between two progress reports
 LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
 TEMPORARY_SUFFIX = ".tmp"
+
+Fields = TypeVar("Fields")
 
 
 def read_json(path: str | Path, description: str) -> Any:
@@ -59,6 +63,40 @@ def read_json_object(path: str | Path, description: str, types: Mapping[str, typ
                 "it again"
             )
     return value
+
+
+def read_fields(path: str | Path, description: str, kind: type[Fields]) -> Fields:
+    """The JSON object in the file `path` as the dataclass `kind`, without keys that are no fields. Raises UserError,
+    naming the key, for a value that is missing or of another type."""
+    return from_json(kind, read_json_object(path, description), f"{description} {path}")
+
+
+def from_json(kind: Any, value: Any, where: str) -> Any:
+    """`value` if it is of the type `kind`: a dataclass (made from an object), list[...], dict[str, ...], a union, Any,
+    or a plain type; an int is a float, too. Raises UserError, naming `where` it is, otherwise."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        for each in arguments:
+            with contextlib.suppress(UserError):
+                return from_json(each, value, where)
+    elif is_dataclass(kind) and isinstance(value, dict):
+        types, found = get_type_hints(kind), {}
+        for each in fields(kind):
+            if each.name in value:
+                found[each.name] = from_json(types[each.name], value[each.name], f"{where}: {each.name}")
+            elif each.default is MISSING and each.default_factory is MISSING:
+                raise UserError(f"{where}: {each.name} is missing: restore the file, or fetch it again")
+        return kind(**found)
+    elif origin is list and isinstance(value, list):
+        return [from_json(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
+    elif origin is dict and isinstance(value, dict):
+        return {key: from_json(arguments[1], each, f"{where}: {key}") for key, each in value.items()}
+    elif kind is Any or (kind is float and type(value) is int) or (isinstance(kind, type) and type(value) is kind):
+        return value
+    shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
+    raise UserError(
+        f"{where} is {shown}, expected {getattr(kind, '__name__', kind)}: restore the file, or fetch it again"
+    )
 
 
 def temporary_path(path: Path) -> Path:
@@ -177,9 +215,18 @@ class FolderLock:
                 if descriptor == self.descriptors[1]:
                     reason = error.strerror
                     print(f"warning: {folder} cannot be locked ({reason}): run only one program there", file=sys.stderr)
+        self.folder = folder
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
             os.truncate(self.descriptors[1], 0)
             os.pwrite(self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def current_path(self) -> Path | None:
+        """Where the locked folder is now, which may have been renamed; None if it was removed."""
+        for path in (self.folder, Path(f"/proc/self/fd/{self.descriptors[0]}")):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(path.stat(), os.fstat(self.descriptors[0])) and path.stat().st_nlink:
+                    return self.folder if path == self.folder else path.readlink()
+        return None
 
     def close(self) -> None:
         while self.descriptors:

@@ -13,6 +13,16 @@ def available_memory(root: Path = Path("/")) -> float:
     return min([free, *(limit - used + cache for limit, used, cache in _cgroup_limits(root))])
 
 
+def returned_memory(root: Path = Path("/")) -> float:
+    """Bytes that this process has returned to the system since its peak, and may need again."""
+    try:
+        lines = (root / "proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    peak, now = (int(line.split()[1]) for name in ("VmHWM:", "VmRSS:") for line in lines if line.startswith(name))
+    return (peak - now) * 1024.0
+
+
 def total_memory(root: Path = Path("/")) -> float:
     """Bytes of memory of this machine with its swap space, or of the smallest limit of this process's cgroups.
     Infinite where the system does not tell."""

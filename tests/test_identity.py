@@ -1,0 +1,143 @@
+"""What belongs together is known by content: a run's data, settings, folder, record and best model."""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+
+import pytest
+from conftest import assert_refused, write_shards
+from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder, train
+
+import trainer as trainer_module
+from checkpoint import writer
+from checkpoint.folder import BEST_FOLDER, find_model_folder
+from checkpoint.identity import RECORD_FILE
+from run_config import RunRecord
+from utils.errors import UserError
+from utils.files import read_fields
+
+STEP_2 = ("--max-steps", 2)
+
+
+@pytest.fixture(scope="module")
+def finished(inputs, tmp_path_factory):
+    """The folder of steps of a run of two updates."""
+    output = tmp_path_factory.mktemp("finished")
+    train(inputs.command(output, *STEP_2))
+    return steps_folder(output)
+
+
+@pytest.mark.parametrize("place", ["a fork", "the original folder without its record"])
+def test_other_shards_of_the_same_size_are_refused(inputs, finished, tmp_path, place):
+    others = write_shards(tmp_path / "others", seed=5)
+    output, start = tmp_path / "out", finished / "2"
+    if place != "a fork":
+        start = steps_folder(output)
+        shutil.copytree(finished, start)
+        (start / RECORD_FILE).unlink()
+    flags = ("--from-checkpoint", start, *(AUTO if place != "a fork" else ()), "--max-steps", 4)
+    assert_refused(run_here(inputs.command(output, *flags, "--input-dir", others)), "the digest of the data")
+
+
+def test_a_fork_says_what_it_changes(inputs, finished, tmp_path):
+    flags = ("--from-checkpoint", finished / "2", "--max-steps", 3, "--learning-rate", 0.5, "--dropout", 0.25)
+    output = train(inputs.command(tmp_path, *flags, "--batch-size", 2)).stdout
+    for change in ("hidden_dropout_prob was 0.1 and is 0.25", "--learning-rate was 0.01 and is 0.5",
+                   "the global batch size was 4 and is 2"):  # fmt: skip
+        assert output.count(f"note: {change} now\n") == 1
+
+
+PROGRESS = "2/model_progress.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "words"),
+    [
+        (RECORD_FILE, {}, "identity is missing"),
+        (RECORD_FILE, {"identity": None, "hyperparameters": {}}, "identity is None, expected dict"),
+        (PROGRESS, {"step": 1}, "step is 1, and the folder is 2"),
+        (PROGRESS, {"step": "2"}, "step is '2', expected int"),
+        (PROGRESS, {"step": True}, "step is True, expected int"),
+        (PROGRESS, {"step": 2.0}, "step is 2.0, expected int"),
+        (PROGRESS, {"samples_consumed": -8}, "is impossible"),
+        (PROGRESS, {"schedule_start": 3}, "is impossible"),
+        (PROGRESS, {"loss_scale": {"value": "x", "clean_steps": 0}}, "loss_scale: value is 'x', expected float"),
+        (PROGRESS, {"train_seconds": None}, "train_seconds is None, expected float"),
+        (PROGRESS, {"arguments": []}, "arguments is [], expected dict"),
+    ],
+    ids=str,
+)
+def test_values_that_no_run_has_written_are_refused(inputs, finished, tmp_path, file, values, words):
+    folder = steps_folder(tmp_path)
+    shutil.copytree(finished, folder)
+    stored = json.loads((folder / file).read_text()) if file == PROGRESS else {}
+    (folder / file).write_text(json.dumps(stored | values))
+    rewrite_manifest(folder / "2")
+    assert_refused(run_here(inputs.command(tmp_path, *resuming(tmp_path), "--max-steps", 3)), words)
+
+
+def test_fields_are_checked_by_type():
+    @dataclass
+    class Inner:
+        numbers: list[float]
+
+    @dataclass
+    class Outer:
+        inner: Inner
+        name: str | None = None
+        rest: dict[str, int] = field(default_factory=dict)
+
+    from utils.files import from_json
+
+    found = from_json(Outer, {"inner": {"numbers": [1, 2.5]}, "name": None, "other": 1}, "f")
+    assert found == Outer(Inner([1, 2.5]))
+    for value, words in (
+        ({"inner": {"numbers": [1, "2"]}}, r"f: inner: numbers\[1\] is '2', expected float"),
+        ({"inner": []}, r"f: inner is \[\], expected Inner"),
+        ({"inner": {"numbers": []}, "name": 5}, "f: name is 5"),
+        ({"inner": {"numbers": []}, "rest": {"a": True}}, "f: rest: a is True, expected int"),
+        ({}, "f: inner is missing"),
+    ):
+        with pytest.raises(UserError, match=words):
+            from_json(Outer, value, "f")
+
+
+@pytest.mark.parametrize("change", ["renamed", "removed"])
+def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypatch, change):
+    """And writes no second folder in its place."""
+    folder, moved = steps_folder(tmp_path / "out"), tmp_path / "moved"
+    read_step = trainer_module.Trainer._read_step
+
+    def change_folder(self, *arguments):
+        read_step(self, *arguments)
+        if self.state.step == 2:
+            folder.rename(moved) if change == "renamed" else shutil.rmtree(folder)
+
+    monkeypatch.setattr(trainer_module.Trainer, "_read_step", change_folder)
+    result = run_here(inputs.command(tmp_path / "out", "--max-steps", 50, "--num-steps-per-checkpoint", 20))
+    assert_refused(result, str(folder), "was renamed or removed", "step 3 is saved in")
+    assert not folder.exists()
+    saved = moved if change == "renamed" else next(folder.parent.glob("phase1-removed-*"))
+    assert (saved / "3" / "manifest.json").is_file()
+    assert read_fields(moved / RECORD_FILE, "", RunRecord).identity if change == "renamed" else True
+
+
+def test_a_runs_folder_stands_for_its_best_model_else_for_the_newest_step(finished, tmp_path, capsys):
+    folder = tmp_path / "phase1"
+    shutil.copytree(finished, folder)
+    assert find_model_folder(folder) == folder / "2"
+    assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
+    shutil.copytree(folder / "2", folder / BEST_FOLDER)
+    assert find_model_folder(folder) == folder / BEST_FOLDER
+    assert f"{folder}: using best, the model with the best score" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypatch):
+    """In a memory group that is nearly full, training waits for the whole write instead of being killed."""
+    monkeypatch.setattr(writer, "available_memory", lambda: 903 << 20)
+    made = writer.CheckpointWriter.__new__(writer.CheckpointWriter)
+    made.local_writers = 1
+    monkeypatch.setattr(writer, "returned_memory", lambda: 600 << 20)
+    assert not made._allocate(335 << 20, None)
+    monkeypatch.setattr(writer, "returned_memory", lambda: 0)
+    assert made._allocate(335 << 20, None)
