@@ -1,12 +1,11 @@
 """Data creation as Google's BERT and NVIDIA's recipe publish it, written out: slow, and short enough to check by eye.
 
-Tokens are strings, text is read one character after another, one sample is made after another, and every random
+Tokens are strings, made by the readable definition in tokenizer.py, one sample is made after another, and every random
 decision about them is a method of `Draws`. The tests hold create_pretraining_data.py to it, and
 benchmarks/data_pipeline.py times the two side by side.
 """
 
 import random
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,108 +14,13 @@ import h5py
 import numpy as np
 
 from data_preparation.options import SampleOptions
-from tokenizer_formats.files import CLS, MASK, SEP, UNK
+from tokenizer import BertTokenizer
+from tokenizer_formats.files import CLS, MASK, SEP
 
 Document = list[list[str]]  # sentences of tokens
 
 
-# Text to tokens.
-
-
-def is_whitespace(character: str) -> bool:
-    return character in " \t\n\r" or unicodedata.category(character) == "Zs"
-
-
-def is_control(character: str) -> bool:
-    return character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
-
-
-def is_punctuation(character: str) -> bool:
-    code = ord(character)
-    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
-        return True
-    return unicodedata.category(character).startswith("P")
-
-
-def is_chinese(character: str) -> bool:
-    code = ord(character)
-    return (
-        0x4E00 <= code <= 0x9FFF
-        or 0x3400 <= code <= 0x4DBF
-        or 0x20000 <= code <= 0x2A6DF
-        or 0x2A700 <= code <= 0x2B73F
-        or 0x2B740 <= code <= 0x2B81F
-        or 0x2B820 <= code <= 0x2CEAF
-        or 0xF900 <= code <= 0xFAFF
-        or 0x2F800 <= code <= 0x2FA1F
-    )
-
-
-class PlainTokenizer:
-    """BERT's tokenizer as Google published it, one character after another; remembers nothing but the vocabulary."""
-
-    def __init__(self, vocab_file: Path, do_lower_case: bool = True):
-        self.tokens = vocab_file.read_text(encoding="utf-8").splitlines()
-        self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
-        self.do_lower_case = do_lower_case
-
-    def tokenize(self, text: str) -> list[str]:
-        return [piece for word in self.words(text) for piece in self.wordpiece(word)]
-
-    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-        return [self.vocab[token] for token in tokens]
-
-    def words(self, text: str) -> list[str]:
-        """Words and punctuation marks of `text`, normalized."""
-        words = []
-        for word in self.isolate_chinese(self.clean(text)).split():
-            if self.do_lower_case:
-                word = self.strip_accents(word.lower())
-            words += self.split_at_punctuation(word)
-        return words
-
-    def clean(self, text: str) -> str:
-        output = []
-        for character in text:
-            if character in "\0\ufffd" or is_control(character):
-                continue
-            output.append(" " if is_whitespace(character) else character)
-        return "".join(output)
-
-    def isolate_chinese(self, text: str) -> str:
-        return "".join([f" {character} " if is_chinese(character) else character for character in text])
-
-    def strip_accents(self, word: str) -> str:
-        return "".join([c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn"])
-
-    def split_at_punctuation(self, word: str) -> list[str]:
-        parts, start = [], 0
-        for position, character in enumerate(word):
-            if is_punctuation(character):
-                parts += [word[start:position], character]
-                start = position + 1
-        return [part for part in [*parts, word[start:]] if part]
-
-    def wordpiece(self, word: str) -> list[str]:
-        """The longest token that begins `word`, and so on with the rest, after "##"."""
-        if len(word) > 100:
-            return [UNK]
-        pieces, start = [], 0
-        while start < len(word):
-            end = len(word)
-            while start < end:
-                piece = word[start:end] if start == 0 else "##" + word[start:end]
-                if piece in self.vocab:
-                    break
-                end -= 1
-            else:
-                return [UNK]
-            pieces.append(piece)
-            start = end
-        return pieces
-
-
-def read_documents(path: Path, tokenizer: PlainTokenizer) -> list[Document]:
+def read_documents(path: Path, tokenizer: BertTokenizer) -> list[Document]:
     documents: list[Document] = [[]]
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -265,15 +169,15 @@ def create_samples(documents: list[Document], options: SampleOptions, vocab: lis
 # Samples to a file.
 
 
-def write_samples(samples: list[Sample], path: Path, options: SampleOptions, tokenizer: PlainTokenizer) -> None:
+def write_samples(samples: list[Sample], path: Path, options: SampleOptions, tokenizer: BertTokenizer) -> None:
     def padded(values: list[list[int]], width: int) -> np.ndarray:
         return np.array([row + [0] * (width - len(row)) for row in values], dtype=np.int32)
 
     length, predictions = options.sequence_length, options.predictions_per_sequence
     with h5py.File(path, "w") as file:
-        file["input_ids"] = padded([tokenizer.convert_tokens_to_ids(s.tokens) for s in samples], length)
+        file["input_ids"] = padded([[tokenizer.vocab[token] for token in s.tokens] for s in samples], length)
         file["input_mask"] = padded([[1] * len(s.tokens) for s in samples], length).astype(np.int8)
         file["segment_ids"] = padded([s.segment_ids for s in samples], length).astype(np.int8)
         file["masked_lm_positions"] = padded([s.positions for s in samples], predictions)
-        file["masked_lm_ids"] = padded([tokenizer.convert_tokens_to_ids(s.labels) for s in samples], predictions)
+        file["masked_lm_ids"] = padded([[tokenizer.vocab[token] for token in s.labels] for s in samples], predictions)
         file["next_sentence_labels"] = np.array([s.is_random_next for s in samples], np.int8)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.data_creation_reference import PlainTokenizer, create_samples, read_documents, write_samples
+from benchmarks.data_creation_reference import create_samples, read_documents, write_samples
 from data_preparation.options import SampleOptions
+from tokenizer import BertTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "data" / "sample"
@@ -103,7 +104,7 @@ def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str,
 def measure_reference(shard: Path) -> dict[str, float]:
     """The published algorithm on the beginning of a text shard."""
     vocab_file = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
-    tokenizer, options = PlainTokenizer(vocab_file), SampleOptions()
+    tokenizer, options = BertTokenizer(vocab_file), SampleOptions()
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_bytes(shard.read_bytes()[:REFERENCE_BYTES].rpartition(b"\n\n")[0])

@@ -26,7 +26,6 @@ from processes import kill_and_wait_for_workers
 import create_pretraining_data
 from benchmarks.data_creation_reference import (
     Draws,
-    PlainTokenizer,
     create_pairs,
     create_samples,
     read_documents,
@@ -43,7 +42,7 @@ from utils.errors import UserError
 from utils.files import file_digest, lock_folder
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
-PLAIN_TOKENIZER = PlainTokenizer(VOCAB_FILE)
+PLAIN_TOKENIZER = BertTokenizer(VOCAB_FILE)
 WORDS = (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()[2000:40_000]
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
 import tokenizer as tokenizer_module
-from benchmarks.data_creation_reference import PlainTokenizer
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -129,17 +128,6 @@ def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
     in_old_unicode = [c for c in differing if old.category(c) == unicodedata.category(c)]
     assert len(in_old_unicode) == 0
     assert len(differing) < 700
-
-
-# --- against the published algorithm ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("do_lower_case", [True, False])
-def test_tokens_match_the_published_algorithm_on_the_sample_text(do_lower_case):
-    plain = PlainTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
-    texts = [*sample_texts()[::5], TRICKY.replace("Σ", ""), "x" * 100, "x" * 101]  # it has the sigma of word ends
-    for text in texts:
-        assert ours(do_lower_case).tokenize(text) == plain.tokenize(text)
 
 
 # --- the fast path against the definition -----------------------------------------------------------------------------
