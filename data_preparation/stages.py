@@ -262,6 +262,11 @@ def model_vocabulary_stage(
 
     source = find_model_folder(options.extend or options.replace)
     old = open_model(source)
+    if options.replace and old.tokenizer.num_pair_separators > 1:
+        raise UserError(
+            f"--replace {source}: the positions of RoBERTa's kind depend on the id of the padding token, which a new "
+            "tokenizer here does not have: use --extend"
+        )
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]

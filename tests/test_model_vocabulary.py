@@ -35,6 +35,8 @@ def model(tmp_path):
             for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "hidden_dropout_prob"):
                 del config[name]
             made = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**config, pad_token_id=0))
+        elif kind == "roberta":
+            made = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**config, pad_token_id=1))
         elif kind == "wordpiece":
             made = transformers.BertForPreTraining(transformers.BertConfig(**config))
         else:
@@ -128,6 +130,11 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(result)("The zygotic house")["input_ids"][1:-1] == new.encode(
         "The zygotic house"
     )
+
+
+def test_the_positions_of_roberta_do_not_let_its_vocabulary_be_replaced(model, tmp_path):
+    with pytest.raises(prepare.UserError, match="use --extend"):
+        change(tmp_path, "--replace", model("roberta"))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from data_preparation.options import ModelVocabularyOptions, VocabularyOptions
 from data_preparation.text.vocabulary import MIN_FREQUENCY, read_beginnings, train_tokenizer
 from encoders.modules import VocabularyEmbedding
 from modeling import make_model
-from run_config import CUSTOM, ModelSelection, StartConfig
+from run_config import CUSTOM, ModelSelection
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, BertTokenizer, Tokenizer, load_tokenizer, model_files
 from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD
 from utils.errors import UserError
@@ -42,7 +42,7 @@ ADDED = {"single_word": True, "lstrip": True, "rstrip": False, "normalized": Tru
 
 def open_model(folder: Path) -> ModelChoice:
     """The config and the tokenizer in a model folder."""
-    return choose_model(ModelSelection(CUSTOM), StartConfig(from_pretrained_params=folder))
+    return choose_model(ModelSelection(CUSTOM), folder)
 
 
 def model_inputs(folder: Path) -> list[str]:
@@ -169,7 +169,7 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     vocabulary = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, VocabularyEmbedding)}
     vocabulary |= {name for name, shape in shapes.items() if shape == (old.config.vocab_size,)}  # the decoder's bias
     tensors = {}
-    for name, tensor in canonical_names(open_model_weights(source), model).items():
+    for name, tensor in canonical_names(open_model_weights(source), model, source).items():
         if name in shapes and tensor.shape != shapes[name]:
             raise UserError(f"{source}: {name} is {list(tensor.shape)}, not {list(shapes[name])}: use a whole model")
         tensors[name] = tensor.read().contiguous()
@@ -181,7 +181,7 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     (folder / MODEL_FILE).chmod(folder.stat().st_mode & 0o666)  # safetensors' files are private
     architectures = read_json_object(source / CONFIG_FILE, "the config").get("architectures")
     write_json(folder / CONFIG_FILE, {"architectures": architectures, **config.to_dict()})
-    for name, content in model_files(new, config.to_dict()).items():
+    for name, content in model_files(new, config.max_length, config.needs_tokenizer_json).items():
         write_atomically(folder / name, content)
     return sum(sources[token_id] == [old.tokenizer.vocab.get(token)] for token, token_id in new.vocab.items())
 
