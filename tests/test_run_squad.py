@@ -1,5 +1,6 @@
 """run_squad.py through its command line, on a tiny model and questions that it can memorize."""
 
+import dataclasses
 import json
 import sys
 from functools import partialmethod
@@ -26,6 +27,9 @@ FACTS = [
     ("Carla", "Lima", "a judge"),
     ("Dmitri", "Oslo", "a painter of ships"),
 ]
+
+
+OPTIONS = SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10)
 
 
 def squad_document(with_impossible: bool) -> dict:
@@ -117,27 +121,19 @@ def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files, tmp_path):
         return found
 
     squad = read_squad(files["v1"])
-    dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), SquadOptions(28, 8, 10))
+    dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), OPTIONS)
     questions, windows = len(squad.questions), len(dataset)
     assert questions < windows
     marks = {"predict_start": True, "eval_start": True, "SEED": 42, "predict_batch_size": 8}
     counts = {"eval_samples": questions, "eval_features": windows}
-    training = {
-        "training_samples": questions,
-        "training_features": windows,
-        "train_batch_size": 8,
-        "steps": -(-40 * windows // 8),
-    }
+    training = {"training_samples": questions, "training_features": windows, "train_batch_size": 8}
+    training["steps"] = -(-40 * windows // 8)
     assert parameters(trained.parents[1] / "report.json").items() >= (training | counts | marks).items()
 
     document = squad_document(with_impossible=False)
-    articles = [
-        json.loads(json.dumps(document["data"]).replace('-0"', f'-0-{n}"').replace('-1"', f'-1-{n}"'))
-        for n in range(130)
-    ]
-    (tmp_path / "many.json").write_text(
-        json.dumps(document | {"data": [each for several in articles for each in several]})
-    )
+    article = json.dumps(document["data"])[1:-1]
+    articles = [article.replace('-0"', f'-0-{n}"').replace('-1"', f'-1-{n}"') for n in range(130)]
+    (tmp_path / "many.json").write_text(json.dumps({"data": json.loads(f"[{', '.join(articles)}]")}))
     flags = ("--do-predict", "--predict-file", tmp_path / "many.json", "--init-checkpoint", trained)
     assert run(files, tmp_path, *flags) == 0
     found = parameters(tmp_path / "report.json")
@@ -179,11 +175,7 @@ def test_transformers_gives_the_same_answers_from_the_checkpoint(trained, files)
     from transformers import BertForQuestionAnswering
 
     model = BertForQuestionAnswering.from_pretrained(newest(trained)).eval()
-    dataset = SquadDataset(
-        read_squad(files["v1"]),
-        BertTokenizer(VOCAB_FILE),
-        SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10),
-    )
+    dataset = SquadDataset(read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), OPTIONS)
     assert len(dataset) > len(dataset.squad.questions)
     logits = np.zeros((2, len(dataset.input_ids)), np.float32)
     for feature in range(len(dataset)):
@@ -228,32 +220,6 @@ def test_v20_predicts_which_questions_have_no_answer(files, tmp_path):
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"], scores["best_f1"]) == (100, 100, 100, 100)
 
 
-def test_stopped_run_continues_to_the_same_weights_and_then_predicts(files, tmp_path):
-    tasks = ["--do-train", "--do-eval", "--train-file", files["v1"], "--predict-file", files["v1"], "--max-steps", 7]
-    folders = {name: tmp_path / name / "custom" / "squad" for name in ("uninterrupted", "parts")}
-    assert run(files, tmp_path / "uninterrupted", *tasks) == 0
-    tasks += ["--from-checkpoint", folders["parts"], "--last-step-of-checkpoint", "auto"]
-    assert run(files, tmp_path / "parts", *tasks, "--steps-this-run", 3) == 0
-    assert newest(folders["parts"]).name == "3"
-    assert not (folders["parts"] / "predictions.json").exists()
-    assert run(files, tmp_path / "parts", *tasks) == 0
-    uninterrupted, parts = (load_file(folder / "7" / "model.safetensors") for folder in folders.values())
-    assert uninterrupted.keys() == parts.keys()
-    assert all(torch.equal(uninterrupted[name], parts[name]) for name in uninterrupted)
-    assert (folders["parts"] / "predictions.json").read_text() == (
-        folders["uninterrupted"] / "predictions.json"
-    ).read_text()
-
-
-def test_learning_rate_warms_up_and_then_falls_to_zero(files, tmp_path):
-    flags = ("--do-train", "--train-file", files["v1"], "--max-steps", 10, "--warmup-proportion", 0.4, "--log-freq", 1)
-    assert run(files, tmp_path, *flags) == 0
-    rates = [data["learning_rate"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
-    peak = 0.005
-    expected = [peak * k / 4 for k in range(4)] + [peak * (10 - k) / 6 for k in range(4, 10)]
-    assert rates == pytest.approx(expected, rel=1e-5)
-
-
 def as_batch_of_one(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """One sequence's stream as the batch of one row that transformers takes."""
     row = {name: torch.from_numpy(stream[name]) for name in ("start_positions", "end_positions")}
@@ -270,12 +236,8 @@ def test_training_losses_match_transformers(files, tmp_path):
     assert run(files, tmp_path, *flags, "--init-checkpoint", tmp_path / "start") == 0
     losses = [data["loss"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
 
-    dataset = SquadDataset(
-        read_squad(files["v2"]),
-        BertTokenizer(VOCAB_FILE),
-        SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10, version_2_with_negative=True),
-        training=True,
-    )
+    options = dataclasses.replace(OPTIONS, version_2_with_negative=True)
+    dataset = SquadDataset(read_squad(files["v2"]), BertTokenizer(VOCAB_FILE), options, training=True)
     undecayed = [p for name, p in reference.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
     decayed = [p for name, p in reference.named_parameters() if not (name.endswith("bias") or "LayerNorm" in name)]
     groups = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
@@ -297,11 +259,7 @@ def test_training_losses_match_transformers(files, tmp_path):
 
 
 def test_number_of_steps_is_that_of_the_epochs_and_at_most_max_steps(files, tmp_path):
-    dataset = SquadDataset(
-        read_squad(files["v1"]),
-        BertTokenizer(VOCAB_FILE),
-        SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10),
-    )
+    dataset = SquadDataset(read_squad(files["v1"]), BertTokenizer(VOCAB_FILE), OPTIONS)
     flags = ("--do-train", "--train-file", files["v1"], "--train-batch-size", 3, "--gradient-merge-steps", 2)
     assert run(files, tmp_path / "epochs", *flags, "--epochs", 1) == 0
     assert newest(tmp_path / "epochs/custom/squad").name == str(-(-len(dataset) // 6))

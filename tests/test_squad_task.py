@@ -1,4 +1,4 @@
-"""SQuAD features against Google's algorithm and the tokenizers package, and the span task."""
+"""SQuAD features against Google's algorithm, and the span task."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import BertWordPieceTokenizer
 
 from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
@@ -136,25 +135,6 @@ def test_features_of_real_questions_match_google(path, lengths):
     assert inside_a_word <= 0.01 * len(dataset)
 
 
-def test_windows_match_the_tokenizers_package():
-    squad = read_squad(SAMPLE / "dev-v1.1.json")
-    reference = BertWordPieceTokenizer(str(VOCAB), lowercase=True)
-    reference.enable_truncation(96, stride=20, strategy="only_second")
-    expected = []
-    for question in squad.questions:
-        encoding = reference.encode(question.text, squad.contexts[question.context])
-        expected += [encoding.ids, *(part.ids for part in encoding.overflowing)]
-    for question in squad.questions:  # the package's stride is the overlap, which depends on the question's length
-        capacity = 96 - 3 - len(TOKENIZER.encode(question.text))
-        single = Squad(squad.path, squad.contexts, [question], squad.version_2)
-        dataset = SquadDataset(
-            single, TOKENIZER, SquadOptions(max_seq_length=96, doc_stride=capacity - 20, max_query_length=40)
-        )
-        for feature in range(len(dataset)):
-            assert dataset.stream([feature])["input_ids"].tolist() == expected.pop(0)
-    assert not expected
-
-
 # --- windows ----------------------------------------------------------------------------------------------------------
 
 
@@ -212,27 +192,6 @@ def test_windows_cover_the_context_and_each_token_has_one_window_of_max_context(
         max_context += [position - first + start for position in range(*dataset.max_context[feature])]
     assert seen == set(range(len(ids)))
     assert max_context == list(range(len(ids)))
-
-
-@given(contexts(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_answer_positions_give_the_text_of_the_answer(context, data):
-    _, offsets = TOKENIZER.encode_with_offsets(context)
-    assume(offsets)
-    first = data.draw(st.integers(0, len(offsets) - 1))
-    last = data.draw(st.integers(first, len(offsets) - 1))
-    start, stop = offsets[first][0], offsets[last][1]
-    squad = squad_of(context, answers=[Answer(context[start:stop], start)])
-    dataset = SquadDataset(
-        squad, TOKENIZER, SquadOptions(max_seq_length=30, doc_stride=7, max_query_length=10), training=True
-    )
-    window_stops = dataset.window_starts + dataset.lengths - dataset.second_starts - 1
-    inside = (dataset.window_starts <= first) & (last < window_stops)
-    for feature, positions in enumerate(zip(dataset.start_positions, dataset.end_positions, strict=True)):
-        if inside[feature]:
-            assert dataset.text(feature, *positions) == context[start:stop]
-        else:
-            assert positions == (0, 0)
 
 
 @given(contexts(), st.data())
