@@ -1,7 +1,7 @@
 """Sentence embeddings: losses of pairs over the whole global batch, and scores of similarity and retrieval.
 
 Legend: n samples of the global batch, k texts of a sample (an anchor, its positive, hard negatives), N sequences of a
-micro-batch, E hidden size, m texts of the corpus.
+micro-batch, E hidden size.
 """
 
 import hashlib
@@ -21,14 +21,15 @@ from data_loading.packing import IGNORED_LABEL, Label
 from encoders.config import ModelConfig
 from parallel.runtime import Runtime
 from tasks import FineTuningTask, PredictionSet
-from tasks.embedding_files import EmbeddingOptions, EmbeddingSettings, TextTuples, read_corpus, read_tuples
+from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
+from tasks.file_predictions import read_texts
 from tasks.glue import TextDataset, load_metrics
 from tasks.glue_files import MAX_SEQ_LENGTH, Examples
+from tasks.retrieval import CUTOFF, nearest, normalized, retrieval_scores
+from tasks.sentence_folders import EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
 from token_stream import TokenStream
 from utils.errors import UserError
-
-CUTOFF = 10  # of rankings
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         found = read_tuples(self.eval_file, self.columns, self.score, self.prompts)
         texts = dict.fromkeys(found.texts)
         if self.corpus_file is not None:
-            texts |= dict.fromkeys(read_corpus(self.corpus_file, self.columns[1], self.prompts[1]))
+            column = self.columns[1]
+            texts |= dict.fromkeys(self.prompts[1] + row[column] for _, row in read_texts(self.corpus_file, [column]))
         dataset = encode_texts(list(texts), tokenizer, self.max_seq_length)
         return [PredictionSet(dataset, partial(self.finish, found), True)]
 
@@ -285,29 +287,3 @@ class TupleDataset:
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         texts, scores = self.rows[indices].ravel(), np.repeat(self.scores[indices], self.max_sequences_per_sample)
         return self.texts.stream(texts) | {"texts": texts, "scores": scores.astype(np.float32)}
-
-
-def normalized(vectors_nE: np.ndarray) -> np.ndarray:
-    return vectors_nE / np.maximum(np.linalg.norm(vectors_nE, axis=1, keepdims=True), 1e-12)
-
-
-def nearest(queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows [n, count] of the corpus with the highest products, best first, and the products."""
-    found = [np.zeros((0, min(count, len(corpus_mE))), np.int64)]
-    for queries in np.array_split(queries_nE, -(-len(queries_nE) // 1024)):
-        found.append(np.argsort(-(queries @ corpus_mE.T), axis=1, kind="stable")[:, :count])
-    rows = np.concatenate(found)
-    return rows, np.einsum("ne,nce->nc", queries_nE, corpus_mE[rows])
-
-
-def retrieval_scores(ranked: Sequence[np.ndarray], relevant: Sequence[set[int]]) -> dict[str, float]:
-    """Mean nDCG, recall and reciprocal rank of rankings of CUTOFF texts, best first."""
-    gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
-    totals = np.zeros(4)
-    for row, right in zip(ranked, relevant, strict=True):
-        hits = np.array([text in right for text in row.tolist()])
-        first = np.flatnonzero(hits)
-        ndcg = gains[: len(hits)][hits].sum() / gains[: len(right)].sum()
-        totals += ndcg, hits[:1].sum() / len(right), hits.sum() / len(right), 1 / (first[0] + 1) if len(first) else 0.0
-    names = f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}"
-    return dict(zip(names, (totals / len(relevant)).tolist(), strict=True))

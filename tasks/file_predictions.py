@@ -73,6 +73,8 @@ def predict_file(
     extensions = (*OUTPUTS, ".npy") if settings["embed"] else OUTPUTS
     if not target.name.lower().endswith(extensions):
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
+    if target.is_dir():
+        raise UserError(f"{target} is a folder: give the name of a file")
     rows = read_texts(source, list(columns.values()))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from encoders.config import ModelConfig
-from tasks.embedding_files import EmbeddingSettings, read_corpus
-from tasks.embeddings import nearest, normalized
+from tasks.file_predictions import read_texts
 from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
+from tasks.retrieval import nearest, normalized
+from tasks.sentence_folders import EmbeddingSettings, read_sentence_config
 from tasks.squad import decode
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
@@ -289,7 +290,8 @@ class EmbeddingPredictor(ClassPredictor):
 
     def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
         """A function from a query to the lines of the nearest texts in a column of the table `corpus`, by cosine."""
-        texts, prompts = read_corpus(corpus, column, ""), EmbeddingSettings.read(self.folder).prompts
+        texts = [row[column] for _, row in read_texts(corpus, [column])]
+        prompts = EmbeddingSettings.read(self.folder).prompts
 
         def embed(rows: list[str], place: str, prompt_name: str) -> np.ndarray:
             name = prompt_name if prompt_name in prompts else None
@@ -312,13 +314,6 @@ def trained_length(config: ModelConfig, folder: Path) -> int | None:
     path = folder / TOKENIZER_CONFIG
     found = read_json_object(path, "the tokenizer's config").get("model_max_length") if path.is_file() else None
     return found if isinstance(found, int) and 0 < found < config.max_length else None
-
-
-def read_sentence_config(folder: Path) -> dict[str, Any]:
-    """sentence-transformers' settings of the encoder, or an empty dict."""
-    path = folder / "sentence_bert_config.json"
-    types = {"max_seq_length": int, "do_lower_case": bool}
-    return read_json_object(path, "the config", types) if path.is_file() else {}
 
 
 PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)

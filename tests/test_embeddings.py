@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 
 import inference
 import run_glue
-from tasks.embedding_files import EmbeddingSettings, read_tuples
-from tasks.embeddings import EmbeddingTask, nearest, retrieval_scores
+from tasks.embedding_files import read_tuples
+from tasks.embeddings import EmbeddingTask
+from tasks.retrieval import nearest, retrieval_scores
+from tasks.sentence_folders import EmbeddingSettings
 from utils.errors import UserError, run_main
 
 WORDS = ["sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose", "wind", "rain", "star"]
@@ -253,8 +255,8 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
-        ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: a text is None"),
-        ([*TRAIN, "--label-column", "x"], "'x' is None, expected a number: correct it"),
+        ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: no column 'x'"),
+        ([*TRAIN, "--label-column", "x"], "'x' is None, expected a number: correct the line"),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
         ([*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"], "use inference.py --embed"),
         (["--do-train", "--train-file", "{files}/a.txt"], "files without columns"),
