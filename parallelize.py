@@ -11,6 +11,7 @@ from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import DeepSpeedModel, ZeroModel
+from parallel.offload import OffloadedModel
 from precision import Precision, use_float8
 from run_config import ParallelConfig, RunConfig
 from utils.distributed import DistributedContext
@@ -42,7 +43,7 @@ def parallelize(
         return ShardedModel(model, config, precision, device, distributed)
     if distributed.world_size > 1:
         return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)
-    return ParallelModel(model, precision, torch.device("cpu") if config.cpu_offload else None)
+    return OffloadedModel(model, precision) if config.cpu_offload else ParallelModel(model, precision)
 
 
 def choose_attention(model: nn.Module, device: torch.device) -> None:
@@ -83,5 +84,12 @@ def check_parallel(config: RunConfig, device: torch.device) -> None:
             f"--optimizer {config.optimizer.name} takes each rank's shard for a whole tensor, so its trust ratios "
             f"would be wrong: use --optimizer Lamb, or --data-parallel-shard-degree 1"
         )
-    if config.parallel.cpu_offload and device.type == "cpu":
+    if not config.parallel.cpu_offload:
+        return
+    if device.type == "cpu":
         raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
+    if 1 < config.parallel.shard_degree < config.world_size and torch.__version__ < "2.13":  # compares versions
+        raise UserError(
+            "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may reuse the memory of a "
+            "gradient before it is copied: give --data-parallel-shard-degree -1, or leave the flag out"
+        )

@@ -134,19 +134,15 @@ class LossScale:
 
 
 class MasterWeights:
-    """Float32 master weights of a 16-bit model, or of one on another device, updated by the optimizer.
+    """Float32 master weights of a 16-bit model, updated by the optimizer.
 
     `add_gradients` adds the model's gradients to the master gradients after each micro-batch. The sum is in float32,
-    because a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the masters to the model.
+    because a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the masters to the model."""
 
-    device: device of the masters and their gradients; by default that of the model.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device | None = None):
+    def __init__(self, model: nn.Module):
         self.model_parameters = dict(model.named_parameters())
         self.masters = {
-            name: nn.Parameter(p.detach().to(device, torch.float32, copy=True))
-            for name, p in self.model_parameters.items()
+            name: nn.Parameter(p.detach().to(torch.float32, copy=True)) for name, p in self.model_parameters.items()
         }
 
     @torch.no_grad()
@@ -155,8 +151,7 @@ class MasterWeights:
             if p.grad is None:
                 continue
             master = self.masters[name]
-            gradient = p.grad.to(master.device)
-            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
             p.grad = None
 
     @torch.no_grad()

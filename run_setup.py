@@ -60,6 +60,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
                 print_line(message)
             if slow := slow_bfloat16(precision, device):
                 print_line(f"note: {slow}")
+            if parallel.cpu_offload and config.optimizer.name == "Muon":
+                print_line("note: with --enable-cpu-offload, Muon's matrix products are computed on the CPU: slow")
         reporter = make_reporter(settings, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)

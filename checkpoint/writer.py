@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, wr
 from encoders.config import ModelConfig
 from run_config import CheckpointMetadata
 from tokenizer import model_files
+from utils.device import pin_memory
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import publish_folder, temporary_path
@@ -135,12 +135,7 @@ class CheckpointWriter:
         except RuntimeError:  # a limit below the free memory
             return False
         if gpu is not None:
-            # In a thread, because CUDA repeats an error at the next kernel of the same thread. Without pinning, copies
-            # are slower.
-            with ThreadPoolExecutor(1) as other_thread:
-                is_pinned = other_thread.submit(pin_memory, self.memory, gpu).result()
-            if is_pinned:  # and must not be when it is freed: CUDA would take the next memory at its address for it
-                weakref.finalize(self, unpin_memory, self.memory.data_ptr(), gpu).atexit = False
+            pin_memory(self.memory, gpu, self)
         return True
 
     def wait(self) -> None:
@@ -153,18 +148,6 @@ class CheckpointWriter:
         """Waits for the last checkpoint, after another error."""
         if self.writing is not None:
             wait([self.writing])
-
-
-def pin_memory(memory: Tensor, gpu: torch.device) -> bool:
-    """Pins `memory` where it is: `pin_memory=True` of torch.empty would round its size up to a power of two. Returns
-    whether CUDA has done it."""
-    with torch.cuda.device(gpu):
-        return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0
-
-
-def unpin_memory(address: int, gpu: torch.device) -> None:
-    with torch.cuda.device(gpu):
-        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def write_checkpoint(

@@ -148,7 +148,8 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
             kept.append(Counter({"activations": layer.input + (layer.linear_outputs if mode == "selective" else 0)}))
 
     # Gradients of earlier micro-batches, except DDP's, which are resident.
-    keeps_sums = settings.micro_batches > 1 and not parallel.cpu_offload and not settings.is_replicated
+    offloads_sums = parallel.cpu_offload and settings.is_sharded
+    keeps_sums = settings.micro_batches > 1 and not offloads_sums and not settings.is_replicated
     earlier = masters if keeps_sums else 0
 
     def gathered(layers: int) -> Counter:
@@ -173,7 +174,7 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
         later = sum(layer_parameters[layer:])
         if settings.is_sharded:
             new = gradient * (layer_parameters[layer] + other_parameters) + FLOAT32 * later / shards
-        elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure or parallel.cpu_offload):
+        elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure):
             new = gradient * (later + other_parameters)  # assigned to the parameters, not accumulated
         else:
             new = gradient * vocabulary if sizes.masked_tokens else 0
@@ -202,7 +203,7 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     # The embeddings' part of the word embedding's gradient is a tensor of the same size.
     own = Counter({"gradients": gradient * vocabulary, "activations": memory.embeddings_backward})
     yield "backward pass of the embeddings", gradients(0) + gathered(0) + own
-    if precision.pure and not (settings.is_sharded or settings.is_replicated or parallel.cpu_offload):
+    if precision.pure and not (settings.is_sharded or settings.is_replicated):
         model_gradients = gradient * num_parameters(model) if settings.micro_batches > 1 else 0
         yield "conversion of the gradients to float32", Counter({"gradients": masters + model_gradients})
     step = Counter() if parallel.cpu_offload or settings.is_replicated else Counter({"gradients": masters})

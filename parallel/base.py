@@ -27,8 +27,7 @@ class ParallelModel:
     model: the plain PreTrainedModel, for its config and names. module: the module to call in the forward pass.
     shard_group: the process group over which the rows of parameters are sharded, or None. replica_group: that of ranks
     with the same parameters and gradients, or None. saves_rows: whether this rank's rows are saved in checkpoints; each
-    row is saved by one rank. keeps_gradients: whether gradients keep their memory. masters_device: the device of the
-    optimizer, if not the model's.
+    row is saved by one rank. keeps_gradients: whether gradients keep their memory.
     """
 
     shard_group: "dist.ProcessGroup | None" = None
@@ -36,9 +35,9 @@ class ParallelModel:
     saves_rows = True
     keeps_gradients = False  # between steps, as zeros
 
-    def __init__(self, model: nn.Module, precision: Precision, masters_device: torch.device | None = None):
+    def __init__(self, model: nn.Module, precision: Precision):
         self.model = self.module = model
-        self.masters = MasterWeights(model, masters_device) if precision.pure or masters_device else None
+        self.masters = MasterWeights(model) if precision.pure else None
         if precision.pure:
             model.to(precision.dtype)
 

@@ -3,6 +3,9 @@
 Sharding is in test_sharding.py and test_sharded_runs.py.
 """
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -19,11 +22,12 @@ from encoders.bert import BertConfig, BertForPreTraining
 from optimizer import make_optimizer
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
-from parallelize import parallelize
+from parallelize import check_parallel, parallelize
 from precision import Precision
 from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from utils.distributed import DistributedContext, init_distributed
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 FLOAT32, PURE = Precision(), Precision(torch.bfloat16, pure=True)
@@ -75,7 +79,7 @@ def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision
     for parallel in models:
         optimizer = make_optimizer(OptimizerConfig(), parallel.model, 0.01, parallel.named_parameters())
         for step in range(2):
-            for micro_batch in range(2):
+            for micro_batch in parallel.micro_batches(SimpleNamespace(micro_batches=range(2)), 2):
                 scales = torch.arange(1.0, 1 + len(parallel.named_parameters())) + step + micro_batch
                 parameters = parallel.model.parameters()
                 loss = sum(s * (p.float() + 1).square().sum() for s, p in zip(scales, parameters, strict=True))
@@ -88,6 +92,23 @@ def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision
         assert torch.equal(p, plain.model.get_parameter(name)) and not torch.equal(p, before[name])
         assert offloaded.named_parameters()[name].device == CPU
         assert offloaded.named_parameters()[name].data_ptr() != p.data_ptr() and p.grad is None
+
+
+@pytest.mark.parametrize(
+    ("version", "world_size", "device", "words"),
+    [
+        ("2.13.0", 8, "cuda", ""),
+        ("2.11.0", 8, "cuda", "several replicas needs PyTorch 2.13"),
+        ("2.11.0", 2, "cuda", ""),
+        ("2.13.0", 8, "cpu", "for GPUs"),
+    ],
+)
+def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_size, device, words):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    parallel = ParallelConfig(shard_degree=2, cpu_offload=True)
+    config = SimpleNamespace(parallel=parallel, optimizer=OptimizerConfig(), world_size=world_size)
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_parallel(config, torch.device(device))
 
 
 # --- compilation ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import ctypes
 import math
 import os
 import re
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -102,6 +104,26 @@ class FreedMemory:
         self.smallest = min(self.smallest, pages)
         if pages > self.GROWTH * self.smallest:
             trim(0)
+
+
+def pin_memory(memory: torch.Tensor, gpu: torch.device, owner: object) -> None:
+    """Pins `memory`, flat bytes, where it is, until `owner` is deleted. (`pin_memory=True` of torch.empty would round
+    its size up to a power of two.) Does nothing if CUDA refuses: then copies are slower."""
+
+    def register() -> bool:
+        with torch.cuda.device(gpu):
+            return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0
+
+    # In a thread, because CUDA repeats an error at the next kernel of the same thread.
+    with ThreadPoolExecutor(1) as other_thread:
+        is_pinned = other_thread.submit(register).result()
+    if is_pinned:  # and must not be when it is freed: CUDA would take the next memory at its address for it
+        weakref.finalize(owner, unpin_memory, memory.data_ptr(), gpu).atexit = False
+
+
+def unpin_memory(address: int, gpu: torch.device) -> None:
+    with torch.cuda.device(gpu):
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 # Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key whose words
