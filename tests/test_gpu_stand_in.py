@@ -1,0 +1,173 @@
+"""Updates of all presets, and of what works with what, on a stand-in for a GPU: all code on the host is real, with the
+checks of shapes and devices, what torch.compile makes, and the allocator; kernels and collectives do nothing.
+
+Opt-in, since it needs PyTorch's CUDA build: python3 -m pytest tests/test_gpu_stand_in.py
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import ROOT
+from gpu_stand_in.build import build, missing
+from launch_scripts import Checkout, presets, processes_of, program_arguments
+from small_runs import run_here
+
+from benchmarks.memory import write_full_shards
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+PROGRAM = Path(__file__).with_name("gpu_stand_in") / "program.py"
+SECONDS = 600
+TOLERANCE = 0.1  # of the estimate
+DDP, FSDP2 = (), ("--data-parallel-shard-degree", "-1")
+HYBRID = ("--data-parallel-shard-degree", "8", "--data-parallel-replicate-degree", "8")
+STRATEGIES = {"one GPU": (1, ()), "8 GPUs, DDP": (8, DDP), "8 GPUs, FSDP2": (8, FSDP2)}
+MODES = {
+    "float32": (),
+    "AdamW": ("--amp", "--optimizer", "AdamW"),
+    "Muon": ("--amp", "--optimizer", "Muon"),
+    "bfloat16": ("--amp",),
+    "16-bit weights": ("--use-pure-fp16",),
+    "float16": ("--fp16",),
+    "TF32": ("--tf32",),
+    "pre-LN": ("--amp", "--pre-layer-norm"),
+    "full checkpointing": ("--amp", "--activation-checkpoint", "full"),
+    "selective checkpointing": ("--amp", "--activation-checkpoint", "selective"),
+    "CPU offload": ("--amp", "--enable-cpu-offload"),
+}
+# Name: processes, model, flags.
+CASES = {
+    **{
+        f"{mode}; {strategy}": (count, "bert-large-uncased", (*flags, *more))
+        for mode, flags in MODES.items()
+        for strategy, (count, more) in STRATEGIES.items()
+        if (mode, strategy) != ("CPU offload", "8 GPUs, DDP")  # refused
+    },
+    "bfloat16; 64 GPUs, DDP": (64, "bert-large-uncased", ("--amp",)),
+    "bfloat16; 64 GPUs, FSDP2": (64, "bert-large-uncased", ("--amp", *FSDP2)),
+    "bfloat16; 64 GPUs, hybrid": (64, "bert-large-uncased", ("--amp", *HYBRID)),
+    "float8; one GPU": (1, "bert-mini-uncased", ("--amp", "--fp8")),
+    "compiled layers; one GPU": (1, "bert-mini-uncased", ("--amp", "--compile", "layers")),
+    "compiled layers; 8 GPUs, FSDP2": (8, "bert-mini-uncased", ("--amp", "--compile", "layers", *FSDP2)),
+    "compiled model; one GPU": (1, "bert-mini-uncased", ("--use-pure-fp16", "--compile", "model")),
+}
+UNESTIMATED = ("float8", "compiled")  # the estimate knows no float8; Inductor keeps what it likes of a small model
+PRESETS = [
+    (script, config, name)
+    for script, config in (("run_pretraining", "pretrain_config"), ("run_modernbert", "modernbert_config"))
+    for name in presets(f"{config}.sh")
+    if "gpu" in name
+]
+SHORT = ("--max-steps", 4, "--gradient-merge-steps", 2, "--benchmark", "--benchmark-warmup-steps", 2)
+SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None", "--show-config", "false")
+
+
+def write_shards(folder: Path, length: int) -> Path:
+    """Full sequences, without masks if they are longer than 512."""
+    write_full_shards(folder, length, {128: 20, 512: 80}.get(length, 1), {128: 1024}.get(length, 64))
+    if length > 512:
+        with h5py.File(folder / "shard_000.hdf5", "a") as file:
+            for name in ("masked_lm_positions", "masked_lm_ids"):
+                del file[name]
+                file[name] = np.zeros((len(file["input_ids"]), 0), np.uint16)
+            file["next_sentence_labels"][:] = np.int8(-1)
+            file.attrs["next_sentence_prediction"] = False
+    return folder
+
+
+class StandIn:
+    """Runs command lines on the stand-in, each once."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.environment = folder, build(folder)
+        self.shards: dict[int, Path] = {}
+
+    def command(self, length: int, *words: object) -> list[str]:
+        if length not in self.shards:
+            self.shards[length] = write_shards(self.folder / str(length), length)
+        paths = ("--input-dir", self.shards[length], "--output-dir", self.folder / "output", "--device", "cuda")
+        return [*map(str, (*words, *paths, *SHORT))]
+
+    def run(self, cases: dict[str, tuple[list[str], int]]) -> dict[str, dict]:
+        given, found = self.folder / "cases.json", self.folder / "results.json"
+        given.write_text(json.dumps(cases))
+        settings = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment = {**os.environ, **self.environment, **settings}
+        command = [sys.executable, PROGRAM, given, found]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(found.read_text())
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> StandIn:
+    return StandIn(tmp_path_factory.mktemp("stand-in"))
+
+
+def estimate(argv: list[str], count: int) -> float:
+    """What `--estimate-memory` prints as the total, in bytes."""
+    printed = run_here([*argv, "--estimate-memory", str(count)])
+    assert printed.returncode == 0, printed.stderr
+    return float(re.search(r"total +(\d+\.\d+)", printed.stdout)[1]) * 2**30
+
+
+def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:
+    expected = estimate(argv, count)
+    print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")  # for docs/performance.md
+    assert found["peak"] == pytest.approx(expected, rel=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def results(stand_in, request) -> dict[str, tuple[list[str], int, dict]]:
+    """The command line, the number of processes and the result of each selected case."""
+    selected = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    cases = {}
+    for name in (name for name in CASES if name in selected):
+        count, model, flags = CASES[name]
+        words = ("--bert-model", "custom", "--config-file", f"bert_configs/{model}.json")
+        words = (*words, "--vocab-file", "vocab/bert-base-uncased-vocab.txt", "--batch-size", 64, *flags)
+        cases[name] = (stand_in.command(128, *words, "--max-seq-length", 128, "--max-predictions-per-seq", 20), count)
+    found = stand_in.run(cases)
+    return {name: (*cases[name], found[name]) for name in cases}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, name):
+    argv, count, found = results[name]
+    assert not found["error"], found["error"]
+    if not name.startswith(UNESTIMATED):
+        check_memory(name, argv, count, found)
+    if name.startswith("bfloat16") and "all_gather_single" in found["collectives"]:  # so called since torch 2.13
+        passes, layers = 3 * 2, 24  # of three updates; the embeddings and heads are gathered once per pass
+        assert found["collectives"]["all_gather_single"] == passes * (2 * layers + 1)
+        assert found["collectives"]["reduce_scatter_single"] == passes * (layers + 1)
+
+
+@pytest.mark.parametrize(("script", "config", "preset"), PRESETS)
+def test_both_phases_of_a_preset_run_and_fit(stand_in, tmp_path, script, config, preset):
+    checkout = Checkout(tmp_path)
+    for length in (1024, 8192):
+        (tmp_path / "data" / "hdf5" / f"seq_{length}" / "training").mkdir(parents=True)
+    flags = f"${{flags_{preset.rpartition('_')[2]}:-}}"
+    result = checkout.run(
+        f"source scripts/configs/{config}.sh; EXTRA_ARGS={flags} bash scripts/{script}.sh $({preset})",
+        RESULTS_DIR="out",
+    )
+    assert result.returncode == 0, result.stderr
+    cases = {}
+    for call in checkout.calls():
+        argv = program_arguments(call, "run_pretraining.py")
+        length = int(argv[argv.index("--max-seq-length") + 1])
+        fresh = ("--from-phase1-final-params", "None") if "--phase2" in argv else ()
+        fresh = (*fresh, "--from-checkpoint", "None", "--last-step-of-checkpoint", "None")
+        cases[f"{preset}, length {length}"] = (stand_in.command(length, *argv, *fresh), processes_of(call))
+    for name, found in stand_in.run(cases).items():
+        assert not found["error"], found["error"]
+        check_memory(name, *cases[name], found)
