@@ -1,0 +1,499 @@
+#!/usr/bin/env python3
+"""Attacks small training runs before a release, and prints a table of attacks tried and survived.
+
+    python3 tests/release.py --kills 200 --faults 100 --bad-inputs 300 --fuzzed 1000 --jobs 2
+
+Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped and continued has the
+losses and the weights of one that was not. Full disks need the right to mount one. network_namespaces.py beside this
+file attacks the network of several nodes.
+"""
+
+import builtins
+import contextlib
+import datetime
+import errno
+import functools
+import io
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+
+import processes  # noqa: E402
+from conftest import log_entries, reported, write_shards  # noqa: E402
+from small_runs import RunInputs, rewrite_manifest, steps_folder  # noqa: E402
+
+import run_pretraining  # noqa: E402
+from utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
+from utils.errors import UserError, run_main  # noqa: E402
+from utils.files import LOCK_FILE  # noqa: E402
+
+STEPS = 12
+HANG_SECONDS = 180
+LAUNCHER_SECONDS = 5  # until the other processes of a run are told to stop after one was killed, as torchrun does
+MEMORY = 16 << 30  # bytes of addresses that an attacked process may have
+KIB, MIB = 2**10, 2**20
+SHARDED = ("--data-parallel-shard-degree", "-1")
+# Processes, and the flags of a strategy.
+STRATEGIES = ((1, ()), (2, ()), (3, ()), (4, ()), (2, SHARDED), (4, ("--data-parallel-shard-degree", "2")))
+ALONE, TWO_SHARDED = 0, 4  # numbers of strategies
+STOPPED = -signal.SIGTERM
+
+
+class Failure(Exception):
+    """An attack that was not survived."""
+
+
+def attacked(prepare: Callable[[], None] | None, words: list[str]) -> int:
+    """run_pretraining.py in a process of its own, after `prepare`."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if prepare is not None:
+        prepare()
+    return run_pretraining.main(words)
+
+
+def start_run(words: list[str], log: Path, count: int, prepare=None, environment: dict | None = None) -> list:
+    """Starts `count` processes of one run; `prepare`: functions that are called in some of them first, by rank."""
+    (log.parent / "command").write_text(json.dumps([words, count, environment], indent=1))
+    return [
+        processes.start(words, log, ranks | (environment or {}), functools.partial(attacked, (prepare or {}).get(rank)))
+        for rank, ranks in enumerate(processes.environments(count))
+    ]
+
+
+def is_over(run: list) -> bool:
+    """Whether a process has ended."""
+    return not all(process.is_alive() for process in run)
+
+
+def signal_all(run: list, number: int) -> None:
+    for process in run:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def wait(run: list, log: Path, may_be: tuple[int, ...] = (0, 2), terminate_after: float = HANG_SECONDS) -> None:
+    """Waits for the processes. After `terminate_after` seconds they get SIGTERM, as from torchrun when one of them has
+    ended. Raises Failure unless all end as they may, with one line for each error."""
+    started, is_terminated = time.monotonic(), False
+    while any(process.is_alive() for process in run):
+        waited = time.monotonic() - started
+        if waited > HANG_SECONDS:
+            signal_all(run, signal.SIGKILL)
+            raise Failure("hang")
+        if waited > terminate_after and not is_terminated:
+            is_terminated = True
+            signal_all(run, signal.SIGTERM)
+        time.sleep(0.02)
+    text = log.read_text(errors="replace") if log.exists() else ""
+    last_line = " ".join(text.strip().splitlines()[-1:])[:200]
+    codes = [process.exitcode for process in run]
+    if "Traceback" in text:
+        raise Failure(f"traceback: {last_line}")
+    if strange := [code for code in codes if code not in may_be]:
+        raise Failure(f"exit code {strange[0]}: {last_line}")
+    if 2 in codes and not re.search("^error: ", text, re.MULTILINE):
+        raise Failure("exit code 2 without an error line")
+
+
+def wait_for_step(run: list, folder: Path, step: int) -> None:
+    """Waits until `step` is logged, or a process has ended."""
+    end = time.monotonic() + 60
+    while last_step(folder) < step and not is_over(run) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+class Arena:
+    """A folder with data, and of runs that nothing disturbs, one for each strategy, the results and the number of calls
+    of each function in FAULTS."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.inputs = folder, RunInputs.make(folder)
+        self.checkpoint = steps_folder(folder / f"undisturbed-{ALONE}") / str(STEPS)
+        self.undisturbed: dict[int, tuple[dict, bytes]] = {}
+        self.calls: dict[int, dict[str, int]] = {}
+        for number, (count, flags) in enumerate(STRATEGIES):
+            alone = self.folder / f"undisturbed-{number}"
+            alone.mkdir()
+            counters = {0: functools.partial(watch_all, alone)}
+            wait(start_run(self.words(alone, *flags), alone / "log", count, counters), alone / "log", (0,))
+            self.undisturbed[number] = results(alone)
+            self.calls[number] = {name: (alone / name).stat().st_size for name in FAULTS}
+
+    def words(self, output: Path, *extra) -> list[str]:
+        flags = ("--max-steps", STEPS, "--log-freq", 1, "--num-steps-per-checkpoint", 2, "--resume-from-checkpoint")
+        flags = (*flags, "--distributed-timeout-minutes", 1, "--report-file", output / "report.json")
+        return self.inputs.command(output, *flags, *extra)
+
+    def start(self, number: int, folder: Path, prepare=None, *extra) -> list:
+        """Starts a run with the strategy `number`; `prepare`: see start_run."""
+        count, flags = STRATEGIES[number]
+        return start_run(self.words(folder, *flags, *extra), folder / "log", count, prepare)
+
+    def complete(self, number: int, folder: Path) -> None:
+        """Continues a run to its end and compares it with the undisturbed one. A step whose loss was to be summed over
+        all processes when one was killed has no loss in the report; the weights show whether it was made the same."""
+        (folder / "log").unlink(missing_ok=True)
+        wait(self.start(number, folder), folder / "log", (0,))
+        (losses, weights), (expected, expected_weights) = results(folder), self.undisturbed[number]
+        for step in sorted(losses):
+            if losses[step] != expected[step]:
+                raise Failure(f"step {step}: {losses[step]}, not {expected[step]}, with {STRATEGIES[number]}")
+        if weights != expected_weights:
+            raise Failure(f"the weights differ, with {STRATEGIES[number]}")
+
+
+def results(output: Path) -> tuple[dict[int, set], bytes]:
+    """The losses of each step that were ever logged, also of steps that were made again, and the last weights."""
+    losses: dict[int, set] = {}
+    for entry in log_entries(output / "report.json"):
+        if "loss" in entry["data"]:
+            losses.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
+    return losses, (steps_folder(output) / str(STEPS) / "model.safetensors").read_bytes()
+
+
+def last_step(output: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return max(reported(output / "report.json"), default=0)
+    return 0
+
+
+# --- attacks: functions of the arena, an empty folder and a random state, that return how often they attacked ---------
+
+
+def kill(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """One run, killed at up to 4 random moments: all its processes, or one of them."""
+    number, kills = random_.randrange(len(STRATEGIES)), 0
+    for _ in range(random_.randint(1, 4)):
+        (folder / "log").unlink(missing_ok=True)
+        run, further = arena.start(number, folder), random_.randint(0, 4)
+        wait_for_step(run, folder, last_step(folder) + further)
+        time.sleep(random_.uniform(0, 0.3 if further else 2))
+        victims = run if random_.random() < 0.5 else [random_.choice(run)]
+        kills += not is_over(victims)
+        signal_all(victims, signal.SIGKILL)
+        wait(run, folder / "log", (0, 2, -signal.SIGKILL, STOPPED), LAUNCHER_SECONDS)
+    arena.complete(number, folder)
+    return kills
+
+
+FAULTS: dict[str, object] = {
+    **{"fsync": os, "rename": os, "mkdir": os, "unlink": os, "rmdir": os, "pread": os},
+    **{"open": io, "write_text": Path, "copyfile": shutil},  # pathlib calls io.open
+}
+ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ESTALE)
+
+
+def watch(name: str, record: Path, disturb: Callable[[int, str], None] = lambda call, path: None) -> None:
+    """Writes a byte to `record` for each call of the function `name`, and disturbs it; `disturb` gets the number of
+    bytes and the call's path."""
+    owner, calls = FAULTS[name], os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    original = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        os.write(calls, b".")
+        disturb(os.fstat(calls).st_size, str(args[0]))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, call)
+    if owner is io:
+        builtins.open = call
+
+
+def watch_all(folder: Path) -> None:
+    for name in FAULTS:
+        watch(name, folder / name)
+
+
+def fail(calls: range, number: int, call: int, path: str) -> None:
+    """Raises the error `number` in the given calls."""
+    if call in calls:
+        raise OSError(number, os.strerror(number), path)
+
+
+def delay(longest: float, _call: int, _path: str) -> None:
+    time.sleep(random.uniform(0, longest))
+
+
+def break_disk(folder: Path, disturb: Callable[[int, str], None]) -> None:
+    """Disturbs all calls for files of the run."""
+
+    def disturb_files_of_the_run(call: int, path: str) -> None:
+        if path.startswith(str(folder)):
+            disturb(call, path)
+
+    for name in FAULTS:
+        watch(name, folder / "calls", disturb_files_of_the_run)
+
+
+def fault(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """A call of the system fails on one rank, at a random moment, or a file may not grow; then the run is continued."""
+    number, rank = random_.choice((ALONE, ALONE, TWO_SHARDED)), 0
+    name = random_.choice([*(name for name, calls in arena.calls[number].items() if calls), "file size"])
+    if name == "file size":
+        largest = max(path.stat().st_size for path in arena.checkpoint.iterdir())
+        limits = random_.randrange(4 * KIB, largest), resource.RLIM_INFINITY
+        inject, rank = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits), random_.choice((0, -1))
+    else:
+        moment = random_.randint(1, arena.calls[number][name])
+        disturb = functools.partial(fail, range(moment, moment + 1), random_.choice(ERRNOS))
+        inject = functools.partial(watch, name, folder / "calls", disturb)
+    wait(arena.start(number, folder, {rank % STRATEGIES[number][0]: inject}), folder / "log")
+    arena.complete(number, folder)
+    return int(name == "file size" or (folder / "calls").stat().st_size >= moment)
+
+
+def disk(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """The disk fills up, or all its calls fail from one moment on, or it is slow and the run is stopped while it
+    writes; then the run is continued."""
+    kind, number = random_.choice(["full", "failing", "slow"]), random_.choice((ALONE, ALONE, TWO_SHARDED))
+    if kind == "full":
+        (output := folder / "disk").mkdir()
+        size = random_.randrange(16 * KIB, 4 * MIB)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", output], check=True)
+        try:
+            count, flags = STRATEGIES[number]
+            wait(start_run(arena.words(output, *flags), folder / "log", count), folder / "log")
+            is_full = last_step(output) < STEPS
+            subprocess.run(["mount", "-o", f"remount,size={64 * MIB}", output], check=True)
+            arena.complete(number, output)
+        finally:
+            subprocess.run(["umount", "--lazy", output], check=True)
+        return int(is_full)
+    moment = random_.randint(1, sum(arena.calls[number].values()))
+    disturb = functools.partial(fail, range(moment, 10**9), random_.choice(ERRNOS))
+    if kind == "slow":
+        disturb = functools.partial(delay, random_.uniform(0.01, 0.1))
+    inject = functools.partial(break_disk, folder, disturb)
+    run = arena.start(number, folder, dict.fromkeys(range(STRATEGIES[number][0]), inject))
+    if kind == "slow":
+        wait_for_step(run, folder, random_.randint(1, STEPS))
+        signal_all(run if random_.random() < 0.5 else run[:1], signal.SIGTERM)
+    wait(run, folder / "log", (0, 2, STOPPED))
+    arena.complete(number, folder)
+    return 1
+
+
+def limit_data(further: int) -> None:
+    (kilobytes,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line]
+    limit = int(kilobytes) * KIB + further
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def memory_limit(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """A limit that the kernel enforces on the data of one process; then the run is continued without it."""
+    number = random_.choice((ALONE, ALONE, TWO_SHARDED))
+    inject = functools.partial(limit_data, int(MIB * 2 ** random_.uniform(-4, 8)))
+    run = arena.start(number, folder, {random_.randrange(STRATEGIES[number][0]): inject})
+    # Native code ends a process itself if there is no memory for a thread or an exception.
+    wait(run, folder / "log", (0, 2, STOPPED, 127, -signal.SIGABRT, -signal.SIGSEGV), LAUNCHER_SECONDS)
+    arena.complete(number, folder)
+    return 1
+
+
+def shard(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """A shard that is truncated, replaced or removed during a run. The run ends or goes on with the data that it had;
+    with the changed shard it is not resumed, and with the old one it is."""
+    number = random_.randrange(len(STRATEGIES))
+    shards = shutil.copytree(arena.inputs.shards, folder / "shards")
+    victim = random_.choice(sorted(shards.iterdir()))
+    original = arena.inputs.shards / victim.name
+    run = arena.start(number, folder, None, "--input-dir", shards)
+    wait_for_step(run, folder, random_.randint(1, STEPS - 1))
+    time.sleep(random_.uniform(0, 0.05))
+    kind = random_.choice(["truncated", "emptied", "replaced", "overwritten", "removed"])
+    if kind == "truncated":
+        os.truncate(victim, random_.randrange(original.stat().st_size))
+    elif kind == "emptied":
+        victim.write_bytes(b"")
+    elif kind == "removed":
+        victim.unlink()
+    else:
+        size = 40 if "000" in victim.name else 24
+        other = next(write_shards(folder / "other", sizes=(size,), seed=random_.randrange(10, 10**6)).iterdir())
+        other.rename(victim) if kind == "replaced" else victim.write_bytes(other.read_bytes())
+    tried = not is_over(run)
+    # Rows that are overwritten in place may be read half, which the check of their values finds or the resume does.
+    wait(run, folder / "log")
+    if last_step(folder) < STEPS:
+        (folder / "log").unlink()
+        wait(arena.start(number, folder, None, "--input-dir", shards), folder / "log", (2,))
+    shutil.copy(original, victim)
+    if kind != "overwritten":
+        arena.complete(number, folder)
+    return int(tried)
+
+
+def link(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """Links in the folder of steps, made before or during a run. What they lead to stays as it is."""
+    number, steps, targets = random_.choice((ALONE, ALONE, TWO_SHARDED)), steps_folder(folder), folder / "precious"
+    steps.mkdir(parents=True)
+    (targets / "folder").mkdir(parents=True)
+    for name in ("file", "folder/file"):
+        (targets / name).write_text("nobody may change this")
+    shutil.copytree(arena.checkpoint, targets / "checkpoint")
+    before = contents(targets)
+    names = [LOCK_FILE, "run.json", "run.json.tmp-1", "0.tmp-1", "manifest.json", ".lock.tmp-1", "probe.tmp-1"]
+    names += [str(step) for step in range(1, STEPS + 2)] + [f"{step}.tmp-0123456789abcdef" for step in (2, STEPS)]
+
+    def make_links() -> None:
+        for name in random_.sample(names, random_.randint(1, 4)):
+            target = random_.choice(["file", "file", "folder", "checkpoint", "missing", "hard link"])
+            path = steps / name
+            with contextlib.suppress(OSError):
+                path.unlink()
+            with contextlib.suppress(OSError):
+                path.hardlink_to(targets / "file") if target == "hard link" else path.symlink_to(targets / target)
+
+    if is_before := random_.random() < 0.5:
+        make_links()
+    run = arena.start(number, folder)
+    if not is_before:
+        wait_for_step(run, folder, random_.randint(0, STEPS - 1))
+        make_links()
+        signal_all(run, signal.SIGTERM)
+    wait(run, folder / "log", (0, 2, STOPPED))
+    found = contents(targets)
+    for path in steps.iterdir():
+        if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
+            path.unlink()
+    arena.complete(number, folder)
+    if before != found or before != contents(targets):
+        raise Failure("the target of a link has changed")
+    return 1
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+ODD_VALUES = (
+    *("", "-1", "0", "1e30", "nan", "9" * 5000, "../x", "\u00b2", "None", "auto", "1" + "0" * 30, "x" * 300),
+    *("-", "--", "'", "0x10", "1_000", "1,5", " 7", "true", "/dev/null", "/proc/self/mem", "\n", "-inf", "1e-400"),
+)
+ODD_JSON = (None, -1, 0, 1.5, True, "", "x", [], {}, 10**30, float("nan"), float("inf"), "\ud800", [[]], 2**31, 1e308)
+ENVIRONMENT = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+def bad_input(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """An odd value of a flag, of the environment or of the config, or a shard or vocabulary with changed bytes."""
+    words, environment = arena.words(folder, "--steps-this-run", "1"), {}
+    kind = random_.choice(["flag", "environment", "--config-file", "--input-dir", "--vocab-file"])
+    copy = folder / "copy"
+    if kind == "flag":
+        name = random_.choice(sorted(run_pretraining.parse_arguments(words).as_dict())).replace("_", "-")
+        words += [f"--{name}={random_.choice(ODD_VALUES)}"]
+    elif kind == "environment":
+        environment = {random_.choice(ENVIRONMENT): random_.choice(ODD_VALUES) for _ in range(random_.randint(1, 3))}
+    elif kind == "--config-file":
+        config = json.loads(arena.inputs.config.read_text())
+        copy.write_text(json.dumps(config | {random_.choice(sorted(config)): random_.choice(ODD_JSON)}))
+    elif kind == "--input-dir":
+        change_bytes(random_.choice(sorted(shutil.copytree(arena.inputs.shards, copy).iterdir())), random_)
+    else:
+        change_bytes(Path(shutil.copy(arena.inputs.vocab_file, copy)), random_)
+    wait(start_run(words + [kind, str(copy)] * copy.exists(), folder / "log", 1, None, environment), folder / "log")
+    return 1
+
+
+def fuzz(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """A file of a checkpoint with changed bytes and, half of the time for tensors, a checksum that fits."""
+    changed = folder / str(STEPS)
+    shutil.copytree(arena.checkpoint, changed)
+    path = random_.choice(sorted(changed.iterdir()))
+    change_bytes(path, random_)
+    if random_.random() < 0.5 and path.suffix == ".safetensors":
+        rewrite_manifest(changed)
+    words = [word for word in arena.words(folder / "output") if word != "--resume-from-checkpoint"]
+    words += [random_.choice(["--from-checkpoint", "--from-pretrained-params"]), str(changed)]
+    words += ["--benchmark", "--benchmark-steps", "1", "--benchmark-warmup-steps", "1"]
+    wait(start_run(words, folder / "log", 1), folder / "log")
+    return 1
+
+
+def change_bytes(path: Path, random_: random.Random) -> None:
+    """Cuts the file, or changes some of its bytes, most often near the start, where the structure is."""
+    content = bytearray(path.read_bytes())
+    if random_.random() < 0.2:
+        del content[random_.randrange(len(content)) :]
+    for _ in range(random_.randint(1, 4)):
+        if content:
+            limit = len(content) if random_.random() < 0.3 else min(len(content), 2048)
+            content[random_.randrange(limit)] = random_.randrange(256)
+    path.write_bytes(content)
+
+
+# By the name of the flag: the attack, and its line in the table.
+ATTACKS = {
+    "kills": (kill, "SIGKILL at a random moment, 1 to 4 processes"),
+    "faults": (fault, "failing system call, 1 and 2 processes"),
+    "bad_inputs": (bad_input, "bad input"),
+    "fuzzed": (fuzz, "changed checkpoint file"),
+    "disks": (disk, "full, failing or slow disk, 1 and 2 processes"),
+    "memory_limits": (memory_limit, "memory limit of a process"),
+    "shards": (shard, "shard truncated, replaced or removed during the run"),
+    "links": (link, "links in the folder of steps"),
+}
+
+
+def attack(arena: Arena, name: str, number: int, seed: int) -> tuple[int, bool]:
+    """Makes one attack; returns how often it attacked, and whether it was survived."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-{number}-", dir=arena.folder))
+    try:
+        return ATTACKS[name][0](arena, folder, random.Random(f"{seed}/{name}/{number}")), True
+    except Failure as failure:
+        kept = shutil.copytree(folder, Path(tempfile.gettempdir()) / f"release-{os.getpid()}-{name}-{number}")
+        print(f"{failure}; repeat with --seed {seed} --repeat {name}:{number}; its files are in {kept}", flush=True)
+        return 1, False
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    for name, (_, description) in ATTACKS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=non_negative_int, default=0, help=f"how many runs with: {description}")
+    parser.add_argument("--jobs", type=positive_int, default=2, help="attacks made at the same time")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the attacks")
+    parser.add_argument("--repeat", metavar="KIND:NUMBER", help="make only this attack, such as kills:17")
+    args = parser.parse_args()
+    todo = [(number, name) for name in ATTACKS for number in range(getattr(args, name))]
+    if args.repeat is not None:
+        name, _, number = args.repeat.partition(":")
+        if name not in ATTACKS or not number.isdecimal() or todo:
+            raise UserError(f"--repeat {args.repeat} is not KIND:NUMBER alone, with a kind of {', '.join(ATTACKS)}")
+        todo = [(int(number), name)]
+    if not todo:
+        raise UserError("no attack was asked for: give a number of at least one kind, such as --kills 10")
+    tallies = {name: [0, 0] for _, name in todo}
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="release-") as folder, ThreadPoolExecutor(args.jobs) as pool:
+        arena = Arena(Path(folder))
+        running = {pool.submit(attack, arena, name, number, args.seed): name for number, name in sorted(todo)}
+        for future in as_completed(running):
+            tried, survived = future.result()
+            tallies[running[future]][0] += tried
+            tallies[running[future]][1] += tried * survived
+    minutes = (time.monotonic() - started) / 60
+    print(f"\n{datetime.date.today()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a time:\n")
+    print("| attack | tried | survived |\n|---|---|---|")
+    for name, (tried, survived) in tallies.items():
+        print(f"| {ATTACKS[name][1]} | {tried} | {survived} |")
+    return int(any(tried != survived for tried, survived in tallies.values()))
+
+
+if __name__ == "__main__":
+    run_main(main)
