@@ -1,7 +1,7 @@
 """What readers return, and its checks against a config: every tensor is converted or reported, none is missing or
 misshapen."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,6 @@ VOCAB_MULTIPLES = (8, 64)  # NVIDIA's and ModernBERT's recipes pad the vocabular
 MAX_NAMES = 3  # listed in a message
 
 
-def bert_architecture(names: Collection[str]) -> str:
-    if "qa_outputs.weight" in names:
-        return "BertForQuestionAnswering"
-    if "classifier.weight" in names:
-        return "BertForSequenceClassification"
-    has_mlm, has_nsp = "cls.predictions.bias" in names, "cls.seq_relationship.weight" in names
-    if has_mlm:
-        return "BertForPreTraining" if has_nsp else "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if has_nsp else "BertModel"
-
-
-def modernbert_architecture(names: Collection[str]) -> str:
-    if "classifier.weight" in names:
-        return "ModernBertForSequenceClassification"
-    return "ModernBertForMaskedLM" if "head.dense.weight" in names else "ModernBertModel"
-
-
 @dataclass(frozen=True)
 class Layout:
     """Names of tensors in model folders: of the word embeddings and the masked-token head's bias; copies of tensors,
@@ -46,7 +29,10 @@ class Layout:
     tied: Mapping[str, str]
     optional_parts: tuple[str, ...]
     heads: tuple[str, ...]
-    architecture: Callable[[Collection[str]], str]
+    architectures: Mapping[str, tuple[str, ...]]
+
+    def architecture(self, names: Collection[str]) -> str:
+        return next(name for name, tensors in self.architectures.items() if {*tensors} <= {*names})
 
 
 WORDS, TOKENS = "bert.embeddings.word_embeddings.weight", "model.embeddings.tok_embeddings.weight"
@@ -55,11 +41,22 @@ BERT = Layout(
     {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier."),
     ("pretraining", "question_answering"),
-    bert_architecture,
+    {
+        "BertForQuestionAnswering": ("qa_outputs.weight",),
+        "BertForSequenceClassification": ("classifier.weight",),
+        "BertForPreTraining": ("cls.predictions.bias", "cls.seq_relationship.weight"),
+        "BertForMaskedLM": ("cls.predictions.bias",),
+        "BertForNextSentencePrediction": ("cls.seq_relationship.weight",),
+        "BertModel": (),
+    },
 )
 MODERNBERT = Layout(
     *(TOKENS, "decoder.bias", {"decoder.weight": TOKENS}, ("head.", "decoder.", "classifier."), ("masked_lm",)),
-    modernbert_architecture,
+    {
+        "ModernBertForSequenceClassification": ("classifier.weight",),
+        "ModernBertForMaskedLM": ("head.dense.weight",),
+        "ModernBertModel": (),
+    },
 )
 
 

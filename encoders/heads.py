@@ -82,7 +82,8 @@ class MaskedLanguageModel(PreTrainedModel):
 
 
 class ClassificationModel(PreTrainedModel):
-    """An encoder with a classifier on its output; ModernBERT transforms the output first (`head`).
+    """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT transforms the
+    encoder's output first (`head`).
 
     classifier_class: from the numbers of inputs and outputs and the dropout probability. classifier_name: its name in
     Hugging Face's folders."""
@@ -90,91 +91,67 @@ class ClassificationModel(PreTrainedModel):
     classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: Linear(inputs, outputs)
     classifier_name = "classifier"
 
-    def add_classifier(self, num_outputs: int, dropout: float) -> None:
+    def add_modules(self, pooling: str | None, num_outputs: int, dropout: float) -> None:
+        self.add_encoder(pooling)
         self.head = self.make_transform()
         self.dropout = Dropout(dropout)
         classifier = type(self).classifier_class(self.config.hidden_size, num_outputs, dropout)
         setattr(self, self.classifier_name, classifier)
         self.init_weights(self.optional_heads)
 
-    def classify(self, hidden: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor | TokenStream,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> ClassificationOutput:
+        inputs = input_ids, attention_mask, token_type_ids
+        is_pooled = self.base_model.pooling is not None
+        return self.output(self.base_model.pooled(*inputs) if is_pooled else self.base_model(*inputs).last_hidden_state)
+
+    def output(self, hidden: Tensor) -> ClassificationOutput:
         """The logits, computed in the type of the classifier's weights: in 16 bits, many would be equal."""
         states, classifier = self.dropout(self.head(hidden)), getattr(self, self.classifier_name)
         kind = states.device.type
         with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):  # meta has no autocast
-            return classifier(states.to(next(classifier.parameters()).dtype))
+            return ClassificationOutput(classifier(states.to(next(classifier.parameters()).dtype)))
 
     def kept_in_float32(self) -> Collection[nn.Module]:
         return list(getattr(self, self.classifier_name).modules())
 
-    def classifier_flops(self, rows: float) -> float:
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         modules = (*self.head.modules(), *getattr(self, self.classifier_name).modules())
-        return rows * sum(2 * m.in_features * m.out_features for m in modules if isinstance(m, nn.Linear))
+        rows = num_tokens if self.base_model.pooling is None else num_sequences
+        classifier = rows * sum(2 * m.in_features * m.out_features for m in modules if isinstance(m, nn.Linear))
+        return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + classifier
 
 
 class QuestionAnswering(ClassificationModel):
-    """An encoder with a span head: a start and an end logit per token."""
+    """A span head: a start and an end logit per token."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.classifier_name = self.span_classifier_name
-        self.add_encoder(None)
-        self.add_classifier(2, self.span_dropout)
+        self.add_modules(None, 2, self.span_dropout)
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> SpanOutput:
-        hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
-        return SpanOutput(*self.classify(hidden).unbind(dim=-1))
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return self.classifier_flops(num_tokens)
+    def output(self, hidden: Tensor) -> SpanOutput:
+        return SpanOutput(*super().output(hidden).logits.unbind(dim=-1))
 
 
 class SequenceClassification(ClassificationModel):
-    """An encoder with a classifier on the pooled state: a logit per label, or the predicted value if there is one label
-    (regression)."""
+    """A logit per label on the pooled state, or the predicted value if there is one label (regression)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.add_encoder(config.classifier_pooling)
-        self.add_classifier(config.num_labels, config.head_dropout)
-
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> ClassificationOutput:
-        return ClassificationOutput(self.classify(self.base_model.pooled(input_ids, attention_mask, token_type_ids)))
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        pooler = self.base_model.head_flops(num_tokens, num_sequences, num_masked)
-        return pooler + self.classifier_flops(num_sequences)
+        self.add_modules(config.classifier_pooling, config.num_labels, config.head_dropout)
 
 
 class TokenClassification(ClassificationModel):
-    """An encoder with a classifier on each token: a logit per label of the config."""
+    """A logit per label of the config for each token."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.add_encoder(None)
-        self.add_classifier(config.num_labels, config.head_dropout)
-
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> ClassificationOutput:
-        hidden = self.base_model(input_ids, attention_mask, token_type_ids).last_hidden_state
-        return ClassificationOutput(self.classify(hidden))
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return self.classifier_flops(num_tokens)
+        self.add_modules(None, config.num_labels, config.head_dropout)
 
 
 class SentenceEmbedding(PreTrainedModel):
