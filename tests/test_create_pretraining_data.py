@@ -5,11 +5,8 @@ import gzip
 import hashlib
 import json
 import random
-import re
 import shutil
-import subprocess
 import sys
-import time
 import zlib
 from collections import Counter
 from itertools import pairwise
@@ -18,10 +15,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import CLS, MASK, ROOT, SEP, SHARED, VOCAB_FILE, assert_refused, needs_shared_data, run_program
+from conftest import CLS, MASK, ROOT, SEP, VOCAB_FILE, assert_refused, run_program
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import kill_and_wait_for_workers
 
 import create_pretraining_data
 from benchmarks.data_creation_reference import (
@@ -318,25 +314,6 @@ def test_whole_words_are_masked_whole(tokenizer, text, tmp_path):
     assert (masked.sum(axis=1) <= np.clip(np.rint(0.15 * shard["input_mask"].sum(axis=1)), 1, 20)).all()
 
 
-def test_without_next_sentence_prediction_a_sample_is_one_segment_without_label(tokenizer, text, tmp_path):
-    make_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions(64, 10, next_sentence_prediction=False))
-    shard = read_shard(tmp_path / "one.hdf5")
-    assert (shard["next_sentence_labels"] == -1).all()
-    assert not shard["segment_ids"].any()
-    assert all(len(segments(ids)) == 1 for ids in unmasked(shard))
-    with h5py.File(tmp_path / "one.hdf5") as file:
-        assert not file.attrs["next_sentence_prediction"]
-
-
-def test_one_document_has_no_random_next_and_is_refused(tokenizer, tmp_path):
-    text = tmp_path / "one.txt"
-    text.write_text("".join(f"{WORDS[i]} {WORDS[i + 1]} {WORDS[i + 2]}\n" for i in range(0, 900, 3)))
-    with pytest.raises(UserError, match=r"one\.txt is one document.*--no-nsp"):
-        make_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions())
-    counts = make_shard(text, tmp_path / "one.hdf5", tokenizer, SampleOptions(next_sentence_prediction=False))
-    assert counts["documents"] == 1
-
-
 def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("data_preparation.samples.corpus.READ_BLOCK", 16)
     text = tmp_path / "text.txt"
@@ -360,24 +337,6 @@ def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(tmp_path_fac
     assert b"".join(blocks).decode() == content
     assert all(block.endswith(b"\n") or following.startswith(b" ") for block, following in pairwise(blocks))
     assert all(blocks)
-
-
-@needs_shared_data
-def test_the_statistics_hold_on_real_books(tokenizer, tmp_path):
-    parts = []
-    for name in ("middlemarch", "treasure-island", "jane-eyre"):
-        paragraphs = (SHARED / f"books/{name}.txt").read_text(encoding="utf-8").split("\n\n")
-        joined = [re.sub(r"(?<=[.!?”]) ", "\n", " ".join(paragraph.split())) for paragraph in paragraphs]
-        parts += ["\n".join(filter(None, joined[start : start + 40])) for start in range(0, len(joined), 40)]
-    text = tmp_path / "books.txt"
-    text.write_text("\n\n".join(parts), encoding="utf-8")
-    counts = make_shard(text, tmp_path / "books.hdf5", tokenizer, SampleOptions())
-    shard = read_shard(tmp_path / "books.hdf5")
-    assert_masking_is_berts(shard, 30_000)
-    # A little more than half: a chunk of one sentence has no real next.
-    assert 0.5 < shard["next_sentence_labels"].mean() < 0.56
-    assert 0.05 < counts["truncated"] / counts["untruncated"] < 0.2
-    assert shard["input_mask"].mean() > 0.85
 
 
 # The files.
@@ -451,20 +410,6 @@ def test_a_stop_while_a_record_is_written_leaves_nothing_in_the_way(text_folder,
     assert digests(tmp_path) == digests(made)
 
 
-def test_killed_at_random_moments_and_rerun_it_makes_the_same_files(text_folder, made, tmp_path):
-    output, rng = tmp_path / "out", random.Random(0)
-    words = [sys.executable, *map(str, command(text_folder, output, "--num-workers", 2))]
-    for _ in range(4):
-        process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(rng.uniform(0.3, 1.6))
-        kill_and_wait_for_workers(process)
-        for path in output.glob("*.hdf5") if output.exists() else ():
-            assert digests(made)[path.name] == hashlib.sha256(path.read_bytes()).hexdigest()
-    result = run_program(*words[1:])
-    assert result.returncode == 0, result.stderr
-    assert digests(output) == digests(made)
-
-
 def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder, tmp_path):
     text, output = tmp_path / "text.txt", tmp_path / "out" / "text.hdf5"
     text.write_bytes((text_folder / "part_0.txt").read_bytes())
@@ -516,8 +461,7 @@ def test_the_index_describes_every_data_set_of_every_shard(made, tokenizer):
 
 
 def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_made(made, tokenizer):
-    path = made / "part_4.hdf5"
-    with h5py.File(path) as file:
+    with h5py.File(made / "part_4.hdf5") as file:
         assert {key: str(file[key].dtype) for key in KEYS} == {
             "input_ids": "uint16",
             "input_mask": "int8",
@@ -526,12 +470,7 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
             "masked_lm_ids": "uint16",
             "next_sentence_labels": "int8",
         }
-        content = path.read_bytes()
-        for key in KEYS:
-            offset = file[key].id.get_offset()
-            mapped = np.frombuffer(content, file[key].dtype, file[key].size, offset)
-            assert offset % 64 == 0
-            assert np.array_equal(mapped.reshape(file[key].shape), file[key][:])
+        assert all(file[key].id.get_offset() % 64 == 0 for key in KEYS)
         assert dict(file.attrs) == {
             "schema_version": 2,
             "sequence_length": 64,
@@ -601,12 +540,6 @@ def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
         assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"contains no \*\.txt"):
         find_text(tmp_path)
-
-
-def test_an_output_folder_that_is_a_file_is_refused(text_folder, tmp_path):
-    (tmp_path / "out").write_text("mine")
-    assert_refused(run_program(*command(text_folder, tmp_path / "out")), str(tmp_path / "out"))
-    assert (tmp_path / "out").read_text() == "mine"
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

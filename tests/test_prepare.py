@@ -26,9 +26,7 @@ from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, w
 
 from data import prepare
 from data_preparation.engine import work_units
-from utils import progress
 from utils.errors import run_main
-from utils.files import lock_folder
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -125,17 +123,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     run(*words, code=2)
     assert "formatted/corpus (3 units of work are done)" in run(*words, "--dry-run").stdout
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
-
-
-def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(corpus, tmp_path, capsys, monkeypatch):
-    arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--sentence-splitter", "fast"]
-    prepare.main(arguments)
-    assert capsys.readouterr().err == ""  # nothing to say for so short a time
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
-    prepare.main([*arguments[:-1], "punkt"])
-    lines = capsys.readouterr().err.splitlines()
-    assert any(re.match(r"format corpus: \d+k of \d+k \[", line) for line in lines), lines
-    assert "\r" not in "".join(lines)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -308,16 +295,6 @@ def test_skip_bad_leaves_out_what_is_bad_and_names_and_counts_it(tmp_path):
     assert sum(path.read_text().count("A good one.") for path in parts) == 4
 
 
-def test_skip_bad_skips_a_file_that_is_not_a_dump(tmp_path):
-    dumps = tmp_path / "dumps"
-    shutil.copytree(SAMPLE.parent / "wiki", dumps)
-    (dumps / "a.xml").write_text("<html>Not found</html>")
-    done = run("format", "wikicorpus", dumps, "--output-dir", tmp_path / "refused", code=2)
-    assert "a.xml: does not start like a Wikipedia dump" in done.stderr
-    done = run("format", "wikicorpus", dumps, "--output-dir", tmp_path, "--sentence-splitter", "fast", "--skip-bad")
-    assert "1 bad skipped" in done.stdout
-
-
 FILTER = "def keep(document):\n    return document.columns['score'] > 0.5 and len(document.text) > 5\n"
 
 
@@ -338,12 +315,6 @@ def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
     assert "made again, filter_sha256" in run(*words, cwd=tmp_path).stdout
     (tmp_path / "quality.py").write_text(FILTER.replace("score", "rating"))
     assert "--filter quality:keep failed on a document of" in run(*words, code=2, cwd=tmp_path).stderr
-
-
-def test_integers_of_thousands_of_digits_in_other_fields_do_not_matter(tmp_path):
-    (tmp_path / "text.jsonl").write_text('{"text": "A good one.", "number": %s}\n' % ("9" * 10_000))
-    done = run("format", "corpus", tmp_path / "text.jsonl", "--output-dir", tmp_path / "data")
-    assert "1 documents" in done.stdout
 
 
 def test_file_names_need_not_be_utf8(corpus, tmp_path):
@@ -386,6 +357,8 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["all", "books", SAMPLE, "--test-fraction", "1"], "--test-fraction"),
         (["all", "books", SAMPLE, "--weights", "books=2", "books=3"], "--weights has a text twice"),
         (["format", "corpus", SAMPLE, "--language", "../de"], "--language"),
+        (["all", "wiki_books", SAMPLE], "--books FOLDER, or --books FILE with one address per line; PATH is the"),
+        (["format", "wikicorpus", ROOT / "bert_configs" / "x.xml"], "does not exist"),
         (["shard"], "run the format stage first"),
         (["hdf5"], "run the shard stage first"),
         (["verify", "/nowhere"], "no HDF5 shard"),
@@ -427,23 +400,6 @@ def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):
     assert (tmp_path / "sharded" / "diary.txt").read_text() == "Dear diary."
 
 
-def test_two_runs_in_one_folder_keep_out_of_each_others_way(corpus, tmp_path):
-    with contextlib.closing(lock_folder(tmp_path)):
-        done = run("all", "corpus", corpus, "--output-dir", tmp_path, code=2)
-    assert "is in use by process" in done.stderr
-
-
-def test_odd_text_neither_hangs_nor_fails(tmp_path):
-    """One-sentence documents, a line of 1 MB without a full stop, an empty file."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "short.jsonl").write_text("".join(f'{{"text": "Sentence number {n}."}}\n' for n in range(300)))
-    (folder / "long.txt").write_text("word " * 200_000)
-    (folder / "empty.txt").write_text("")
-    done = run("all", "corpus", folder, "--output-dir", tmp_path / "data", *SMALL, "--dupe-factor", 1)
-    assert "301 documents" in done.stdout
-
-
 def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus, tmp_path):
     own = ["--train-vocab", "--vocab-size", 700, "--no-do-lower-case", "--unused", 3]
     run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, *own)
@@ -475,32 +431,34 @@ def test_a_full_disk_is_one_line_that_names_the_place(corpus, tmp_path, monkeypa
     assert not (tmp_path / "formatted" / "corpus").exists()
 
 
-def test_the_script_passes_everything_on(corpus, tmp_path):
+def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment(corpus, tmp_path):
     script = ["bash", ROOT / "data" / "create_datasets_from_start.sh"]
-    env = {"PYTHON": sys.executable, "PATH": os.environ["PATH"]}
-    folder = tmp_path / "with a space"
-    options = ["--output-dir", folder, "--dry-run", *SMALL]
-    done = subprocess.run([*script, "corpus", corpus, *options], env=env, capture_output=True, text=True, check=True)
-    assert f"{folder}/hdf5/seq_64_pred_10/training" in done.stdout
-    assert "usage" in subprocess.run([*script, "--help"], capture_output=True, text=True, check=True).stdout
-    wrong = subprocess.run([*script, "wikipedia"], env=env, capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert "wiki_only" in wrong.stderr
+    assert "usage" in run_program(*script, "--help").stdout
+    assert_refused(run_program(*script, "wikipedia"), "wiki_only")
+    for given, options, folder in (
+        ("a b", [], tmp_path / "a b"),
+        ("a b", ["--output-dir", tmp_path / "c d"], tmp_path / "c d"),
+        ("", [], ROOT / "data"),
+    ):
+        env = {"PYTHON": sys.executable, "BERT_PREP_WORKING_DIR": str(tmp_path / given) if given else ""}
+        done = run_program(*script, "corpus", corpus, *options, "--dry-run", *SMALL, env=env)
+        assert f"{folder}/hdf5/seq_64_pred_10/training" in done.stdout
 
 
-def test_the_working_folder_of_the_environment_is_the_default_output_folder(corpus, tmp_path):
-    script, prepare_py = ROOT / "data" / "create_datasets_from_start.sh", ROOT / "data" / "prepare.py"
-    folder = tmp_path / "work dir"
-    env = os.environ | {"PYTHON": sys.executable, "BERT_PREP_WORKING_DIR": str(folder)}
-    for command in (["bash", script, "corpus"], [sys.executable, prepare_py, "format", "corpus"]):
-        for extra, expected in (([], folder), (["--output-dir", tmp_path / "other"], tmp_path / "other")):
-            words = [*command, corpus, "--dry-run", *extra]
-            done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-            assert f"{expected}/formatted/corpus" in done.stdout
-    env["BERT_PREP_WORKING_DIR"] = ""
-    words = ["bash", script, "corpus", corpus, "--dry-run"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert f"{ROOT}/data/formatted/corpus" in done.stdout
+def test_a_list_of_books_is_downloaded_and_a_shorter_one_leaves_out_the_rest(tmp_path):
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=SAMPLE)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    names = ["the-time-machine.txt", "alice-s-adventures-in-wonderland.txt"]
+    addresses = [f"http://127.0.0.1:{server.server_port}/{name}" for name in names]
+    books, formatted = tmp_path / "books.txt", tmp_path / "data" / "formatted" / "books"
+    for lines in (addresses, addresses[:1]):
+        books.write_text("# books\n" + "\n".join(lines))
+        command = ["all", "books", "--books", books, "--output-dir", tmp_path / "data", *SMALL, "--dupe-factor", 1]
+        run(*command)
+        assert len(list(formatted.glob("part-*.txt"))) == len(lines)
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize("dataset", ["wiki_only", "wiki_books"])
@@ -511,33 +469,6 @@ def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path, capsys):
     assert stages == ["wikicorpus", "squad 1.1", "squad 2.0"]
     prepare.main(["all", dataset, str(SAMPLE), *flags])
     assert "\ndownload" not in capsys.readouterr().out  # a dump that is here already: no network is needed
-
-
-def test_books_from_a_list_of_addresses(tmp_path):
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=SAMPLE))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    names = ["the-time-machine.txt", "alice-s-adventures-in-wonderland.txt"]
-    addresses = [f"http://127.0.0.1:{server.server_port}/{name}" for name in names]
-    books = tmp_path / "books.txt"
-    command = ["all", "books", "--books", books, "--output-dir", tmp_path / "data", "--sentence-splitter", "fast"]
-    command += ["--lengths", "64:10", "--dupe-factor", 1]
-    books.write_text("# two books\n" + "\n".join(addresses))
-    run(*command)
-    server.shutdown()
-    server.server_close()
-    downloaded = tmp_path / "data" / "download" / "books"
-    assert {path.name for path in downloaded.glob("*.txt")} == set(names)
-    assert (downloaded / names[0]).read_bytes() == (SAMPLE / names[0]).read_bytes()
-    formatted = tmp_path / "data" / "formatted" / "books"
-    assert "Time Traveller" in (formatted / "part-00000.txt").read_text()
-    assert "Alice" in (formatted / "part-00001.txt").read_text()
-    books.write_text(addresses[0])  # the other one is on disk still, and no longer asked for
-    run(*command)
-    assert [path.name for path in formatted.glob("part-*")] == ["part-00000.txt"]
 
 
 def test_text_in_another_language_learns_its_own_sentences(tmp_path):
@@ -554,37 +485,3 @@ def test_text_in_another_language_learns_its_own_sentences(tmp_path):
     formatted = tmp_path / "formatted" / "corpus"
     assert "bzw" in json.loads((formatted / "sentences-de.json").read_text())["abbreviations"]
     assert (formatted / "part-00000.txt").read_text().splitlines() == lines
-
-
-def test_a_dump_that_is_here_already_needs_no_download(tmp_path):
-    pages = [
-        ("Alpha", "0", "'''Alpha''' is the [[Greek alphabet|first]] letter. It comes before beta.{{citation needed}}"),
-        ("Talk:Alpha", "1", "This is talk and no article, and must not come through at all."),
-        ("Beta", "0", "Beta is the second letter of the alphabet.\n\n== See also ==\n* [[Gamma]]"),
-        ("Gamma", "0", "Gamma is the third letter. It has the value of three in Greek numerals."),
-        ("Delta", "0", "Delta is the fourth letter. A river's mouth is named after its form."),
-    ]
-    xml = '<mediawiki xml:lang="en"><siteinfo><namespaces></namespaces></siteinfo>'
-    for title, namespace, text in pages:
-        revision = f"<revision><text>{text}</text></revision>"
-        xml += f"<page><title>{title}</title><ns>{namespace}</ns>{revision}</page>"
-    (tmp_path / "dump.xml.bz2").write_bytes(bz2.compress((xml + "</mediawiki>").encode()))
-    options = ["--output-dir", tmp_path / "data", *SMALL]
-    run("all", "wiki_only", tmp_path / "dump.xml.bz2", *options)
-    formatted = (tmp_path / "data" / "formatted" / "wikicorpus_en" / "part-00000.txt").read_text()
-    assert formatted.startswith("Alpha is the first letter.\nIt comes before beta.\n\nBeta is the second")
-    assert formatted.count("\n\n") == 3
-    cut = (tmp_path / "dump.xml.bz2").read_bytes()[:-30]
-    (tmp_path / "cut.xml.bz2").write_bytes(cut)
-    done = run("format", "wikicorpus", tmp_path / "cut.xml.bz2", "--output-dir", tmp_path / "other", code=2)
-    assert "cut.xml.bz2" in done.stderr
-
-
-def test_wiki_books_says_how_to_name_the_books(tmp_path):
-    done = run("all", "wiki_books", SAMPLE, "--output-dir", tmp_path, code=2)
-    assert "--books FOLDER" in done.stderr and f"PATH is the Wikipedia dump ({SAMPLE} is taken for it)" in done.stderr
-
-
-@pytest.mark.parametrize("dataset", ["squad", "glue", "wikicorpus"])
-def test_every_download_with_known_addresses_takes_a_mirror(dataset, tmp_path):
-    prepare.main(["download", dataset, "--mirror", "http://127.0.0.1:9", "--output-dir", str(tmp_path), "--dry-run"])
