@@ -3,18 +3,24 @@
 
     python3 benchmarks/time_to_quality.py --books FOLDER --work FOLDER
 
-Contestants: transformers' BERT with AdamW, trained as in its masked-language-modelling example (text packed to blocks
-of 128 tokens, new masks in every batch); this recipe with BERT and LAMB (NVIDIA's recipe); and with ModernBERT and
-AdamW or Muon. All have the same text, vocabulary, batch and number of parameters (within 5%). Each contestant's
-learning rate is the best of three at the smallest budget. Every budget is a run of its own with a whole schedule.
+Contestants: transformers' ModernBERT with AdamW, the peer that a user would pick, and this recipe's with AdamW or Muon;
+for context, transformers' BERT with AdamW and this recipe's BERT with LAMB. transformers trains as in its example of
+masked language modelling: text packed to blocks of 128 tokens, new masks in every batch. All have the same text,
+vocabulary, batch and number of parameters (within 5%).
 
-One scorer for all: transformers loads each run's last checkpoint and predicts the same masked tokens of books that no
-contestant has seen. Time is CPU time of the run's process, with its start and its checkpoint, on one thread, so other
-work on the machine does not change it; wall-clock time is recorded beside it. Runs whose results are in the result file
-are not repeated, so rerun an interrupted command to continue. Needs transformers.
+Every contestant gets the same search, at each of the `--search-budgets`: warmup with linear decay and
+warmup-stable-decay, mask rates 0.15 and 0.3, and learning rates by factors of two until the best one has a worse one on
+either side. The best of the largest search budget is used. Every budget is a run of its own with a whole schedule.
+
+One scorer for all: transformers loads each run's last checkpoint and predicts the same masked tokens (15%) of books
+that no contestant has seen. Time is CPU time of the run's process, with its start and its checkpoints, on one thread,
+so other work on the machine does not change it; wall-clock time is recorded beside it. The contestants take turns. Runs
+whose results are in the result file are not repeated, and an interrupted one continues from its last saved state: rerun
+the command. Needs transformers.
 """
 
 import datetime
+import itertools
 import multiprocessing
 import os
 import resource
@@ -34,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.results import RESULTS, machine_info
 from benchmarks.common.shards import sentence_lines
-from benchmarks.common.transformers_training import silence_imports, train_with_transformers
+from benchmarks.common.transformers_training import SavedState, silence_imports, train_with_transformers
 from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from tokenizer import BertTokenizer
@@ -46,8 +52,7 @@ from utils.progress import print_line
 HELD_OUT = ("frankenstein.txt", "the-picture-of-dorian-gray.txt", "treasure-island.txt")
 LENGTH, BATCH, VOCABULARY = 128, 64, 8000
 HIDDEN, LAYERS, HEADS = 128, 2, 2
-MASK_RATE = 0.15  # of the scorer, and of BERT's training
-MODERN_MASK_RATE = 0.3
+SAVES = 5  # states that a run saves, to continue from after a stop
 SCORED_BLOCKS = 1024
 PARAMETER_TOLERANCE = 0.05
 MASK_ID = 4  # in the vocabularies that data/prepare.py trains without [unused] tokens
@@ -61,31 +66,39 @@ BERT_CONFIG = {
 MODERN_CONFIG = {
     "model_type": "modernbert", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
     "intermediate_size": 3 * HIDDEN, "max_position_embeddings": LENGTH, "local_attention": 128,
-    "global_attn_every_n_layers": 3,
+    "global_attn_every_n_layers": 3, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2,
+    "eos_token_id": 3,
 }  # fmt: skip
 
 
 class Contestant(NamedTuple):
-    """flags: of run_pretraining.py; none for transformers. learning_rates: those of the search."""
+    """optimizer: of run_pretraining.py; none for transformers. learning_rate: where the search starts."""
 
-    learning_rates: tuple[float, ...]
     config: dict[str, Any]
-    shards: str = ""
-    flags: tuple[str, ...] = ()
+    learning_rate: float
+    optimizer: str | None = None
 
 
-STABLE = ("--lr-decay=warmup_stable_decay", "--warmup-proportion=0.1", "--lr-decay-proportion=0.3")
 CONTESTANTS = {
-    "transformers BERT, AdamW": Contestant((1e-3, 2e-3, 4e-3), BERT_CONFIG),
-    "BERT, LAMB": Contestant(
-        (8e-3, 1.6e-2, 3.2e-2),
-        BERT_CONFIG,
-        "next_sentence",
-        ("--optimizer=Lamb", "--lr-decay=poly", "--lr-decay-power=0.5", "--warmup-proportion=0.2843"),
-    ),
-    "ModernBERT, AdamW": Contestant((2e-3, 4e-3, 8e-3), MODERN_CONFIG, "modern", ("--optimizer=AdamW", *STABLE)),
-    "ModernBERT, Muon": Contestant((2e-3, 4e-3, 8e-3), MODERN_CONFIG, "modern", ("--optimizer=Muon", *STABLE)),
+    "transformers ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3),
+    "ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3, "AdamW"),
+    "ModernBERT, Muon": Contestant(MODERN_CONFIG, 8e-3, "Muon"),
+    "transformers BERT, AdamW": Contestant(BERT_CONFIG, 1e-3),
+    "BERT, LAMB": Contestant(BERT_CONFIG, 1.6e-2, "Lamb"),
 }
+SCHEDULES = {
+    "linear": {"decay": "poly", "warmup_proportion": 0.1},
+    "warmup_stable_decay": {"decay": "warmup_stable_decay", "warmup_proportion": 0.1, "decay_proportion": 0.3},
+}
+MASK_RATES = (0.15, 0.3)
+
+
+class Setting(NamedTuple):
+    """What the search varies."""
+
+    schedule: str
+    mask_rate: float
+    learning_rate: float
 
 
 def parse_arguments() -> Arguments:
@@ -94,7 +107,8 @@ def parse_arguments() -> Arguments:
     add("--books", type=Path, required=True, help=f"folder of .txt books, {', '.join(HELD_OUT)} among them")
     add("--work", type=Path, required=True, help="folder for data and runs; kept, to continue")
     add("--contestants", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS), help="which to run")
-    add("--budgets", type=positive_int, nargs="+", default=(75, 250, 750), help=f"updates of {BATCH * LENGTH} tokens")
+    add("--budgets", type=positive_int, nargs="+", default=(250, 750, 2750), help=f"updates of {BATCH * LENGTH} tokens")
+    add("--search-budgets", type=positive_int, nargs="+", default=(75, 250), help="updates of the search's runs")
     add("--num-seeds", type=positive_int, default=3, help="runs of each contestant and budget")
     add("--seed", type=non_negative_int, default=1, help="first seed; the search uses seed 0")
     add("--output", type=Path, help="result file; by default in benchmarks/results")
@@ -128,18 +142,20 @@ def prepare(args: Arguments) -> Data:
             target.write_text(sentence_lines(path.read_text(encoding="utf-8")), encoding="utf-8")
         run("data/prepare.py", "vocabulary", f"--sharded={text}", f"--output-dir={args.work}",
             f"--vocab-size={VOCABULARY}", "--unused=0")  # fmt: skip
-        make_shards(args, vocab, "next_sentence", 20)
-        make_shards(args, vocab, "modern", 39, "--no-nsp", f"--masked-lm-prob={MODERN_MASK_RATE}")
+        run("create_pretraining_data.py", f"--input-dir={text / 'training'}", f"--output-dir={args.work / 'shards'}",
+            f"--vocab-file={vocab}", f"--max-seq-length={LENGTH}", "--no-nsp", "--dynamic-masking")  # fmt: skip
         for split in ("training", "test"):
             np.save(args.work / f"{split}.npy", packed_blocks(text / split, vocab))
         done.touch()
     return Data(args.work, vocab, np.load(args.work / "training.npy"), np.load(args.work / "test.npy"))
 
 
-def masked(ids_BS: torch.Tensor, num_tokens: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input and labels [B, LENGTH] of masked language modelling: MASK_RATE of the tokens but [CLS] and [SEP], of which
-    80% are replaced by [MASK], 10% by a random token and 10% by themselves; -100 elsewhere."""
-    chosen = torch.rand(ids_BS.shape, generator=generator) < MASK_RATE
+def masked(
+    ids_BS: torch.Tensor, num_tokens: int, rate: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and labels [B, LENGTH] of masked language modelling: a share `rate` of the tokens but [CLS] and [SEP], of
+    which 80% are replaced by [MASK], 10% by a random token and 10% by themselves; -100 elsewhere."""
+    chosen = torch.rand(ids_BS.shape, generator=generator) < rate
     chosen[:, [0, -1]] = False
     kind = torch.rand(ids_BS.shape, generator=generator)
     random_ids = torch.randint(num_tokens, ids_BS.shape, generator=generator)
@@ -153,12 +169,6 @@ def run(program: str, *flags: str) -> None:
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise UserError(f"{program} failed:\n{finished.stdout[-2000:]}{finished.stderr[-2000:]}")
-
-
-def make_shards(args: Arguments, vocab: Path, name: str, predictions: int, *flags: str) -> None:
-    run("create_pretraining_data.py", f"--input-dir={args.work / 'text' / 'training'}",
-        f"--output-dir={args.work / name}", f"--vocab-file={vocab}", f"--max-seq-length={LENGTH}",
-        f"--max-predictions-per-seq={predictions}", "--dupe-factor=1", *flags)  # fmt: skip
 
 
 def packed_blocks(folder: Path, vocab: Path) -> np.ndarray:
@@ -175,56 +185,60 @@ def packed_blocks(folder: Path, vocab: Path) -> np.ndarray:
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def train(name: str, learning_rate: float, updates: int, seed: int, data: Data, folder: Path) -> dict[str, float]:
-    """Trains in a process of its own; returns its seconds."""
-    contestant = CONTESTANTS[name]
-    folder.mkdir(parents=True)
+def train(name: str, setting: Setting, updates: int, seed: int, data: Data, folder: Path) -> dict[str, float]:
+    """Trains in a process of its own; returns its seconds, also of interrupted starts. `folder` keeps the state."""
+    contestant, clock = CONTESTANTS[name], folder / "seconds.json"
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", contestant.config | {"vocab_size": len(data.vocab.read_text().splitlines())})
+    earlier = read_json(clock, "the clock") if clock.is_file() else {"cpu_seconds": 0.0, "seconds": 0.0}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    if contestant.flags:
-        run(
-            "run_pretraining.py", f"--input-dir={data.work / contestant.shards}", f"--output-dir={folder}",
-            "--bert-model=custom", f"--config-file={folder / 'config.json'}", f"--vocab-file={data.vocab}",
-            f"--max-steps={updates}", f"--batch-size={BATCH}", f"--max-seq-length={LENGTH}",
-            f"--max-predictions-per-seq={predictions(data, contestant)}", f"--learning-rate={learning_rate}",
-            f"--seed={seed}", f"--num-steps-per-checkpoint={updates}", "--device=cpu",
-            f"--report-file={folder / 'report.json'}", *contestant.flags,
-        )  # fmt: skip
-    else:
-        process = multiprocessing.get_context("spawn").Process(
-            target=train_transformers, args=(learning_rate, updates, seed, data, folder)
-        )
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise UserError(f"{name}: training failed with exit code {process.exitcode}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
-        "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "seconds": time.perf_counter() - started,
-    }
+    try:
+        if contestant.optimizer:
+            schedule = SCHEDULES[setting.schedule]
+            flags = [f"--lr-{key.replace('_', '-')}={value}" for key, value in schedule.items() if "warmup" not in key]
+            run(
+                "run_pretraining.py", f"--input-dir={data.work / 'shards'}", f"--output-dir={folder}",
+                "--bert-model=custom", f"--config-file={folder / 'config.json'}", f"--vocab-file={data.vocab}",
+                f"--max-steps={updates}", f"--batch-size={BATCH}", f"--max-seq-length={LENGTH}",
+                f"--masked-lm-prob={setting.mask_rate}", f"--learning-rate={setting.learning_rate}",
+                f"--warmup-proportion={schedule['warmup_proportion']}", f"--optimizer={contestant.optimizer}",
+                f"--seed={seed}", f"--num-steps-per-checkpoint={max(updates // SAVES, 1)}", "--device=cpu",
+                "--resume-from-checkpoint", f"--report-file={folder / 'report.json'}", *flags,
+            )  # fmt: skip
+        else:
+            process = multiprocessing.get_context("spawn").Process(
+                target=train_transformers, args=(setting, updates, seed, data, folder)
+            )
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise UserError(f"{name}: training failed with exit code {process.exitcode}")
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        seconds = time.perf_counter() - started
+        total = {"cpu_seconds": earlier["cpu_seconds"] + cpu_seconds, "seconds": earlier["seconds"] + seconds}
+        write_json(clock, total)
+    return total
 
 
-def predictions(data: Data, contestant: Contestant) -> int:
-    return 20 if contestant.shards == "next_sentence" else 39
-
-
-def train_transformers(learning_rate: float, updates: int, seed: int, data: Data, folder: Path) -> None:
-    """transformers' BertForMaskedLM on blocks in random order, with new masks in every batch."""
+def train_transformers(setting: Setting, updates: int, seed: int, data: Data, folder: Path) -> None:
+    """transformers' model for masked language modelling on blocks in random order, with new masks in every batch."""
     silence_imports()
-    from transformers import BertConfig, BertForMaskedLM
+    from transformers import AutoConfig, AutoModelForMaskedLM
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model = BertForMaskedLM(BertConfig(**read_json(folder / "config.json", "the config")))
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**read_json(folder / "config.json", "the config")))
     blocks, generator = torch.from_numpy(data.train_blocks), torch.Generator().manual_seed(seed)
 
     def make_batch(chosen: np.ndarray) -> dict[str, torch.Tensor]:
-        input_ids, labels = masked(blocks[chosen], model.config.vocab_size, generator)
+        input_ids, labels = masked(blocks[chosen], model.config.vocab_size, setting.mask_rate, generator)
         return {"input_ids": input_ids, "labels": labels}
 
-    schedule = make_schedule(ScheduleConfig(updates, learning_rate, warmup_proportion=0.1))
-    train_with_transformers(model, len(blocks), make_batch, schedule, updates, BATCH, seed)
+    schedule = make_schedule(ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]))
+    state = SavedState(folder / "state.pt", max(updates // SAVES, 1), generator)
+    train_with_transformers(model, len(blocks), make_batch, schedule, updates, BATCH, seed, state=state)
     model.save_pretrained(folder / "checkpoint")
 
 
@@ -249,7 +263,7 @@ def score(checkpoint: Path, data: Data) -> dict[str, float]:
     blocks, generator = torch.from_numpy(data.held_out_blocks[rows]), torch.Generator().manual_seed(0)
     loss = correct = count = 0.0
     for ids in blocks.split(BATCH):
-        input_ids, labels = masked(ids, model.config.vocab_size, generator)
+        input_ids, labels = masked(ids, model.config.vocab_size, MASK_RATES[0], generator)
         is_masked = labels != -100
         logits, labels = model(input_ids=input_ids).logits[is_masked], labels[is_masked]
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
@@ -272,35 +286,49 @@ class Campaign:
         if self.result["settings"]["contestants"].keys() != CONTESTANTS.keys():
             raise UserError(f"{path} holds results of other contestants: give another --output")
 
-    def loss(self, name: str, learning_rate: float, updates: int, seed: int) -> float:
+    def loss(self, name: str, setting: Setting, updates: int, seed: int) -> float:
         """The held-out loss of a run, which is made if the result file lacks it."""
-        key = {"contestant": name, "learning_rate": learning_rate, "updates": updates, "seed": seed}
+        key = {"contestant": name, **setting._asdict(), "updates": updates, "seed": seed}
         found = next((run for run in self.result["runs"] if key.items() <= run.items()), None)
         if found is None:
-            folder = self.work / f"{name}-{learning_rate}-{updates}-{seed}".replace(" ", "-").replace(",", "")
-            shutil.rmtree(folder, ignore_errors=True)
-            seconds = train(name, learning_rate, updates, seed, self.data, folder)
+            title = f"{name}, {', '.join(map(str, setting))}, {updates} updates, seed {seed}"
+            folder = self.work / title.replace(", ", "-").replace(" ", "_")
+            seconds = train(name, setting, updates, seed, self.data, folder)
             found = key | seconds | score(checkpoint_of(folder, updates), self.data)
             self.result["runs"].append(found)
             self.result["machine_info"] = machine_info(torch.device("cpu"))
             write_json(self.path, self.result)
-            print_line(
-                f"{name}, lr {learning_rate:g}, {updates} updates, seed {seed}: loss {found['loss']:.3f}, "
-                f"{found['cpu_seconds']:.0f} CPU seconds, {found['parameters']:,} parameters"
-            )
+            shutil.rmtree(folder)
+            cost = f"{found['cpu_seconds']:.0f} CPU seconds, {found['parameters']:,} parameters"
+            print_line(f"{title}: loss {found['loss']:.3f}, {cost}")
         return found["loss"]
 
-    def chart(self, chosen: dict[str, float]) -> Path:
-        """Draws the losses with the chosen learning rates over CPU time, beside the result file: each run as a mark,
+    def search(self, name: str, budget: int) -> Setting:
+        """The best setting of a contestant after `budget` updates, with seed 0."""
+        losses: dict[Setting, float] = {}
+        for schedule, mask_rate in itertools.product(SCHEDULES, MASK_RATES):
+            rates = {}
+            ends = [CONTESTANTS[name].learning_rate]
+            while ends:
+                for rate in ends:
+                    rates[rate] = self.loss(name, Setting(schedule, mask_rate, rate), budget, 0)
+                best = min(rates, key=rates.get)
+                ends = [rate for rate in (best / 2, best * 2) if rate not in rates]
+            losses |= {Setting(schedule, mask_rate, rate): loss for rate, loss in rates.items()}
+        return min(losses, key=losses.get)
+
+    def runs_of(self, name: str, setting: Setting) -> list[dict]:
+        """The measured runs, without those of the search."""
+        key = {"contestant": name, **setting._asdict()}
+        return [run for run in self.result["runs"] if run["seed"] and key.items() <= run.items()]
+
+    def chart(self, chosen: dict[str, Setting]) -> Path:
+        """Draws the losses with the chosen settings over CPU time, beside the result file: each run as a mark,
         and a line through the medians of the budgets."""
         figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-        for (name, learning_rate), marker in zip(chosen.items(), "osD^", strict=False):
-            runs = [
-                run for run in self.result["runs"]
-                if run["seed"] and (run["contestant"], run["learning_rate"]) == (name, learning_rate)
-            ]  # fmt: skip
+        for (name, setting), marker in zip(chosen.items(), "osD^v", strict=False):
             by_budget: dict[int, list[tuple[float, float]]] = {}
-            for run in sorted(runs, key=lambda run: run["updates"]):
+            for run in sorted(self.runs_of(name, setting), key=lambda run: run["updates"]):
                 by_budget.setdefault(run["updates"], []).append((run["cpu_seconds"], run["loss"]))
             (line,) = axes.plot(*np.array([np.median(points, axis=0) for points in by_budget.values()]).T)
             points = np.concatenate([*by_budget.values()])
@@ -314,19 +342,17 @@ class Campaign:
         figure.savefig(path, metadata={"Date": None})
         return path
 
-    def table(self, budgets: list[int], chosen: dict[str, float]) -> None:
-        print_line(f"{'contestant':26}{'lr':>8}" + "".join(f"{f'{budget} updates':>28}" for budget in budgets))
-        for name, learning_rate in chosen.items():
+    def table(self, budgets: list[int], chosen: dict[str, Setting]) -> None:
+        print_line(f"{'contestant':32}" + "".join(f"{f'{budget} updates':>28}" for budget in budgets) + "  setting")
+        for name, setting in chosen.items():
             cells = []
             for budget in budgets:
-                runs = [
-                    run for run in self.result["runs"]
-                    if (run["contestant"], run["learning_rate"], run["updates"]) == (name, learning_rate, budget)
-                ]  # fmt: skip
+                runs = [run for run in self.runs_of(name, setting) if run["updates"] == budget]
                 losses = [run["loss"] for run in runs]
                 seconds = np.median([run["cpu_seconds"] for run in runs])
-                cells.append(f"{np.mean(losses):.3f} +- {np.std(losses):.3f} ({seconds:.0f} s)")
-            print_line(f"{name:26}{learning_rate:8g}" + "".join(f"{cell:>28}" for cell in cells))
+                deviation = f" +- {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else ""
+                cells.append(f"{np.mean(losses):.3f}{deviation} ({seconds:.0f} s)")
+            print_line(f"{name:32}" + "".join(f"{cell:>28}" for cell in cells) + f"  {', '.join(map(str, setting))}")
 
 
 def main() -> None:
@@ -335,17 +361,18 @@ def main() -> None:
     budgets = sorted(args.budgets)
     path = args.output or RESULTS / f"time_to_quality-{datetime.date.today()}.json"
     campaign = Campaign(args, prepare(args), path)
-    chosen: dict[str, float] = {}
-    for name in args.contestants:
-        losses = {rate: campaign.loss(name, rate, budgets[0], 0) for rate in CONTESTANTS[name].learning_rates}
-        chosen[name] = min(losses, key=losses.get)
+    found = {
+        name: [campaign.search(name, budget) for budget in sorted(args.search_budgets)] for name in args.contestants
+    }
+    campaign.result["search"] = {name: [setting._asdict() for setting in settings] for name, settings in found.items()}
+    chosen = {name: settings[-1] for name, settings in found.items()}
     sizes = {run["contestant"]: run["parameters"] for run in campaign.result["runs"]}
     if max(sizes.values()) > (1 + PARAMETER_TOLERANCE) * min(sizes.values()):
         raise UserError(f"the contestants' numbers of parameters differ too much: {sizes}")
     for seed in range(args.seed, args.seed + args.num_seeds):
-        for budget in budgets:
-            for name, learning_rate in chosen.items():
-                campaign.loss(name, learning_rate, budget, seed)
+        for budget, (name, setting) in itertools.product(budgets, chosen.items()):
+            campaign.loss(name, setting, budget, seed)
+    write_json(path, campaign.result)
     campaign.table(budgets, chosen)
     print_line(f"written to {path} and {campaign.chart(chosen)}")
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,32 @@ def silence_imports() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+class SavedState:
+    """Where a run saves its state every `interval` updates, and continues from: model, optimizer, random generators."""
+
+    def __init__(self, path: Path, interval: int, generator: torch.Generator):
+        self.path, self.interval, self.generator = path, interval, generator
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if step % self.interval:
+            return
+        state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"generator": self.generator.get_state(), "random": torch.get_rng_state()}
+        torch.save(state, self.path.with_suffix(".tmp"))
+        self.path.with_suffix(".tmp").replace(self.path)
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the number of updates done."""
+        if not self.path.is_file():
+            return 0
+        state = torch.load(self.path, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["random"])
+        return state["step"]
+
+
 def train_with_transformers(
     model: nn.Module,
     num_samples: int,
@@ -30,6 +57,7 @@ def train_with_transformers(
     batch_size: int,
     seed: int,
     amp: bool = False,
+    state: SavedState | None = None,
 ) -> float:
     """Trains a model of transformers for `max_steps` updates; returns the seconds. `make_batch` gets the numbers of the
     batch's samples; every epoch has an order of its own. amp: bfloat16 autocast."""
@@ -37,10 +65,11 @@ def train_with_transformers(
     optimizer = fused_adamw(model)
     epochs = range(-(-max_steps * batch_size // num_samples))
     order = np.concatenate([np.random.default_rng([seed, epoch]).permutation(num_samples) for epoch in epochs])
+    first = state.load(model, optimizer) if state else 0
     model.train()
     started = time.perf_counter()
     with progress_bar(max_steps, TRANSFORMERS, "step") as bar:
-        for step in range(max_steps):
+        for step in range(first, max_steps):
             for group in optimizer.param_groups:
                 group["lr"] = schedule(step)
             batch = make_batch(order[step * batch_size : (step + 1) * batch_size])
@@ -50,6 +79,8 @@ def train_with_transformers(
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
             optimizer.step()
             optimizer.zero_grad()
+            if state:
+                state.save(step + 1, model, optimizer)
             bar.update()
             if (step + 1) % LOG_FREQ == 0 or step + 1 == max_steps:
                 print_line(f"{TRANSFORMERS}: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
