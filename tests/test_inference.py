@@ -203,17 +203,6 @@ def test_masked_words_are_those_of_transformers(ask, models, tokenizer):
     assert output.splitlines()[0] == f"text         The capital of France is {best}."
 
 
-def test_several_masks_are_filled(ask, models, tokenizer):
-    text = "[MASK] is the capital of [MASK]"
-    output = ask("masks", "--fill-mask", text, "--n-best-size", 1)
-    with torch.no_grad():
-        encoding = tokenizer(text, return_tensors="pt")
-        logits = BertForMaskedLM.from_pretrained(models["masks"]).eval()(**encoding).logits[0]
-    best = tokenizer.convert_ids_to_tokens(logits[encoding["input_ids"][0] == tokenizer.mask_token_id].argmax(1))
-    assert [word for _, word in n_best(output)] == best
-    assert output.splitlines()[0] == f"text         {best[0]} is the capital of {best[1]}"
-
-
 # --- which model ------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """Texts with several labels: loss against transformers, scores against scikit-learn, and the program on a rule."""
 
 import csv
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE
-from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertTokenizerFast, pipeline
@@ -19,7 +17,7 @@ from checkpoint.weights import load_pretrained
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForSequenceClassification
-from tasks.glue import ClassificationTask, score
+from tasks.glue import ClassificationTask
 from tasks.glue_files import custom_task
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -61,26 +59,6 @@ def test_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
     assert sums["correct"].item() == right
     for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
         torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6, msg=name)
-
-
-def test_scores_are_those_of_scikit_learn():
-    random = np.random.default_rng(0)
-    values, logits = random.integers(0, 2, (40, 5)), random.normal(size=(40, 5))
-    values[:, 4] = 0
-    found = logits > 0
-    labels = tuple("abcde")
-    scores = score(logits, values, dataclasses.replace(SPEC, labels=labels))
-    columns = precision_recall_fscore_support(values, found, zero_division=0)
-    table = scores.pop("per_class")
-    for label, row in zip(labels, zip(*columns, strict=True), strict=True):
-        assert list(table[label].values()) == pytest.approx(list(row))
-    assert scores == pytest.approx(
-        {
-            "f1_micro": f1_score(values, found, average="micro"),
-            "f1_macro": f1_score(values, found, average="macro", zero_division=0),
-            "exact_match": accuracy_score(values, found),
-        }
-    )
 
 
 def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):

@@ -120,23 +120,6 @@ def test_entities_are_those_of_seqeval():
     assert types["PER"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_scores_are_those_of_seqeval_on_random_tags():
-    metrics = pytest.importorskip("seqeval.metrics")
-    rng = random.Random(0)
-    tags = ["O", "O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC"))]
-    for _ in range(50):
-        expected = [[rng.choice(tags) for _ in range(rng.randrange(1, 12))] for _ in range(4)]
-        found = [[tag if rng.random() < 0.6 else rng.choice(tags) for tag in row] for row in expected]
-        names = ("precision", "recall", "f1", "accuracy")
-        reference = {name: getattr(metrics, f"{name}_score")(expected, found) for name in names}
-        scores = entity_scores(expected, found)
-        assert {name: scores[name] for name in names} == pytest.approx(reference)
-        report = metrics.classification_report(expected, found, output_dict=True, zero_division=0)
-        for kind, row in scores["per_class"].items():
-            assert [*row.values()] == pytest.approx([*report[kind].values()])
-
-
 # --- the program ------------------------------------------------------------------------------------------------------
 
 

@@ -113,15 +113,6 @@ def test_context_without_tokens_gets_an_empty_answer():
         assert predictions.answers == {"q1": ""}
 
 
-def test_failed_write_leaves_no_temporary_file(tmp_path):
-    dataset = dataset_of(questions=4)
-    predictions = decode(dataset, *random_logits(dataset, 0))
-    (tmp_path / "predictions.json").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"predictions\.json"):
-        write_predictions(tmp_path, predictions)
-    assert {path.name for path in tmp_path.iterdir()} == {"predictions.json", "nbest_predictions.json"}
-
-
 def test_prediction_files_hold_the_decoded_answers(tmp_path):
     dataset = dataset_of(questions=4)
     predictions = decode(dataset, *random_logits(dataset, 0), SquadOptions(version_2_with_negative=True))

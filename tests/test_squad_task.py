@@ -171,29 +171,6 @@ def contexts(draw):
     return draw(st.sampled_from(["", " "])) + "".join(word + space for word, space in parts)
 
 
-@given(contexts(), st.integers(1, 30), st.integers(0, 12), st.integers(0, 20))
-@settings(max_examples=150, deadline=None)
-def test_windows_cover_the_context_and_each_token_has_one_window_of_max_context(context, stride, query_length, spare):
-    dataset = SquadDataset(
-        squad_of(context, "cat " * 12),
-        TOKENIZER,
-        SquadOptions(max_seq_length=12 + 4 + spare, doc_stride=stride, max_query_length=query_length),
-    )
-    ids = TOKENIZER.encode(context)
-    max_context = []
-    seen = set()
-    for feature in range(len(dataset)):
-        stream = dataset.stream([feature])
-        first, start = query_length + 2, dataset.window_starts[feature]
-        window = stream["input_ids"][first:-1].tolist()
-        assert window == ids[start : start + len(window)]
-        assert len(stream["input_ids"]) <= 12 + 4 + spare
-        seen |= set(range(start, start + len(window)))
-        max_context += [position - first + start for position in range(*dataset.max_context[feature])]
-    assert seen == set(range(len(ids)))
-    assert max_context == list(range(len(ids)))
-
-
 @given(contexts(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(context, data):
@@ -210,17 +187,13 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
 def test_stream_holds_the_features_in_the_given_order():
     dataset = SquadDataset(read_squad(SAMPLE / "train-v1.1.json"), TOKENIZER, training=True)
     order = np.random.default_rng(0).permutation(len(dataset))[:17]
-    stream = dataset.stream(order)
+    stream, rows = dataset.stream(order), np.array([3, 0, 11])
     parts = [dataset.stream([feature]) for feature in order]
-    for name in ("input_ids", "token_type_ids", "position_ids", "start_positions", "end_positions"):
-        assert stream[name].dtype == np.int64
+    for name in set(stream) - {"cu_seqlens"}:
         np.testing.assert_array_equal(stream[name], np.concatenate([part[name] for part in parts]))
     np.testing.assert_array_equal(np.diff(stream["cu_seqlens"]), dataset.lengths[order])
-    assert stream["cu_seqlens"].dtype == np.int32
     samples = dataset.read(order)
     np.testing.assert_array_equal(samples.lengths, dataset.lengths[order])
-    assert samples.num_labelled.tolist() == [0] * 17
-    rows = np.array([3, 0, 11])
     for name, values in samples.stream(rows).items():
         np.testing.assert_array_equal(values, dataset.stream(order[rows])[name])
     assert set(stream) == {*STREAM_INPUTS, *(label.name for label in dataset.stream_labels)}
@@ -238,12 +211,6 @@ def test_stream_holds_the_features_in_the_given_order():
 def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
     dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
     assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
-
-
-def test_context_without_tokens_gives_one_feature():
-    dataset = SquadDataset(squad_of(" \n "), TOKENIZER)
-    assert len(dataset) == 1
-    assert dataset.stream([0])["input_ids"][-1] == TOKENIZER.sep_token_id
 
 
 def test_windows_without_room_for_the_context_are_an_error():
