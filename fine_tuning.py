@@ -23,7 +23,7 @@ from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from trainer import Trainer
 from utils.errors import UserError
-from utils.files import atomic_folder, file_digest, from_json, json_digest, read_json, write_json
+from utils.files import atomic_folder, file_digest, from_json, json_digest, read_json, remove, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE = "scores.json", "evaluations.json"
@@ -143,6 +143,8 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
     if config.trainer.eval_steps:
         best = trainer.evaluate = BestCheckpoint(config, trainer, sets)
         trainer.is_finished = best.is_exhausted
+    elif runtime.distributed.is_main and trainer.state.step < steps and not config.trainer.benchmark:
+        remove(trainer.config.checkpoint_folder / BEST_FOLDER)  # of an earlier run with --eval-steps
     exit_code = trainer.train(plan.make_loader(trainer))
     trainer.evaluate = None  # break the reference cycle, so that the trainer and its folder lock are freed
     if trainer.state.step < steps and not trainer.is_finished and not config.trainer.benchmark:

@@ -174,7 +174,7 @@ class RunRecord:
 @dataclass(frozen=True)
 class TrainerConfig:
     """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the end. `record`: None on
-    ranks other than the main one, and for benchmarks."""
+    ranks other than the main one, and for benchmarks. `evaluates_start`: also before the first update."""
 
     max_steps: int = option("--max-steps", positive_int_or_minus_one, REQUIRED,
         "number of updates; in fine-tuning at most, and -1 means as many as the epochs need", TRAIN)
@@ -194,11 +194,19 @@ class TrainerConfig:
     benchmark_steps: int = option("--benchmark-steps", positive_int, 20, "updates that are measured", ("--benchmark",))
     benchmark_warmup_steps: int = option("--benchmark-warmup-steps", positive_int, 20,
         "updates before the measured ones", ("--benchmark",))
+    keep_every: int | None = option("--keep-every", positive_int, None,
+        "keep the checkpoints whose step is a multiple of this, besides the newest three", TRAIN)
+    save_initial: bool = option("--save-initial", bool, False, "save the starting weights as step 0, which is kept",
+        TRAIN, excludes=("--benchmark",))
+    ema: float | None = option("--ema", fraction_below_one, None,
+        "save the exponential moving average of the weights with this decay, too, as the model folder ema, and "
+        "evaluate it on --eval-dir", excludes=(*NOT_DEEPSPEED, "--benchmark"), result=True, only=PRE_TRAINING)
     max_grad_norm: float = option("--max-grad-norm", positive_float, 1.0, "gradients are clipped to this norm", TRAIN,
         result=True, deepspeed="gradient_clipping")
     max_skipped_steps: int = option("--max-skipped-steps", positive_int, 25,
         "stop after this many updates in a row without a finite gradient", TRAIN)
     record: RunRecord | None = None
+    evaluates_start: bool = False
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,7 @@ def plan_run(
             "checkpoint_folder": trainer.checkpoint_folder / choice.name / phase,
             "record": record,
             "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
+            "evaluates_start": start.weights is not None and eval_dataset is not None and not trainer.benchmark,
         },
         schedule={"total_steps": max_steps},
         metadata={
@@ -306,7 +307,9 @@ def build_trainer(
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:
         loss_scale = LossScale(config.precision.loss_scale, config.precision.dynamic_loss_scale, device)
-    state = TrainState(parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed)
+    state = TrainState(
+        parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed, config.trainer.ema
+    )
     state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
     max_steps = config.trainer.max_steps
     if state.schedule_start >= max_steps:

@@ -53,9 +53,9 @@ class Trainer:
         device = self.parallel.optimizer_device  # with CPU offload, not the device of the forward pass
         self.rates = rate_table(schedule, self.first_step, self.last_step, device)
         sharded = self.parallel.shard_group is not None
-        self.writer = CheckpointWriter(config.checkpoint_folder, self.distributed, sharded)
+        self.writer = CheckpointWriter(config.checkpoint_folder, self.distributed, sharded, config.keep_every)
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
-        self.saved_step = state.step
+        self.saved_step = None if config.save_initial and state.step == 0 else state.step
         self.freed_memory = FreedMemory()
         self.is_finished = False  # set by early stopping
         self.all_ranks_fail = False  # at the same update
@@ -75,6 +75,11 @@ class Trainer:
         if config.benchmark:
             benchmark = Benchmark(self._new_window(), self.stopwatch, config.benchmark_warmup_steps)
         with StopSignal() as stop, self._progress_bar() as bar, self._save_on_error():
+            if state.step == 0 and config.save_initial:
+                self.save()
+            if state.step == 0 and config.evaluates_start:
+                self._log_evaluation()
+                window.restart()
             while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
                 batch = self._next(batches)
@@ -150,6 +155,8 @@ class Trainer:
         )
         self.loss_scale.update(not_finite.float())
         self.state.device_step += ~not_finite
+        if self.state.averages is not None:
+            self.state.averages.update()
         self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
 
     def _begin(self) -> None:
@@ -280,6 +287,9 @@ class Trainer:
 
     def _log_evaluation(self) -> None:
         metrics = self.evaluate()
+        if self.state.averages is not None:
+            with self.state.averages.in_place_of_weights():
+                metrics = metrics | {f"ema_{name}": value for name, value in self.evaluate().items()}
         named = {f"eval_{name}": value for name, value in metrics.items()}
         self.reporter.log(self._log_step(), named, f"{self._place()}  evaluation: {format_metrics(metrics)}")
         self.results |= named
@@ -287,7 +297,7 @@ class Trainer:
     def _log_step(self) -> tuple[int, int]:
         """The epoch, counted from 0, and the number of the last update."""
         state = self.state
-        return (state.samples_consumed - 1) // state.metadata.num_samples, state.step
+        return max(state.samples_consumed - 1, 0) // state.metadata.num_samples, state.step
 
     def _place(self) -> str:
         return f"{self.state.metadata.phase}  step {self.state.step}/{self.config.max_steps}"

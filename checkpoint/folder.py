@@ -25,6 +25,8 @@ MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
 BEST_FOLDER = "best"  # in the folder of steps: the model with the best score, see fine_tuning.BestCheckpoint
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
+AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
+AVERAGES_FOLDER = "ema"  # in the folder of steps: the model with the averaged weights of the newest checkpoint
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
@@ -222,7 +224,8 @@ def remove_leftovers(parent: Path) -> None:
             remove(path)
 
 
-def remove_old_checkpoints(parent: Path, newest: int, keep: int) -> None:
-    """Removes all but the last `keep` checkpoints up to step `newest`."""
+def remove_old_checkpoints(parent: Path, newest: int, keep: int, keep_every: int | None = None) -> None:
+    """Removes all but the last `keep` checkpoints up to step `newest`, step 0, and every multiple of `keep_every`."""
     for step in [step for step in checkpoint_steps(parent) if step <= newest][:-keep]:
-        remove(parent / str(step))
+        if step % (keep_every or newest + 1):
+            remove(parent / str(step))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.folder import (
+    AVERAGES_FOLDER,
     BEST_FOLDER,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -103,7 +104,7 @@ def overwrite(folder: Path, start: Start) -> None:
     """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
     if start.weights is not None and folder.resolve() in start.weights.resolve().parents:
         raise UserError(f"--overwrite would remove the starting weights {start.weights}: choose another --output-dir")
-    for name in (BEST_FOLDER, *map(str, checkpoint_steps(folder))):
+    for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
     for name in (RECORD_FILE, *start.config.result_files):
         (folder / name).unlink(missing_ok=True)

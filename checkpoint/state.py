@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from checkpoint.averages import WeightAverages
 from checkpoint.folder import (
+    AVERAGES_SUFFIX,
     CONFIG_FILE,
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
@@ -84,7 +86,9 @@ class TrainState:
         loss_scale: "LossScale",
         metadata: CheckpointMetadata,
         distributed: DistributedContext,
+        ema: float | None = None,
     ):
+        self.ema, self.averages = ema, None  # averages: once the weights are loaded
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
         self.optimizer_spec = optimizer_spec
         self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
@@ -112,7 +116,9 @@ class TrainState:
                 if isinstance(value, Tensor):
                     optimizer.append(self._state_rows(name, key, value))
         config, architecture = self.model.config, self.model.architecture
-        return Checkpoint(self.step, model, optimizer, config, architecture, self._progress(), self.metadata)
+        averages = self.averages.tensors if self.averages is not None else {}
+        rows = [self._rows(name, name, tensor) for name, tensor in averages.items()]
+        return Checkpoint(self.step, model, optimizer, config, architecture, self._progress(), self.metadata, rows)
 
     def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
         """This rank's rows of a tensor with one row per row of `parameter`, without vocabulary padding. Rows are single
@@ -176,6 +182,10 @@ class TrainState:
             self.continue_phase1(Path(found["weights"]))
         elif found["weights"] is not None:
             self.load_weights(Path(found["weights"]))
+        if self.ema is not None:
+            self.averages = WeightAverages(self.parallel, self.ema)
+            if found["checkpoint"] is not None:
+                self._restore_averages(Path(found["checkpoint"]))
 
     def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Creates, locks and records `checkpoint_folder` for this run, before its first step; see `start_from`."""
@@ -262,6 +272,15 @@ class TrainState:
         self.samples_consumed, self.schedule_start = progress.samples_consumed, progress.schedule_start
         self.train_seconds, self.raw_train_seconds = progress.train_seconds, progress.raw_train_seconds
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
+
+    def _restore_averages(self, folder: Path) -> None:
+        path = folder / (self.metadata.prefix + AVERAGES_SUFFIX)
+        if not path.is_file():
+            self._log(f"note: {folder} has no averages of the weights: they start at its weights")
+            return
+        tensors = open_safetensors(path)
+        check_tensors(path, tensors, self.shapes)
+        self.averages.load(tensors)
 
     def _log_changes(self, folder: Path, progress: Progress) -> None:
         """Logs settings that change results and differ from those of a checkpoint to resume."""

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from checkpoint.folder import (
+    AVERAGES_FOLDER,
+    AVERAGES_SUFFIX,
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -32,7 +34,7 @@ from tokenizer import model_files
 from utils.device import pin_memory
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import publish_folder, temporary_path
+from utils.files import atomic_folder, publish_folder, temporary_path
 from utils.memory import available_memory, returned_memory
 
 KEPT_CHECKPOINTS = 3
@@ -42,8 +44,8 @@ HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint folder. `model` and `optimizer` are this rank's rows of every tensor (with 0 rows
-    where it has none)."""
+    """A checkpoint folder. `model`, `optimizer` and `averages` are this rank's rows of every tensor, with
+    0 rows where it has none."""
 
     step: int
     model: Sequence[TensorRows]
@@ -52,12 +54,16 @@ class Checkpoint:
     architecture: str
     progress: dict[str, Any]
     metadata: CheckpointMetadata
+    averages: Sequence[TensorRows] = ()
 
     def tensor_files(self) -> dict[str, tuple[Sequence[TensorRows], dict[str, str]]]:
-        return {
+        files = {
             MODEL_FILE: (self.model, {"format": "pt"}),
             self.metadata.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {}),
         }
+        if self.averages:
+            files[self.metadata.prefix + AVERAGES_SUFFIX] = (self.averages, {"format": "pt"})
+        return files
 
     def other_files(self) -> dict[str, bytes]:
         config = {"architectures": [self.architecture], **self.config.to_dict()}
@@ -76,11 +82,17 @@ class CheckpointWriter:
     long as the copy. If there is not enough memory for a copy, training waits for the whole write.
 
     parent: the folder of steps, on storage shared by all ranks. sharded: whether all ranks write; otherwise `write` is
-    a no-op on all but the main process.
+    a no-op on all but the main process. keep_every: steps to keep besides the newest ones.
     """
 
-    def __init__(self, parent: str | Path, distributed: DistributedContext, sharded: bool = False):
-        self.parent, self.distributed = Path(parent), distributed
+    def __init__(
+        self,
+        parent: str | Path,
+        distributed: DistributedContext,
+        sharded: bool = False,
+        keep_every: int | None = None,
+    ):
+        self.parent, self.distributed, self.keep_every = Path(parent), distributed, keep_every
         self.is_writer = sharded or distributed.is_main
         self.writers = distributed.world_size if sharded else 1
         # Writers on this machine. They allocate their buffers at the same time.
@@ -103,14 +115,14 @@ class CheckpointWriter:
         if self.writers > 1:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
-        arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group)
+        arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group, self.keep_every)
         self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write_checkpoint, self.parent, *arguments)
         if copied is None:
             self.wait()
 
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
-        tensors = [*checkpoint.model, *checkpoint.optimizer]
+        tensors = [*checkpoint.model, *checkpoint.optimizer, *checkpoint.averages]
         ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
         needed, gpu = ends[-1] if ends else 0, next((t.rows.device for t in tensors if t.rows.is_cuda), None)
         if len(self.memory) < needed and not self._allocate(needed, gpu):
@@ -122,8 +134,8 @@ class CheckpointWriter:
             copies.append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
         if gpu is not None:
             torch.cuda.synchronize()
-        count = len(checkpoint.model)
-        return replace(checkpoint, model=copies[:count], optimizer=copies[count:])
+        model, optimizer = len(checkpoint.model), len(checkpoint.model) + len(checkpoint.optimizer)
+        return replace(checkpoint, model=copies[:model], optimizer=copies[model:optimizer], averages=copies[optimizer:])
 
     def _allocate(self, num_bytes: int, gpu: torch.device | None) -> bool:
         """Allocates the buffer, pinned for copies from `gpu`. Returns whether there was enough memory."""
@@ -157,8 +169,10 @@ def write_checkpoint(
     rank: int = 0,
     writers: int = 1,
     group: "dist.ProcessGroup | None" = None,
+    keep_every: int | None = None,
 ) -> Path:
-    """Writes `parent`/step, called on all `writers`, and removes all but the newest KEPT_CHECKPOINTS checkpoints.
+    """Writes `parent`/step, called on all `writers`, and removes all but the newest KEPT_CHECKPOINTS checkpoints and
+    every `keep_every`-th step.
 
     An existing valid checkpoint is kept: the same step of the same run has the same content. `attempt` names the
     temporary folder. Raises UserError if it cannot be written, and PeerError if another rank failed.
@@ -177,7 +191,8 @@ def write_checkpoint(
         lambda: digests.append(_hash_blocks(temporary, rank, writers)),
         lambda: _write_manifest(temporary, digests[0], rank, group),
         lambda: rank == 0 and publish_folder(temporary, folder),
-        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS),
+        lambda: rank == 0 and checkpoint.averages and _publish_averages(parent, checkpoint),
+        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, keep_every),
     )
     for stage in stages:
         try:
@@ -223,6 +238,19 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
 def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
     for name, (tensors, _) in checkpoint.tensor_files().items():
         write_rows(folder / name, layouts[name], tensors)
+
+
+def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
+    """Makes the model folder of the averages, with links to the files of the checkpoint where links are possible."""
+    averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
+    others = checkpoint.other_files().keys() - {checkpoint.metadata.prefix + PROGRESS_SUFFIX}
+    with atomic_folder(parent / AVERAGES_FOLDER) as folder:
+        for name in (averages, *others):
+            source, target = parent / str(checkpoint.step) / name, folder / (MODEL_FILE if name == averages else name)
+            try:
+                target.hardlink_to(source)
+            except OSError:
+                shutil.copy2(source, target)
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

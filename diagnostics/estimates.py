@@ -44,7 +44,7 @@ class MemorySettings:
         check_parallel(config, self.device)
         self.parallel, self.world_size, self.saves = config.parallel, config.world_size, not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader, num_sizes=1 if self.parallel.compile != "none" else None)
-        self.batch_size = loader.batch_size
+        self.batch_size, self.averages = loader.batch_size, config.trainer.ema is not None
         self.micro_batches = -(-loader.global_batch_size // (self.world_size * loader.batch_size))  # per update
         self.optimizer, self.precision = config.optimizer.name, Precision()
         if precision.amp or precision.pure_fp16:
@@ -106,7 +106,7 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
     on_cpu, precision = settings.device.type == "cpu", settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
     optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(model, settings.parallel.shard_degree)
-    state = Counter({"weights": FLOAT32 * parameters, "optimizer state": optimizer_state})
+    state = Counter({"weights": FLOAT32 * parameters * (1 + settings.averages), "optimizer state": optimizer_state})
     model_weights = Counter()  # besides the float32 weights of the optimizer
     if not settings.is_sharded and (precision.pure or settings.parallel.cpu_offload):
         model_weights["weights"] = settings.pass_sizes.residual * parameters
@@ -114,7 +114,8 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
         state += update_buffers(model, settings)
     if settings.is_replicated:  # DDP's buckets
         state["gradients"] += FLOAT32 * parameters
-    checkpoint = Counter({"checkpoint copy": FLOAT32 * parameters + optimizer_state if settings.saves else 0})
+    saved = state["weights"] + optimizer_state
+    checkpoint = Counter({"checkpoint copy": saved if settings.saves else 0})
     if on_cpu:
         return state + model_weights + checkpoint, Counter()
     if settings.parallel.cpu_offload:

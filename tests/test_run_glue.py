@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,17 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
 
 
 # --- evaluation during training ---------------------------------------------------------------------------------------
+
+
+def test_another_development_file_is_refused_when_the_run_is_resumed(files, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(files / "SST-2", data)
+    flags = ("--task-name", "sst-2", "--data-dir", data, "--do-train", "--do-eval", "--max-steps", 4, "--eval-steps", 2)
+    assert run(files, tmp_path, *flags, "--steps-this-run", 2) == 0
+    lines = (data / "dev.tsv").read_text().splitlines(keepends=True)
+    (data / "dev.tsv").write_text("".join(lines[:-2]))
+    with pytest.raises(UserError, match="belongs to a run with other development data"):
+        run(files, tmp_path, *flags, "--resume-from-checkpoint")
 
 
 def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path):

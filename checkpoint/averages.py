@@ -1,0 +1,50 @@
+"""The exponential moving average of the weights, on each rank for its rows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from checkpoint.rows import LazyTensor
+from checkpoint.weights import copy_rows
+
+if TYPE_CHECKING:  # a layer above this one
+    from parallel.base import ParallelModel
+
+
+class WeightAverages:
+    """average = decay * average + (1 - decay) * weights after each update; it starts at the weights that it is made
+    with."""
+
+    def __init__(self, parallel: "ParallelModel", decay: float):
+        self.parallel, self.decay = parallel, decay
+        self.tensors = {name: p.detach().clone() for name, p in parallel.named_parameters().items()}
+
+    def update(self) -> None:
+        weights = [p.detach() for p in self.parallel.named_parameters().values()]
+        torch._foreach_lerp_(list(self.tensors.values()), weights, 1 - self.decay)
+
+    def load(self, stored: dict[str, LazyTensor]) -> None:
+        """Copies this rank's rows of the averages in a checkpoint."""
+        for name, tensor in self.tensors.items():
+            copy_rows(tensor, self.parallel.row_start(name), stored[name])
+
+    @contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """Within it, the model has the averages."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        parameters: dict[str, Tensor] = self.parallel.named_parameters()
+        for name, average in self.tensors.items():
+            weights = parameters[name].detach().clone()
+            parameters[name].copy_(average)
+            average.copy_(weights)
+        self.parallel.write_back()

@@ -1,0 +1,69 @@
+"""Kept checkpoints, step 0, the moving average of the weights, and the evaluation before the first update."""
+
+import pytest
+import torch
+from conftest import reported
+from processes import exit_codes, start_several
+from safetensors.torch import load_file
+from small_runs import losses, resuming, steps_folder, steps_in, train, weights
+
+from checkpoint.folder import verify_checkpoint
+
+DECAY = 0.75
+FLAGS = ("--max-steps", 6, "--num-steps-per-checkpoint", 1, "--save-initial", "--ema", DECAY)
+
+
+def averages(output) -> dict[str, torch.Tensor]:
+    return load_file(steps_folder(output) / "ema" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole")
+    train(inputs.command(output, *FLAGS, "--keep-every", 1, "--eval-dir", inputs.held_out, dropout=False))
+    return output
+
+
+def test_the_average_is_that_of_the_weights_after_each_update(whole):
+    steps = [weights(whole, step) for step in range(7)]
+    found = averages(whole)
+    assert found.keys() == steps[0].keys()
+    for name, tensor in found.items():
+        expected = steps[0][name].double()
+        for later in steps[1:]:
+            expected = DECAY * expected + (1 - DECAY) * later[name].double()
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-5)
+    verify_checkpoint(steps_folder(whole) / "6")
+
+
+def test_a_run_in_parts_has_the_same_averages(inputs, whole, tmp_path):
+    command = inputs.command(tmp_path, *FLAGS, *resuming(tmp_path), dropout=False)
+    for _ in range(2):
+        train([*command, "--steps-this-run", "3"])
+    found = averages(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in averages(whole).items())
+    assert steps_in(tmp_path) == ["0", "4", "5", "6", "ema"]
+
+
+def test_shards_have_the_same_averages(inputs, whole, tmp_path):
+    flags = (*FLAGS, "--batch-size", 2, "--data-parallel-shard-degree", -1)
+    assert exit_codes(start_several(inputs.command(tmp_path, *flags, dropout=False), tmp_path / "log")) == [0, 0]
+    for name, tensor in averages(tmp_path).items():
+        torch.testing.assert_close(tensor, averages(whole)[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_averages_are_evaluated_as_the_model_that_they_are(inputs, whole, tmp_path):
+    """A run that starts from their folder evaluates it before its first update, which changes nothing."""
+    flags = ("--init-checkpoint", steps_folder(whole) / "ema", "--max-steps", 1, "--eval-dir", inputs.held_out)
+    train(inputs.command(tmp_path, *flags, dropout=False))
+    expected, found = reported(whole / "report.json")[6], reported(tmp_path / "report.json")[0]
+    assert found["eval_loss"] == pytest.approx(expected["eval_ema_loss"], rel=1e-5)
+    assert expected["eval_ema_loss"] != expected["eval_loss"]
+    other = tmp_path / "without"
+    train(inputs.command(other, *flags[:4], dropout=False))
+    assert losses(other) == losses(tmp_path)
+
+
+def test_multiples_of_keep_every_are_kept_beside_the_newest_three(inputs, tmp_path):
+    train(inputs.command(tmp_path, "--max-steps", 9, "--num-steps-per-checkpoint", 1, "--keep-every", 4))
+    assert steps_in(tmp_path) == ["4", "7", "8", "9"]
