@@ -206,13 +206,7 @@ class BertTokenizer:
         return self.encode_with_offsets(text)[0]
 
     def tokenize(self, text: str) -> list[str]:
-        return self.convert_ids_to_tokens(self.encode(text))
-
-    def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str]:
-        """Tokens of `ids`. A single id returns a string. Raises IndexError for an id outside the vocabulary."""
-        if isinstance(ids, int | np.integer):
-            return self.tokens[ids]
-        return [self.tokens[token_id] for token_id in ids]
+        return [self.tokens[token_id] for token_id in self.encode(text)]
 
     def words(self, text: str) -> list[str]:
         """The words and punctuation marks of `text`, normalized."""

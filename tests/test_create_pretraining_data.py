@@ -140,7 +140,7 @@ def test_making_the_same_choices_the_written_out_algorithm_makes_the_same_sample
     corpus = read_corpus(path, tokenizer)
     samples = draw_samples(corpus, options, np.random.default_rng(seed))
     documents = read_documents(path, PLAIN_TOKENIZER)
-    tokens = tokenizer.convert_ids_to_tokens(corpus.ids)
+    tokens = [tokenizer.tokens[token_id] for token_id in corpus.ids]
     assert [token for document in documents for sentence in document for token in sentence] == tokens
 
     replay = Replay(samples, corpus, options.sequence_length - options.special_tokens)

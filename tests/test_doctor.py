@@ -93,29 +93,30 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
     assert "4 wrong" in result.stdout
 
 
-@pytest.mark.parametrize("flags", [(), ("--optimizer", "AdamW"), ("--warmup-proportion", 1)], ids=str)
-def test_a_learning_rate_at_which_the_loss_explodes_is_found(inputs: RunInputs, tmp_path, flags):
-    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 6, "--learning-rate", 50, *flags))
-    assert result.returncode == 2
-    assert_says(lines_of(result, "wrong"), "lower --learning-rate")
-    assert "1 wrong" in result.stdout
-
-
-def test_data_of_another_vocabulary_is_found(inputs: RunInputs, tmp_path):
-    shards = tmp_path / "shards"
-    shutil.copytree(inputs.shards, shards)
-    for path in shards.iterdir():
+def other_vocabulary(folder: Path) -> None:
+    for path in folder.iterdir():
         with h5py.File(path, "r+") as file:
             file.attrs["vocab_sha256"] = "0" * 64
-    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 6, "--input-dir", shards))
-    assert result.returncode == 2
-    assert_says(lines_of(result, "wrong"), "made with another vocabulary")
 
 
-def test_a_missing_package_is_found(inputs: RunInputs, tmp_path):
-    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 6, "--optimizer", "FusedLAMB"))
+@pytest.mark.parametrize(
+    ("flags", "change", "says"),
+    [
+        (("--learning-rate", 50), None, "lower --learning-rate"),
+        (("--learning-rate", 50, "--optimizer", "AdamW"), None, "lower --learning-rate"),
+        (("--learning-rate", 50, "--warmup-proportion", 1), None, "lower --learning-rate"),
+        ((), other_vocabulary, "made with another vocabulary"),
+        (("--optimizer", "FusedLAMB"), None, "FusedLAMB needs apex"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_found(inputs: RunInputs, tmp_path, flags, change, says):
+    shards = shutil.copytree(inputs.shards, tmp_path / "shards") if change else inputs.shards
+    if change:
+        change(shards)
+    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 6, "--input-dir", shards, *flags))
     assert result.returncode == 2
-    assert_says(lines_of(result, "wrong"), "FusedLAMB needs apex")
+    assert_says(lines_of(result, "wrong"), says)
 
 
 @pytest.mark.parametrize(("device", "missing"), [("cpu", 1), ("cuda", 4)])

@@ -234,18 +234,6 @@ def test_span_includes_the_accents_that_were_stripped():
     assert [text[begin:end] for begin, end in spans] == ["cafe\u0301s", "cafe\u0301"]
 
 
-def test_tokens_convert_to_ids_and_back():
-    tokenizer = ours(True)
-    tokens = tokenizer.tokenize("The quick brown fox jumped over the lazy tokenizer.")
-    ids = [tokenizer.vocab[token] for token in tokens]
-    assert tokenizer.convert_ids_to_tokens(ids) == tokens
-    assert tokenizer.convert_ids_to_tokens(np.array(ids)) == tokens
-    assert tokenizer.encode("The quick brown fox jumped over the lazy tokenizer.") == ids
-    assert tokenizer.vocab_size == 30522
-    named = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")}
-    assert named == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
-
-
 # --- bad vocabulary files ---------------------------------------------------------------------------------------------
 
 

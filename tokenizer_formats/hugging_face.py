@@ -83,13 +83,7 @@ class HuggingFaceTokenizer:
         return self.encode_text(text)[0].tolist()
 
     def tokenize(self, text: str) -> list[str]:
-        return self.convert_ids_to_tokens(self.encode(text))
-
-    def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str]:
-        """Tokens of `ids`. A single id returns a string."""
-        if isinstance(ids, int | np.integer):
-            return self._tokenizer.id_to_token(int(ids))
-        return [self._tokenizer.id_to_token(int(token_id)) for token_id in ids]
+        return [self._tokenizer.id_to_token(token_id) for token_id in self.encode(text)]
 
     def words(self, text: str) -> list[str]:
         """The words of `text`, normalized, without punctuation."""
