@@ -243,6 +243,18 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
     assert_refused(result, "holds no semaphores (Read-only file system)", "--num-workers 1")
 
 
+def test_a_limit_of_processes_is_one_line(corpus, tmp_path, monkeypatch, capsys):
+    def fails(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    words = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--num-workers", "2"]
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda: prepare.main(words))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: no more processes or threads can be started: use fewer workers")
+
+
 def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpus, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((corpus / "a.txt").read_text())
