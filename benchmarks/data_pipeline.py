@@ -24,9 +24,6 @@ from tokenizer import BertTokenizer
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "data" / "sample"
 REFERENCE_BYTES = 500_000
-# Megabytes of prose: a guess for English Wikipedia; 1 TB.
-CORPORA = {"English Wikipedia": 17_000, "1 TB of text": 1_000_000}
-CORES = (1, 64, 1024)
 PROGRAM = """
 import json, resource, sys, time
 from data import prepare
@@ -115,19 +112,6 @@ def measure_reference(shard: Path) -> dict[str, float]:
         return {"megabytes_per_cpu_second": text.stat().st_size / 1e6 / seconds}
 
 
-def estimate(stages: dict[str, dict[str, float]], start: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Hours of all stages but the dump's for each corpus and number of cores. start: driver's seconds of each stage on
-    almost no text, which do not grow."""
-    work = sum(figures["worker_cpu_seconds"] / figures["megabytes"] for figures in stages.values())
-    serial = sum(
-        max(figures["driver_cpu_seconds"] - start[name], 0) / figures["megabytes"] for name, figures in stages.items()
-    )
-    return {
-        corpus: {str(cores): megabytes * (serial + work / cores) / 3600 for cores in CORES}
-        for corpus, megabytes in CORPORA.items()
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[10.0], help="sizes of the input")
@@ -155,16 +139,6 @@ def main() -> None:
                     if name in figures
                 )
                 print(f"  {stage:<30}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU s{more}", flush=True)
-    if max(args.workers) > 1:
-        with tempfile.TemporaryDirectory() as folder:
-            little = measure(Path(folder), 0.5, max(args.workers))
-        largest = dict(results[f"{max(args.megabytes):g} MB, {max(args.workers)} workers"])
-        for name in ("format wikicorpus", "hdf5 128, published algorithm", "verify"):
-            largest.pop(name, None)
-        results["estimates, hours"] = estimate(
-            largest, {name: figures["driver_cpu_seconds"] for name, figures in little.items()}
-        )
-        print(json.dumps(results["estimates, hours"], indent=1))
     args.output.parent.mkdir(exist_ok=True)
     args.output.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -5,10 +5,9 @@
     python3 benchmarks/optimizer_step.py --model large --device cuda
 
 `AdamW` is torch.optim.AdamW(fused=True). `Lamb` is the form of LAMB that training uses on the device, `Lamb, other
-form` the one for the other kind of device; they are compared first. The effective bandwidth counts the fewest numbers
-that must be read and written if no cache holds them. Both divide the gradients by a scale first, as in training. AdamW
-reads and writes weights, gradients and two moments, 8 numbers of 4 bytes per parameter. LAMB knows its step size only
-after a whole tensor, so it has to write the update and read it and the weights again: 11.
+form` the one for the other kind of device; they are compared first. AdamW reads and writes at least 8 numbers per
+parameter. LAMB knows its step size only after a whole tensor, so it has to write the update and read it and the weights
+again: 11.
 """
 
 import sys
@@ -37,7 +36,6 @@ from utils.errors import UserError, run_main
 from utils.measure import synchronize
 from utils.progress import print_line
 
-MINIMUM_BYTES = {"AdamW": 32, "Lamb": 44}  # per parameter
 TOLERANCE = 1e-4  # of the forms' updates, ||difference|| / ||update||
 
 
@@ -114,16 +112,14 @@ def measure(args: Arguments, device: torch.device) -> dict:
     updates = make_updates(model, device)
     turns = {name: lambda _, update=update: seconds_of(update) for name, update in updates.items()}
     seconds = take_turns(turns, args.rounds, "updates")
-    figures = {}
-    for name, values in seconds.items():
-        milliseconds = quartiles([1e3 * value for value in values])
-        minimum = MINIMUM_BYTES[name.partition(",")[0]] * count
-        figures[name] = {
-            "milliseconds": milliseconds,
-            "effective_gigabytes_per_second": minimum / milliseconds["median"] / 1e6,
+    figures = {
+        name: {
+            "milliseconds": quartiles([1e3 * value for value in values]),
             "ratio_to_adamw": compare(values, seconds["AdamW"]),
         }
-    return {"parameters": count, "minimum_bytes_per_parameter": MINIMUM_BYTES, "implementations": figures}
+        for name, values in seconds.items()
+    }
+    return {"parameters": count, "implementations": figures}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,11 +131,11 @@ def main(argv: list[str] | None = None) -> int:
     result = {"arguments": args.as_dict(), "check": check, **measure(args, device)}
     path = write_result(args.output, f"optimizer_step-{device.type}-{args.model}", device, result)
     title = f"{result['parameters'] / 1e6:.0f} M parameters"
-    print_line(f"{title:18}{'milliseconds (quartiles)':>24}{'effective GB/s':>21}{'times AdamW (quartiles)':>24}")
+    print_line(f"{title:18}{'milliseconds (quartiles)':>24}{'times AdamW (quartiles)':>24}")
     for name, figures in result["implementations"].items():
         milliseconds = format_quartiles(figures["milliseconds"], ".1f")
         ratio = format_quartiles(figures["ratio_to_adamw"], first="ratio_of_medians")
-        print_line(f"{name:18}{milliseconds:>24}{figures['effective_gigabytes_per_second']:21.1f}{ratio:>24}")
+        print_line(f"{name:18}{milliseconds:>24}{ratio:>24}")
     print_line(f"written to {path}")
     return 0
 

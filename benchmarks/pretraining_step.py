@@ -48,7 +48,7 @@ from tasks.pretraining import PretrainingTask
 from token_stream import IGNORED_LABEL
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.device import peak_flops, set_num_threads
-from utils.errors import UserError, run_main
+from utils.errors import run_main
 from utils.measure import Stopwatch, synchronize
 from utils.progress import print_line
 
@@ -66,7 +66,6 @@ def parse_arguments(argv=None) -> Arguments:
     add("--use-pure-fp16", action=BooleanFlag, help="bfloat16 weights in this project; transformers as with --amp")
     add("--tf32", action=BooleanFlag, help="TF32 on a GPU")
     add("--compile", choices=("none", "layers", "model"), default="none", help="this project's; transformers: model")
-    add("--full", action=BooleanFlag, help="only sequences of full length")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
@@ -214,11 +213,6 @@ def pad(stream: dict[str, torch.Tensor], pin_memory: bool) -> dict[str, torch.Te
 def samples_of_steps(args: Arguments, dataset: PretrainingDataset) -> np.ndarray:
     """The samples of all steps of all rounds, [steps, samples]."""
     shape = (args.rounds + 1) * args.steps, args.batch_size * args.gradient_merge_steps
-    if args.full:
-        (full,) = (dataset.read(np.arange(len(dataset))).lengths == dataset.sequence_length).nonzero()
-        if not len(full):
-            raise UserError(f"{dataset.folder} has no sample of full length: omit --full, or give other shards")
-        return np.resize(full, shape)
     return sample_order(np.arange(shape[0] * shape[1]), len(dataset), seed=1).reshape(shape)
 
 
@@ -265,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = args.input_dir or make_shards(Path(scratch), args.seq_length)
         result = measure(args, folder, runtime.device, peak)
     parts = ["pretraining_step", runtime.device.type, args.model, str(args.seq_length)]
-    parts += ["full"] * args.full + [precision_name(args.amp, args.use_pure_fp16, args.tf32)]
+    parts += [precision_name(args.amp, args.use_pure_fp16, args.tf32)]
     parts += [f"compiled-{args.compile}"] * (args.compile != "none")
     path = write_result(args.output, "-".join(parts), runtime.device, result)
     print_line(f"{'':30}{'tokens/s (quartiles)':>24} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds per step")

@@ -137,15 +137,6 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
 
-def test_full_sequences_need_shards_with_full_samples(tmp_path):
-    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
-    dataset = PretrainingDataset(shards, vocab_size=30522)
-    dataset.sequence_length = 129  # no sample is that long
-    args = pretraining_step.parse_arguments(["--full", "--batch-size", "2"])
-    with pytest.raises(UserError, match="no sample of full length"):
-        pretraining_step.samples_of_steps(args, dataset)
-
-
 def test_the_sample_corpus_gives_shards_of_the_length_that_is_asked_for(tmp_path):
     dataset = PretrainingDataset(make_shards(tmp_path, 128), vocab_size=30522)
     assert dataset.sequence_length == 128 and dataset.max_labelled_per_sample == 20
