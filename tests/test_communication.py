@@ -1,4 +1,4 @@
-"""The collectives of an update, counted, against those that follow from the model's parameters (docs/memory.md)."""
+"""The collectives of an update, counted, against those that follow from the parameters (benchmarks/memory.md)."""
 
 import json
 import math
