@@ -269,41 +269,37 @@ class EmbeddingPredictor(ClassPredictor):
     def configure(cls, config: ModelConfig, folder: Path) -> ModelConfig:
         return replace(config, embedding_pooling=EmbeddingSettings.read(folder).pooling)
 
-    def prepare(
-        self, places: list[str], rows: list[Row], prompt_name: str | None = None
-    ) -> Callable[[], list[Prediction]]:
-        settings, prompt_name = EmbeddingSettings.read(self.folder), prompt_name or self.prompt_name
-        if prompt_name is not None and prompt_name not in settings.prompts:
-            names = ", ".join(settings.prompts) or "no prompts"
-            raise UserError(
-                f"--prompt-name {prompt_name}: {self.folder} has {names}: give one of these, or leave it out"
-            )
-        prompt = settings.prompts.get(prompt_name, "")
-        lower = str.lower if read_sentence_config(self.folder).get("do_lower_case") else str
-        rows = [{name: lower(prompt + text) for name, text in row.items()} for row in rows]
-        return partial(self.vectors, settings.normalize, self.text_dataset(places, rows))
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        return partial(self.embeddings, self.prompted(places, rows, self.prompt_name))
 
-    def vectors(self, normalizes: bool, dataset: TextDataset) -> list[Prediction]:
+    def prompted(self, places: list[str], rows: list[Row], prompt_name: str | None) -> TextDataset:
+        """The texts with the prompt of that name before them."""
+        prompts = EmbeddingSettings.read(self.folder).prompts
+        if prompt_name is not None and prompt_name not in prompts:
+            names = ", ".join(prompts) or "no prompts"
+            raise UserError(f"--prompt-name {prompt_name}: {self.folder} has {names}: give another, or leave it out")
+        lower = str.lower if read_sentence_config(self.folder).get("do_lower_case") else str
+        prompt = prompts.get(prompt_name, "")
+        return self.text_dataset(places, [{name: lower(prompt + text) for name, text in row.items()} for row in rows])
+
+    def embeddings(self, dataset: TextDataset) -> list[Prediction]:
         vectors_NE = self.logits(dataset, "sequence")
-        vectors_NE = normalized(vectors_NE) if normalizes else vectors_NE
+        vectors_NE = normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
         return [Prediction({"embedding": vector.tolist()}, {}) for vector in vectors_NE]
 
     def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
         """A function from a query to the lines of the nearest texts in a column of the table `corpus`, by cosine."""
-        texts = [row[column] for _, row in read_texts(corpus, [column])]
-        prompts = EmbeddingSettings.read(self.folder).prompts
+        rows, prompts = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder).prompts
+        texts, places = [row[column] for _, row in rows], [f"{corpus}, row at line {number}" for number, _ in rows]
 
-        def embed(rows: list[str], place: str, prompt_name: str) -> np.ndarray:
-            name = prompt_name if prompt_name in prompts else None
-            found = self.prepare(
-                [f"{place} {i}" for i in range(1, len(rows) + 1)], [{"text": row} for row in rows], name
-            )
-            return normalized(np.array([prediction.columns["embedding"] for prediction in found()], np.float32))
+        def embed(places: list[str], texts: list[str], name: str) -> np.ndarray:
+            dataset = self.prompted(places, [{"text": text} for text in texts], name if name in prompts else None)
+            return normalized(self.logits(dataset, "sequence"))
 
-        vectors_mE = embed(texts, f"{corpus}, text", "document")
+        vectors_mE = embed(places, texts, "document")
 
         def find(query: str) -> list[str]:
-            (rows,), (cosines,) = nearest(embed([query], "query", "query"), vectors_mE, self.num_results)
+            (rows,), (cosines,) = nearest(embed(["the query"], [query], "query"), vectors_mE, self.num_results)
             return self.n_best([(cosine, texts[row]) for row, cosine in zip(rows, cosines, strict=True)])
 
         return find

@@ -3,6 +3,7 @@ sentence-transformers' folders in both directions."""
 
 import json
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,10 +16,16 @@ from safetensors.torch import load_file
 
 import inference
 import run_glue
+from data_loading.loader import make_step_batch
+from data_loading.packing import MicroBatchLimits
+from encoders.bert import BertConfig
+from modeling import make_model
+from parallel.runtime import Runtime
 from tasks.embedding_files import read_tuples
 from tasks.embeddings import EmbeddingTask
 from tasks.retrieval import nearest, retrieval_scores
 from tasks.sentence_folders import EmbeddingSettings
+from tokenizer import BertTokenizer
 from utils.errors import UserError, run_main
 
 WORDS = ["sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose", "wind", "rain", "star"]
@@ -139,6 +146,26 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     for (kind, name), weights in found.items():
         for key, value in weights.items():
             torch.testing.assert_close(value, found[kind, "whole"][key], rtol=1e-3, atol=2e-6, msg=f"{name}: {key}")
+
+
+def test_streams_filled_up_to_fixed_sizes_give_the_same_gradient(files, tmp_path):
+    """As on GPUs and with --compile, with one micro-batch and with several, where the last may be filler only."""
+    task = EmbeddingTask(max_seq_length=16, columns=("q", "p"), train_file=files / "train.jsonl")
+    task, dataset = task.training_set(BertTokenizer(VOCAB_FILE))
+    torch.manual_seed(0)
+    model = make_model("sentence_embedding", BertConfig.from_json_file(files / "config.json")).train()
+    runtime, expected = Runtime(torch.device("cpu")), None
+    for batch_size, num_sizes, count in ((12, None, 1), (12, 4, 1), (4, 4, 3), (4, 1, 4)):
+        limits = replace(MicroBatchLimits.for_batch(batch_size, 32, 0, num_sizes), sequences=2 * batch_size)
+        batch = make_step_batch(dataset, np.arange(12), limits)
+        micro_batches = batch.filled_to(max(count, len(batch.micro_batches)))
+        bound = task.for_batch(micro_batches, model, runtime, seed=0)
+        model.zero_grad()
+        total = sum(bound.loss(bound.sums(model, each), 12, 0) for each in micro_batches)
+        total.backward()
+        found = [total.item(), *(p.grad.clone() for p in model.parameters())]
+        expected = expected or found
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(files, tmp_path):
