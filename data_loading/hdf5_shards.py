@@ -293,10 +293,7 @@ def to_python(value):
 def smallest_integers(values: np.ndarray) -> np.ndarray:
     """Converts `values` to the smallest integer type that fits."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
-    for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return values.astype(dtype)
-    return values
+    return values.astype(np.min_scalar_type(high if low >= 0 else min(low, -high - 1)))
 
 
 def find_shards(folder: str | Path) -> list[Path]:

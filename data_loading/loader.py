@@ -20,6 +20,7 @@ from run_config import LoaderConfig
 from token_stream import STREAM_INPUTS
 
 STEPS_AHEAD = 2  # per worker
+MODEL_INPUTS = (*STREAM_INPUTS, "max_seqlen")
 MicroBatch = dict[str, Any]  # the arrays of a token stream; without fixed sizes also `max_seqlen`, an int on the host
 
 
@@ -76,12 +77,8 @@ class StepBatch:
         """The first micro-batch with filler for its labels, so without loss."""
         filler = self.make_filler()
         first = self.micro_batches[0] if self.micro_batches else filler
-        return {
-            name: tensor
-            if name in (*STREAM_INPUTS, "max_seqlen")
-            else tensor.new_full(tensor.shape, filler[name].flatten()[0])
-            for name, tensor in first.items()
-        }
+        labels = {name: value.flatten()[0] for name, value in filler.items() if name not in MODEL_INPUTS}
+        return first | {name: torch.full_like(first[name], value) for name, value in labels.items()}
 
 
 def to_tensors(
@@ -141,6 +138,7 @@ def count_batches(config: LoaderConfig, position: int) -> int:
     return sum(1 for _ in itertools.takewhile(lambda batch: batch[0] < position, global_batches(config)))
 
 
+@dataclass(frozen=True)
 class StepLoader:
     """Infinite iterator over one rank's parts of the global batches, starting at `first_position`.
 
@@ -150,21 +148,15 @@ class StepLoader:
     the batches. updates: length of the whole run, for what changes during it; None if nothing does.
     """
 
-    def __init__(
-        self,
-        dataset: StreamDataset,
-        config: LoaderConfig,
-        seed: int,
-        first_position: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool = False,
-        limits: MicroBatchLimits | None = None,
-        updates: int | None = None,
-    ):
-        self.dataset, self.config, self.seed, self.pin_memory = dataset, config, seed, pin_memory
-        self.limits = limits or MicroBatchLimits.of(config)
-        self.first_position, self.rank, self.world_size, self.updates = first_position, rank, world_size, updates
+    dataset: StreamDataset
+    config: LoaderConfig
+    seed: int
+    first_position: int = 0
+    rank: int = 0
+    world_size: int = 1
+    pin_memory: bool = False
+    limits: MicroBatchLimits | None = None
+    updates: int | None = None
 
     def load(self, step: int) -> StepBatch:
         """This rank's part of global batch number `step`, counted from `first_position`."""
@@ -180,8 +172,8 @@ class StepLoader:
     def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        seeds = sample_seeds(positions, self.seed)
-        return make_step_batch(self.dataset, indices, self.limits, first, self.pin_memory, seeds, progress)
+        limits, seeds = self.limits or MicroBatchLimits.of(self.config), sample_seeds(positions, self.seed)
+        return make_step_batch(self.dataset, indices, limits, first, self.pin_memory, seeds, progress)
 
     def __iter__(self) -> Iterator[StepBatch]:
         num_workers = self.config.num_workers
