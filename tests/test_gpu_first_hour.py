@@ -1,8 +1,9 @@
-"""The four calls of the first hour on a GPU, on a CPU at toy size."""
+"""The calls of the first hour on a GPU, on a CPU at toy size."""
 
 import json
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_speed_measures_a_rate(folder, tmp_path, monkeypatch):
     assert run_call("speed", folder, tmp_path)["amp"]["found"]["tokens_per_second"] > 0
 
 
-def test_kernels_and_defaults_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
+def test_kernels_and_costs_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
     started = []
 
     def run(words, **_):
@@ -49,23 +50,30 @@ def test_kernels_and_defaults_start_the_benchmarks_which_have_tests_of_their_own
     monkeypatch.setattr(gpu_first_hour.subprocess, "run", run)
     monkeypatch.setattr(gpu_first_hour, "benchmark", lambda *_: None)
     run_call("kernels", folder, tmp_path)
-    run_call("defaults", folder, tmp_path)
+    run_call("costs", folder, tmp_path)
     names = ("device_checks", "optimizer_step", "startup_and_checkpoints")
     assert started == [f"benchmarks/{name}.py" for name in names]
 
 
-def test_a_command_that_fails_or_hangs_does_not_end_the_others(tmp_path):
-    call = Call(tmp_path, toy=False)
+def test_a_command_that_fails_or_hangs_does_not_end_the_others(tmp_path, monkeypatch):
+    call = Call(tmp_path, False, tmp_path / "call.json")
     script = tmp_path / "program.py"
     script.write_text("import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))")
     assert not call.run("fails", [script, 0, 3], 60)
     assert not call.run("hangs", [script, 600, 0], 1)
     assert call.run("works", [script, 0, 0], 60)
-    assert [result["exit_code"] for result in call.results] == [3, 124, 0]
+    monkeypatch.setattr(gpu_first_hour, "CALL_SECONDS", 1)
+    assert not call.run("late", [script, 0, 0], 60)
+    assert [result["exit_code"] for result in call.results] == [3, 124, 0, 124]
+    assert json.loads((tmp_path / "call.json").read_text())["results"] == call.results
+    (tmp_path / "checkpoint").mkdir()
+    gpu_first_hour.archive(tmp_path, tmp_path / "call.tar.gz")
+    with tarfile.open(tmp_path / "call.tar.gz") as file:
+        assert file.getnames() == ["call.json", "fails.log", "hangs.log", "late.log", "works.log"]
 
 
 def test_other_losses_are_not_as_expected(tmp_path):
-    call = Call(tmp_path, toy=True)
+    call = Call(tmp_path, True, tmp_path / "call.json")
     call.run("works", ["-c", "pass"], 60)
     difference = largest_difference([2.0, 1.0], [2.0, 1.1], None)
     call.judge("losses within 0.01", difference, difference < 0.01)
