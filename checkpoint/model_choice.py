@@ -79,8 +79,14 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
 
 
 def read_config(path: Path) -> ModelConfig:
+    values = read_json_object(path, "the config")
+    if "bert_model_config" in values:
+        raise UserError(
+            f"{path} is a configuration of DeepSpeed's bing_bert: the model is its inner object bert_model_config: "
+            f"give --config-file a file with that, or bert_configs/bert-large-uncased.json with --pre-layer-norm"
+        )
     try:
-        return config_from_dict(read_json_object(path, "the config"))
+        return config_from_dict(values)
     except ValueError as error:
         raise UserError(f"{path}: {error}: correct the config") from error
 

@@ -149,6 +149,8 @@ def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str,
     if found.get("fp16.enabled") == AUTO and not float16:
         found = {key: value for key, value in found.items() if not key.startswith("fp16.")}
     values = {key: value for key, value in found.items() if value != AUTO}
+    if leaves_schedule_to_flags(found):
+        values.pop("scheduler.type", None)
     for name, value in OPTIMIZER_DEFAULTS.get(optimizer_name(path, values), {}).items():
         key = f"optimizer.params.{name}"
         if key not in found and not args.given(argument_name(flags[key])):
@@ -156,6 +158,12 @@ def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str,
     if "fp16.enabled" in found and not args.given("scale_loss"):
         values = {"fp16.initial_scale_power": INITIAL_SCALE_POWER} | values
     return values
+
+
+def leaves_schedule_to_flags(found: dict[str, Any]) -> bool:
+    """Whether all parameters of the block `scheduler` are "auto", as in Hugging Face's zero2.json and zero3.json."""
+    given = [value for key, value in found.items() if key.startswith("scheduler.params.")]
+    return bool(given) and all(value == AUTO for value in given)
 
 
 def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
@@ -311,6 +319,11 @@ def differences(args: Arguments) -> list[str]:
         lines.append(
             f"note: {args.deepspeed_config} has no gradient_clipping, so DeepSpeed would not clip: here gradients are "
             f"clipped to --max-grad-norm {args.max_grad_norm:g}"
+        )
+    if leaves_schedule_to_flags(found):
+        lines.append(
+            f"note: the scheduler of {args.deepspeed_config} has only the values auto: the schedule is that of "
+            f"--lr-decay and --warmup-proportion"
         )
     if "fp16.enabled" in found and args.use_dynamic_loss_scaling:
         lines.append(

@@ -47,6 +47,9 @@ if [[ $master_port != None ]]; then
   is_valid positive_int "$master_port" || fail "argument 7 (master_port) is '$master_port': expected a port, or None"
   export MASTER_PORT=$master_port
 fi
+config=$model_file/config.json
+[[ ! -f $config ]] || grep -qE 'bert_pre_layer_norm|"pre_layer_norm": *true' "$config" ||
+  fail "argument 2 (model_file): $model_file is not a pre-LN BERT, which this recipe fine-tunes: use scripts/run_squad.sh"
 read_extra_args
 ((${NNODES:-1} * ${MAX_NODES:-1} == 1)) || fail "NNODES or MAX_NODES is set: this recipe is for one node, unset them"
 nodes=1 node_rank=0

@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, resuming, run_here, steps_folder, train, weights
 
 from arguments import make_run_config
+from checkpoint.model_choice import read_config
 from lr_scheduler import make_schedule, warmup_exp_decay_exp
 from run_config import ScheduleConfig
+from utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +158,13 @@ def test_the_squad_script_computes_in_float32_on_a_cpu(tmp_path):
     assert (run.device, run.amp, run.fp16) == ("cpu", False, False)
 
 
+def test_the_configuration_of_bing_bert_is_not_taken_for_a_model(tmp_path):
+    path = tmp_path / "bert_large_lamb.json"
+    path.write_text('{"name": "bing_bert_large_lamb_seq", "bert_model_config": {"hidden_size": 1024}}')
+    with pytest.raises(UserError, match="its inner object bert_model_config: give --config-file"):
+        read_config(path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -163,10 +172,13 @@ def test_the_squad_script_computes_in_float32_on_a_cpu(tmp_path):
         ("1 nowhere data/sample/squad out", ["model_file", "nowhere"]),
         ("1 model data/sample/squad", ["output_dir"]),
         ("1 model data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
+        ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
     ],
 )
 def test_bad_arguments_of_the_squad_script_start_nothing(tmp_path, arguments, words):
     checkout = Checkout(tmp_path)
-    (tmp_path / "model").mkdir()
+    for name in ("model", "post-ln"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "post-ln" / "config.json").write_text('{"model_type": "bert"}')
     result = checkout.run(f"bash scripts/run_squad_deepspeed.sh {arguments}", FAKE_GPUS="8")
     assert_script_refused(result, checkout, *words)

@@ -208,7 +208,7 @@ ZERO3 = {
 }  # fmt: skip
 
 
-def hugging_face(zero: dict, enabled: object, scheduler: bool = False) -> dict:
+def hugging_face(zero: dict, enabled: object) -> dict:
     params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
     warmup = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")
     auto = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu")
@@ -216,7 +216,7 @@ def hugging_face(zero: dict, enabled: object, scheduler: bool = False) -> dict:
         "fp16": {"enabled": enabled, **FP16},
         "bf16": {"enabled": "auto"},
         "optimizer": {"type": "AdamW", "params": params},
-        **({"scheduler": {"type": "WarmupLR", "params": warmup}} if scheduler else {}),
+        "scheduler": {"type": "WarmupLR", "params": warmup},
         "zero_optimization": zero,
         **dict.fromkeys(auto, "auto"),
         "steps_per_print": 2000,
@@ -226,22 +226,25 @@ def hugging_face(zero: dict, enabled: object, scheduler: bool = False) -> dict:
 
 @pytest.mark.parametrize("zero", [ZERO2, ZERO3])
 @pytest.mark.parametrize("enabled", [False, "auto"])
-def test_the_json_of_hugging_face_runs_without_its_scheduler(tmp_path, zero, enabled):
+def test_the_json_of_hugging_face_runs_as_published(tmp_path, zero, enabled):
     args = parse(tmp_path, hugging_face(zero, enabled), "--amp", "--learning-rate", "0.01", "--weight-decay", "0.1")
     assert (args.optimizer, args.learning_rate, args.weight_decay, args.amp) == ("AdamW", 0.01, 0.1, True)
+    assert "the schedule is that of --lr-decay" in deepspeed_config.differences(args)[-1]
     assert args.epsilon == parse(tmp_path, {}).epsilon  # "auto" is the flag's default, not DeepSpeed's
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
+    config = hugging_face(zero, enabled)
+    config["scheduler"]["params"]["warmup_num_steps"] = 10
     with pytest.raises(UserError, match=r"scheduler.type.*leave the block out"):
-        parse(tmp_path, hugging_face(zero, enabled, scheduler=True))
+        parse(tmp_path, config)
 
 
 @pytest.mark.parametrize(
     "enabled, flags", [(True, ()), ("auto", ("--fp16",)), ("auto", ("--use-pure-fp16", "--amp-dtype", "float16"))]
 )
 def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, enabled, flags):
-    both = r"fp16.loss_scale_window 1000, fp16.hysteresis 2: .* 2000 .*leave the key out .*; scheduler.type"
+    both = r"fp16.loss_scale_window 1000, fp16.hysteresis 2: .* 2000 .*leave the key out"
     with pytest.raises(UserError, match=both):
-        parse(tmp_path, hugging_face(ZERO2, enabled, scheduler=True), *flags)
+        parse(tmp_path, hugging_face(ZERO2, enabled), *flags)
 
 
 def test_disabled_blocks_are_skipped(tmp_path):
