@@ -7,7 +7,7 @@ file size; then each rank writes its rows at their offsets. Format: https://gith
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,19 +72,39 @@ def create_file(path: Path, layout: FileLayout) -> None:
         file.truncate(layout.size)
 
 
-def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) -> None:
-    """Writes tensors to their offsets in a file made by `create_file`, and syncs it."""
-    with path.open("r+b") as file:
-        for tensor in tensors:
-            rows = tensor.rows.detach().cpu()
-            if rows.numel() == 0:
-                continue
+def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows], several_machines: bool = False) -> None:
+    """Writes tensors to their offsets in a file made by `create_file`, and syncs it.
+
+    several_machines: others write to the file, too. NFS's client would then extend a write to whole pages, with zeros
+    for what others have written there meanwhile; it does not if the file cannot be read and each write is synced.
+    """
+    descriptor = os.open(path, os.O_WRONLY | (os.O_DSYNC if several_machines else 0))
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        for offset, data in _pieces(layout, tensors):
+            file.seek(offset)
+            while len(data):
+                data = data[file.write(data) :]
+        os.fsync(descriptor)
+
+
+def holds_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows]) -> bool:
+    """Whether a file has the tensors at their offsets."""
+    with path.open("rb") as file:
+        for offset, data in _pieces(layout, tensors):
+            file.seek(offset)
+            if file.read(len(data)) != data:
+                return False
+    return True
+
+
+def _pieces(layout: FileLayout, tensors: Iterable[TensorRows]) -> Iterator[tuple[int, memoryview]]:
+    """The offset and the bytes of each tensor's rows."""
+    for tensor in tensors:
+        rows = tensor.rows.detach().cpu()
+        if rows.numel():
             row_bytes = rows.nbytes // (len(rows) if rows.dim() else 1)
             data = memoryview(rows.contiguous().view(-1).view(torch.uint8).numpy())
-            file.seek(layout.offsets[tensor.name] + tensor.start * row_bytes)
-            file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+            yield layout.offsets[tensor.name] + tensor.start * row_bytes, data
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from checkpoint.folder import (
     num_blocks,
     remove_old_checkpoints,
 )
-from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, write_rows
+from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, holds_rows, write_rows
 from encoders.config import ModelConfig
 from run_config import CheckpointMetadata
 from tokenizer import model_files
@@ -115,7 +115,9 @@ class CheckpointWriter:
         if self.writers > 1:
             attempt = self.distributed.broadcast_json(attempt)
         copied = self._copy(checkpoint)
-        arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group, self.keep_every)
+        several_machines = self.writers > self.local_writers
+        arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group)
+        arguments = (*arguments, self.keep_every, several_machines)
         self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write_checkpoint, self.parent, *arguments)
         if copied is None:
             self.wait()
@@ -170,6 +172,7 @@ def write_checkpoint(
     writers: int = 1,
     group: "dist.ProcessGroup | None" = None,
     keep_every: int | None = None,
+    several_machines: bool = False,
 ) -> Path:
     """Writes `parent`/step, called on all `writers`, and removes all but the newest KEPT_CHECKPOINTS checkpoints and
     every `keep_every`-th step.
@@ -187,7 +190,8 @@ def write_checkpoint(
     # If a rank fails in a stage, no rank starts the next one. A stage must therefore only fail before its collectives.
     stages = (
         lambda: rank == 0 and _create_files(temporary, checkpoint, layouts),
-        lambda: _write_parts(temporary, checkpoint, layouts),
+        lambda: _write_parts(temporary, checkpoint, layouts, several_machines),
+        lambda: several_machines and _check_parts(temporary, checkpoint, layouts),
         lambda: digests.append(_hash_blocks(temporary, rank, writers)),
         lambda: _write_manifest(temporary, digests[0], rank, group),
         lambda: rank == 0 and publish_folder(temporary, folder),
@@ -235,9 +239,19 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
         (folder / name).write_bytes(content)
 
 
-def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
+def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout], several_machines: bool) -> None:
     for name, (tensors, _) in checkpoint.tensor_files().items():
-        write_rows(folder / name, layouts[name], tensors)
+        write_rows(folder / name, layouts[name], tensors, several_machines)
+
+
+def _check_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
+    """Compares the files with this rank's memory, since the checksums are of what is in the files."""
+    for name, (tensors, _) in checkpoint.tensor_files().items():
+        if not holds_rows(folder / name, layouts[name], tensors):
+            raise UserError(
+                f"{folder / name} does not hold what was written: this file system loses writes of several machines to "
+                f"one file; choose another --output-dir, or --data-parallel-shard-degree 1, where one process writes"
+            )
 
 
 def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rank_runs import run_distributed
 from safetensors.torch import load_file
 
 import checkpoint.folder
+import checkpoint.rows
 import checkpoint.writer
 import utils.files
 from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftovers, verify_checkpoint
@@ -68,6 +70,31 @@ def small(tmp_path_factory):
 
 def write(parent: Path, content: Checkpoint, **options) -> Path:
     return write_checkpoint(parent, content, f"{content.step}.tmp-{next(ATTEMPTS)}", **options)
+
+
+# --- several machines -------------------------------------------------------------------------------------------------
+
+
+def test_writes_of_several_machines_are_synced_and_cannot_read_pages(small, tmp_path, monkeypatch):
+    flags, opened = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, flag, *mode: flags.append(flag) or opened(path, flag, *mode))
+    for several_machines in (False, True):
+        write(tmp_path, small(1 + several_machines), several_machines=several_machines)
+    assert [flag for flag in flags if flag & os.O_WRONLY] == [os.O_WRONLY] * 2 + [os.O_WRONLY | os.O_DSYNC] * 2
+    assert load_file(tmp_path / "2" / "model.safetensors")["weight"].equal(torch.arange(4.0))
+
+
+def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(small, tmp_path, monkeypatch):
+    def write_and_lose(path, layout, tensors, _several_machines):
+        checkpoint.rows.write_rows(path, layout, tensors)
+        with path.open("r+b") as file:
+            file.seek(layout.size - 4)
+            file.write(bytes(4))
+
+    monkeypatch.setattr(checkpoint.writer, "write_rows", write_and_lose)
+    with pytest.raises(UserError, match=r"model.safetensors does not hold what was written.*--output-dir"):
+        write(tmp_path, small(1), several_machines=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- atomic -----------------------------------------------------------------------------------------------------------
