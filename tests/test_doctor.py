@@ -108,7 +108,7 @@ def other_vocabulary(folder: Path) -> None:
         ((), other_vocabulary, "made with another vocabulary"),
         (("--optimizer", "FusedLAMB"), None, "FusedLAMB needs apex"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_is_wrong_is_found(inputs: RunInputs, tmp_path, flags, change, says):
     shards = shutil.copytree(inputs.shards, tmp_path / "shards") if change else inputs.shards

@@ -256,8 +256,8 @@ def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothi
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (("--input-dir", "/nowhere"), ["/nowhere", "--input-dir"]),
-        (("--max-seq-length", 64), ["--max-seq-length is 64"]),
+        (("--input-dir", "/nowhere"), ["/nowhere"]),
+        (("--max-seq-length", 64), ["this run has 64"]),
         (("--phase2", "--from-checkpoint", "CHECKPOINT"), ["was saved in phase1; this run is phase2"]),
         (("--optimizer", "AdamW", "--from-checkpoint", "CHECKPOINT"), ["saved with Lamb, not AdamW"]),
     ],
