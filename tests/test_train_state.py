@@ -135,7 +135,7 @@ def factors(_model, shapes) -> StateLayout:
 
 
 def test_optimizer_state_may_have_other_shapes_than_the_parameter(inputs, tmp_path, monkeypatch):
-    spec = OptimizerSpec(lambda _config, groups, lr, _group: AdamW(groups, {"lr": lr}), factors)
+    spec = OptimizerSpec(lambda _config, groups, lr, *_process_groups: AdamW(groups, {"lr": lr}), factors)
     monkeypatch.setitem(SPECS, "AdamW", spec)
     flags = (*FLAGS, "--optimizer", "AdamW")
     train(inputs.command(tmp_path / "whole", *flags))
