@@ -123,6 +123,10 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     run(*words, code=2)
     assert "formatted/corpus (3 units of work are done)" in run(*words, "--dry-run").stdout
     assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
+    (tmp_path / "download/squad/v1.1").mkdir(parents=True)
+    (tmp_path / "download/squad/v1.1/train-v1.1.json.part").write_bytes(bytes(2_000_000))
+    done = run("download", "squad", "--output-dir", tmp_path, "--dry-run")
+    assert "v1.1 (2.0 MB of an unfinished file are here)" in done.stdout
 
 
 @pytest.mark.parametrize("workers", [2, 3])

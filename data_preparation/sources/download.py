@@ -24,7 +24,7 @@ from utils.files import file_digest, sync
 from utils.progress import progress_bar
 
 BLOCK = 1 << 20  # bytes
-TIMEOUT = 60.0  # seconds without data
+TIMEOUT = 30.0  # seconds without data
 ATTEMPTS = 10  # failed ones in a row, once a server has answered; any progress restarts the count
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0  # seconds; doubled after each failure
 RETRIED_STATUSES = {403, 408, 416, 425, 429, 500, 502, 503, 504}
