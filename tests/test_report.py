@@ -192,19 +192,18 @@ def test_a_folder_is_one_run_with_its_stages_in_order(tmp_path):
     assert [stage.name for stage in only_run(tmp_path / "results").stages] == ["phase1", "phase2", "squad"]
 
 
-def test_subfolders_with_the_same_stages_are_several_runs(tmp_path):
-    for name in "ab":
-        three_stages(tmp_path / name)
-    assert [run.name for run in read_runs([tmp_path])] == ["a", "b"]
-    assert [run.name for run in read_runs([tmp_path / "b", tmp_path / "a" / "dllogger_p1.json"])] == [
-        "b",
-        "a/dllogger_p1.json",
-    ]
-
-
-def test_runs_with_the_same_folder_name_are_told_apart(tmp_path):
-    paths = [three_stages(tmp_path / name / "results") for name in "ab"]
-    assert [run.name for run in read_runs(paths)] == ["a/results", "b/results"]
+@pytest.mark.parametrize(
+    ("folders", "paths", "names"),
+    [
+        (["a", "b"], ["."], ["a", "b"]),  # subfolders with the same stages
+        (["a", "b"], ["b", "a/dllogger_p1.json"], ["b", "a/dllogger_p1.json"]),
+        (["a/results", "b/results"], ["a/results", "b/results"], ["a/results", "b/results"]),
+    ],
+)
+def test_runs_are_named_by_what_tells_them_apart(tmp_path, folders, paths, names):
+    for folder in folders:
+        three_stages(tmp_path / folder)
+    assert [run.name for run in read_runs([tmp_path / path for path in paths])] == names
 
 
 def test_differences_leave_out_the_runs_own_folders(tmp_path):

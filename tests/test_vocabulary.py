@@ -82,16 +82,6 @@ def test_reserved_words_are_whole(text):
     assert tokens[14:16] == ["pneumonia", "covid"]
 
 
-def test_a_reserved_word_that_the_tokenizer_would_cut_is_refused(text):
-    with pytest.raises(UserError, match="x-ray"):
-        train_vocabulary([text], replace(OPTIONS, reserved=("x-ray",)))
-
-
-def test_a_size_without_room_is_refused(text):
-    with pytest.raises(UserError, match="--vocab-size"):
-        train_vocabulary([text], replace(OPTIONS, size=20))
-
-
 def test_rare_characters_fall_to_the_limit_of_the_alphabet(text):
     tokens = train_vocabulary([text], replace(OPTIONS, alphabet=20))
     assert "漢" not in tokens
@@ -107,8 +97,16 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
     assert {"alpha", "beta"} <= set(tokens)
 
 
-def test_text_without_words_is_an_error(tmp_path):
-    path = tmp_path / "empty.txt"
-    path.write_text("\n\n")
-    with pytest.raises(UserError, match="no words"):
-        train_vocabulary([path], OPTIONS)
+@pytest.mark.parametrize(
+    ("changes", "content", "says"),
+    [
+        ({"reserved": ("x-ray",)}, None, "x-ray"),
+        ({"size": 20}, None, "--vocab-size"),
+        ({}, "\n\n", "no words"),
+    ],
+)
+def test_what_cannot_be_trained_is_an_error(text, changes, content, says):
+    if content is not None:
+        text.write_text(content)
+    with pytest.raises(UserError, match=says):
+        train_vocabulary([text], replace(OPTIONS, **changes))
