@@ -114,8 +114,10 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         for anchor, positive in found.rows:
             relevant.setdefault(anchor, set()).add(positive)
         corpus = np.concatenate([np.unique(rows_n2[:, 1]), np.arange(len(found.texts), len(vectors))])
-        ranked = (corpus[row] for row in nearest(vectors[list(relevant)], vectors[corpus], CUTOFF)[0])
-        return retrieval_scores(list(ranked), list(relevant.values()))
+        found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)[0]]
+        # An anchor may be the positive of another one; it is not to find itself.
+        ranked = [row[row != anchor][:CUTOFF] for anchor, row in zip(relevant, found_rows, strict=True)]
+        return retrieval_scores(ranked, list(relevant.values()))
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """The embeddings [N, E], not normalized, in float32."""

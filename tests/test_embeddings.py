@@ -21,7 +21,7 @@ from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertConfig
 from modeling import make_model
 from parallel.runtime import Runtime
-from tasks.embedding_files import read_tuples
+from tasks.embedding_files import TextTuples, read_tuples
 from tasks.embeddings import EmbeddingTask
 from tasks.retrieval import nearest, retrieval_scores
 from tasks.sentence_folders import EmbeddingSettings
@@ -185,6 +185,13 @@ def test_retrieval_scores_are_those_worked_out_by_hand():
     scores = retrieval_scores(ranked, [{0}, {3}, {2, 4, 30}])
     ndcg = (1 / np.log2(4) + 1 / np.log2(6)) / (1 + 1 / np.log2(3) + 1 / np.log2(4))
     assert list(scores.values()) == pytest.approx([(1 + ndcg) / 3, 1 / 3, (1 + 2 / 3) / 3, (1 + 1 / 3) / 3])
+
+
+def test_a_text_is_not_to_find_itself():
+    """Neighbouring lines: each but the first and the last is an anchor and a positive."""
+    vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.6, 0.4], [0.0, 1.0]])
+    scores = EmbeddingTask().finish(TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None), vectors, None)
+    assert (scores["recall@1"], scores["recall@10"]) == (pytest.approx(2 / 3), 1.0)
 
 
 def test_the_nearest_texts_are_those_of_a_full_sort():
