@@ -4,6 +4,7 @@
 known and locked.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,15 +69,19 @@ def choose_model_of(config: RunConfig) -> ModelChoice:
     return choose_model(config.model, None if config.model.given_name else find_start(config.start).folder)
 
 
+def is_same_path(path: Path, other: Path) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)  # Path.resolve fails on links that form a loop
+
+
 def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
     """`start` for a run whose folder of steps is `folder`: with the newest checkpoint in it if the flags ask for that.
 
     saves: whether the run will save to `folder`, which then must be locked and have no newer checkpoint.
     """
     config = start.config
-    is_own = config.from_checkpoint is not None and config.from_checkpoint.resolve() == folder.resolve()
+    is_own = config.from_checkpoint is not None and is_same_path(config.from_checkpoint, folder)
     resumes_newest = config.resume or (is_own and config.last_step_of_checkpoint == "auto")
-    resumes_here = start.checkpoint is not None and start.checkpoint.parent.resolve() == folder.resolve()
+    resumes_here = start.checkpoint is not None and is_same_path(start.checkpoint.parent, folder)
     if resumes_here and not start.checkpoint.is_dir():  # overwritten
         start, resumes_here = replace(start, checkpoint=None), False
     if saves or resumes_newest:

@@ -160,7 +160,7 @@ def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, cap
 
 VALUES = {"train_file": "x", "lr_decay": "linear", "model_prefix": "x", "activation_checkpoint": "full"}
 VALUES |= {"compile": "layers", "resume_from_checkpoint": "true", "overwrite": "true", "beta1": "0.5", "beta2": "0.5"}
-VALUES |= {"warmup_proportion": "0.5", "lr_decay_rate": "0.5"}
+VALUES |= {"warmup_proportion": "0.5", "lr_decay_rate": "0.5", "dropout": "0.5"}
 
 
 def training_flags() -> list[str]:
