@@ -43,6 +43,7 @@ FLAGS = {
         Flag("--vocab-file", optional_path, None, "the vocabulary; by default the folder's"),
         Flag("--do-lower-case", bool, None, "by default as the folder says"),
         Flag("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one"),
+        Flag("--amp", bool, None, "compute in bfloat16; by default on GPUs that have it"),
         Flag("--n-best-size", positive_int, 5, "results to show"),
         Flag("--max-seq-length", positive_int, None,
              f"maximum tokens of question and window together, by default {SquadOptions.max_seq_length}; or of a text, "
@@ -131,12 +132,11 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
 
 
 def open_model(args: Arguments) -> Predictor:
-    import torch
-
     from checkpoint.folder import find_model_folder
     from checkpoint.model_choice import choose_model
     from evaluation import predict
     from parallel.runtime import Runtime
+    from precision import has_bfloat16, select_precision
     from run_config import CUSTOM, ModelSelection, PredictionConfig
     from run_setup import load_fine_tuned
     from tasks.predictors import ClassPredictor
@@ -159,9 +159,11 @@ def open_model(args: Arguments) -> Predictor:
     if head is ClassPredictor and args.max_seq_length is None and max_seq_length < config.max_length:
         truncates = True
         print(f"note: texts are cut after {max_seq_length} tokens, as in training", file=sys.stderr)
-    runtime = Runtime(select_device(args.device))
+    device = select_device(args.device)
+    amp = device.type == "cuda" and has_bfloat16(device) if args.amp is None else args.amp
+    runtime = Runtime(device, select_precision(amp, "bfloat16", False, False, device))
     parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)
-    parallel.prepare_for_inference(torch.float32)
+    parallel.prepare_for_inference(runtime.precision.dtype)
     prediction = PredictionConfig(args.batch_size)
     return head(
         parallel.model,

@@ -104,6 +104,9 @@ class RuntimeConfig:
         alone=False)
     device: str = option("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one")
     cpu_affinity: bool = option("--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU")
+    deterministic: bool = option("--deterministic", bool, False,
+        "use only kernels that add in a fixed order, so that equal runs on GPUs are equal to the bit; slower",
+        excludes=("--deepspeed",))
     timeout_minutes: float = option("--distributed-timeout-minutes", minutes, 5,
         "minutes to wait at the start for all processes")
     collective_timeout_minutes: float = option("--collective-timeout-minutes", minutes, 30,

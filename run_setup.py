@@ -32,7 +32,13 @@ from precision import LossScale, select_precision, slow_bfloat16
 from run_config import LoaderConfig, RunConfig, RunRecord
 from tasks import Task
 from trainer import Trainer
-from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads
+from utils.device import (
+    keep_freed_memory,
+    select_device,
+    set_cpu_affinity,
+    set_num_threads,
+    use_deterministic_kernels,
+)
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.memory import total_memory
@@ -49,6 +55,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     check_parallel(config, device)
     if parallel.deepspeed is not None:
         check_engine_config(parallel.deepspeed, device)
+    if settings.deterministic:
+        use_deterministic_kernels()
     set_num_threads()
     keep_freed_memory()
     timeouts = (settings.timeout_minutes, settings.collective_timeout_minutes)

@@ -101,6 +101,8 @@ class Trainer:
                 if logs or evaluates or saves or self.device.type == "cpu":
                     self.distributed.wait_for_device(self.device)
                     self._read_step(int(stats.sequences))
+                if step == self.first_step + 1 and self.device.type == "cuda" and not benchmark:
+                    self.writer.prepare(state.capture())
                 bar.update(state.step - bar.n)
 
                 state.raw_train_seconds += time.perf_counter() - started
@@ -273,8 +275,7 @@ class Trainer:
         metrics |= batch_metrics
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
-        if self.device.type == "cpu":
-            self.freed_memory.bound()
+        self.freed_memory.bound()
         if self.runtime.precision.needs_loss_scale:
             metrics["loss_scale"] = float(self.loss_scale.value)
         metrics.update(window.metrics())

@@ -101,6 +101,7 @@ class CheckpointWriter:
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
         self.writing: Future[Path] | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
+        self.preparing: Future[bool] | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -122,15 +123,21 @@ class CheckpointWriter:
         if copied is None:
             self.wait()
 
+    def prepare(self, checkpoint: Checkpoint) -> None:
+        """Allocates the buffer for checkpoints like this one in a thread, because pinning takes seconds."""
+        if self.is_writer:
+            *_, needed, gpu = _places(checkpoint)
+            self.preparing = ThreadPoolExecutor(1, "checkpoint memory").submit(self._allocate, needed, gpu)
+
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
-        tensors = [*checkpoint.model, *checkpoint.optimizer, *checkpoint.averages]
-        ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
-        needed, gpu = ends[-1] if ends else 0, next((t.rows.device for t in tensors if t.rows.is_cuda), None)
+        tensors, starts, needed, gpu = _places(checkpoint)
+        if self.preparing is not None:
+            self.preparing.result()
         if len(self.memory) < needed and not self._allocate(needed, gpu):
             return None
         copies = []
-        for tensor, start in zip(tensors, [0, *ends], strict=False):
+        for tensor, start in zip(tensors, starts, strict=True):
             rows = tensor.rows.detach()
             place = self.memory[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)
             copies.append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
@@ -162,6 +169,14 @@ class CheckpointWriter:
         """Waits for the last checkpoint, after another error."""
         if self.writing is not None:
             wait([self.writing])
+
+
+def _places(checkpoint: Checkpoint) -> tuple[list[TensorRows], list[int], int, torch.device | None]:
+    """The tensors, the start of each in the buffer, the size of the buffer, and the GPU with tensors, if any."""
+    tensors = [*checkpoint.model, *checkpoint.optimizer, *checkpoint.averages]
+    ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
+    gpu = next((tensor.rows.device for tensor in tensors if tensor.rows.is_cuda), None)
+    return tensors, [0, *ends[:-1]][: len(ends)], ends[-1] if ends else 0, gpu
 
 
 def write_checkpoint(

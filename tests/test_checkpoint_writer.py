@@ -72,6 +72,17 @@ def write(parent: Path, content: Checkpoint, **options) -> Path:
     return write_checkpoint(parent, content, f"{content.step}.tmp-{next(ATTEMPTS)}", **options)
 
 
+def test_the_buffer_can_be_allocated_before_the_first_checkpoint(small, tmp_path):
+    writer = CheckpointWriter(tmp_path, DistributedContext())
+    writer.prepare(small(1))
+    writer.preparing.result()
+    place = writer.memory.data_ptr()
+    writer.write(small(1))
+    writer.wait()
+    assert len(writer.memory) >= 32 and writer.memory.data_ptr() == place
+    verify_checkpoint(tmp_path / "1")
+
+
 # --- several machines -------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ MODES = {
     "full checkpointing": ("--amp", "--activation-checkpoint", "full"),
     "selective checkpointing": ("--amp", "--activation-checkpoint", "selective"),
     "CPU offload": ("--amp", "--enable-cpu-offload"),
+    "deterministic": ("--amp", "--deterministic"),
 }
 # Name: processes, model, flags.
 CASES = {
@@ -53,12 +54,17 @@ CASES = {
     "bfloat16; 64 GPUs, DDP": (64, "bert-large-uncased", ("--amp",)),
     "bfloat16; 64 GPUs, FSDP2": (64, "bert-large-uncased", ("--amp", *FSDP2)),
     "bfloat16; 64 GPUs, hybrid": (64, "bert-large-uncased", ("--amp", *HYBRID)),
+    "deterministic, float32; one GPU": (1, "bert-mini-uncased", ("--deterministic",)),
     "float8; one GPU": (1, "bert-mini-uncased", ("--amp", "--fp8")),
     "compiled layers; one GPU": (1, "bert-mini-uncased", ("--amp", "--compile", "layers")),
     "compiled layers; 8 GPUs, FSDP2": (8, "bert-mini-uncased", ("--amp", "--compile", "layers", *FSDP2)),
     "compiled model; one GPU": (1, "bert-mini-uncased", ("--use-pure-fp16", "--compile", "model")),
 }
-UNESTIMATED = ("float8", "compiled")  # the estimate knows no float8; Inductor keeps what it likes of a small model
+UNESTIMATED = (
+    "float8",
+    "compiled",
+    "deterministic, float32",
+)  # it knows no float8 and no padded attention; Inductor keeps what it likes of a small model
 PRESETS = [
     (script, config, name)
     for script, config in (("run_pretraining", "pretrain_config"), ("run_modernbert", "modernbert_config"))

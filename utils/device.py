@@ -46,6 +46,14 @@ def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
     return False
 
 
+def use_deterministic_kernels() -> None:
+    """Makes torch use kernels that add in a fixed order: flash attention's backward pass adds with atomics otherwise.
+    Called before the first product on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
 def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> None:
     """Binds this process to those of its cores that are in the NUMA node of the GPU `device`, if sysfs tells them. Does
     nothing for a CPU device, where the system schedules all processes."""
