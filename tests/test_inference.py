@@ -165,6 +165,8 @@ def test_a_regression_model_gives_its_score(ask, models, tokenizer):
         expected = model(**tokenizer("a film", return_tensors="pt")).logits.item()
     word, score = ask("score", "--text", "a film").split()
     assert (word, float(score)) == ("score", pytest.approx(expected, abs=1e-4))
+    _, rounded = ask("score", "--text", "a film", "--amp").split()
+    assert float(rounded) == pytest.approx(expected, abs=0.02)
 
 
 def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
