@@ -32,7 +32,7 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     if name not in PROGRAMS:
         name, flags = "pretraining", argv
     if flags and flags[0] in ("-h", "--help"):
-        print_line(__doc__.strip())
+        print_line((__doc__ or "").strip())
         sys.exit()
     own = ArgumentParser(add_help=False)
     own.add_argument("--processes", type=positive_int, default=1)

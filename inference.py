@@ -90,7 +90,7 @@ FLAGS = {
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     for title, flags in FLAGS.items():
         parser.add_flags(title, flags)
     parser.foreign = foreign_flags(INFERENCE)

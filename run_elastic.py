@@ -28,7 +28,9 @@ def main(argv: list[str] | None = None) -> int | None:
     place = argv.index("--") if "--" in argv else len(argv)
     words, command = argv[:place], argv[place + 1 :]
     is_node = words[:1] == ["node"]
-    parser = ArgumentParser(usage=__doc__.partition("\n\n")[2], description=__doc__.splitlines()[0])
+    parser = ArgumentParser(
+        usage=(__doc__ or "").partition("\n\n")[2] or None, description=(__doc__ or " ").splitlines()[0]
+    )
     add, lease = parser.add_argument, bounded_float(5, 3600)
     add("--scheduler", type=scheduler_address, required=True, help="Dask's scheduler; without TLS: tcp://HOST:8786")
     if is_node:

@@ -47,7 +47,7 @@ FILE_FLAGS = (
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     groups = {
         "task": TASK_FLAGS,
         "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": FILE_FLAGS,

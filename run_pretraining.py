@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # functions import what needs torch, so that --help and error
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     return parse_pretraining(parser, argv)
 
 

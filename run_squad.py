@@ -24,7 +24,7 @@ FLAGS = (
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     defaults = {"learning_rate": 5e-5, "max_seq_length": SquadOptions.max_seq_length, "predict_batch_size": 8}
     args = parse_fine_tuning(parser, argv, {"features and decoding": FLAGS}, **defaults)
     if args.do_train and args.train_file is None:

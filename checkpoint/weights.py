@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, WEIGHT_FILES
+from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, WEIGHT_FILES, find_model_folder
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, open_safetensors
 from encoders.base import PreTrainedModel
@@ -246,9 +246,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
 
     Heads missing from the folder keep their initial weights; a message names them. Raises UserError for any other
     missing, unexpected or misshapen tensor."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"model folder {folder} does not exist: expected {CONFIG_FILE} and weights in it")
+    folder = find_model_folder(folder)
     config = read_config(folder / CONFIG_FILE)
     if not isinstance(config, model_class.config_class):
         raise UserError(f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load")
