@@ -11,15 +11,19 @@ or makes one from other model folders:
 Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
 """
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
 import dataclasses
 import glob
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch

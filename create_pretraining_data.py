@@ -4,14 +4,18 @@ Input: one sentence per line, an empty line between documents. Existing shards o
 after an interruption, rerun the same command to resume.
 """
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
-import sys
 import time
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 
 from data_preparation.engine.executors import open_executor
 from data_preparation.engine.work_units import Record, WorkUnit, is_done, read_record

@@ -13,6 +13,9 @@ Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if 
 import sys
 from pathlib import Path
 
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import run_glue
 import run_pretraining
 import run_squad

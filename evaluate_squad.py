@@ -1,10 +1,15 @@
 """Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1 and v2.0."""
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
 import json
-from pathlib import Path
 from typing import Any
 
 from tasks.squad_file import read_squad

@@ -17,9 +17,13 @@ predict all rows of a file (CSV, TSV, JSON lines or Parquet, also compressed).
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import check_weights

@@ -5,11 +5,16 @@ python3 report.py results/bert-large-uncased                 one run: both phase
 python3 report.py results/a results/b --output compare.html  two runs, with a comparison of their settings
 """
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
 import argparse
-from pathlib import Path
 
 from reporting.page import render
 from reporting.records import printable, read_runs

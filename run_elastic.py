@@ -6,10 +6,15 @@ python3 run_elastic.py node --scheduler tls://HOST:8786    # on each node
 python3 run_elastic.py --scheduler tls://HOST:8786 --min-nodes 1 --max-nodes 4 -- bash scripts/run_pretraining.sh
 """
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import argparse
 import asyncio
 import logging
-import sys
 
 from utils.command_line import ArgumentParser, bounded_float, non_negative_float, positive_int
 from utils.errors import UserError, run_main

@@ -10,6 +10,12 @@
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
 """
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.embedding_files import EmbeddingOptions

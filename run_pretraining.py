@@ -10,9 +10,14 @@ After an interruption, rerun the same command to resume. Use torchrun for severa
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import dataclasses
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import check_weights, make_run_config, parse_pretraining

@@ -9,6 +9,12 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 GPUs.
 """
 
+import sys
+from pathlib import Path
+
+if sys.flags.safe_path:  # python3 -P
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.squad_file import PREDICT, SquadOptions

@@ -119,7 +119,7 @@ def test_missing_package_is_an_error_of_one_line(program):
 def test_command_line_is_answered_without_torch_and_without_docstrings(program, flag, code, tmp_path):
     for package in ("torch", "numpy"):
         (tmp_path / f"{package}.py").write_text("raise AssertionError('imported')")
-    exit_code, lines = run_program("-OO", program, flag, PYTHONPATH=str(tmp_path))
+    exit_code, lines = run_program("-P", "-OO", program, flag, PYTHONPATH=str(tmp_path))
     assert exit_code == code and len(lines) == (code == 2)
 
 
