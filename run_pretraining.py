@@ -18,11 +18,13 @@ if sys.flags.safe_path:  # python3 -P
 
 import dataclasses
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from arguments import check_weights, make_run_config, parse_pretraining
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
+from utils.files import from_json, read_json, write_json
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from parallel.runtime import Runtime
@@ -77,6 +79,14 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     )
 
 
+def keep_results(path: Path, results: dict[str, float]) -> dict[str, float]:
+    """Writes the results of a seed to `path`, or returns those in it if this start had nothing left to train."""
+    if results:
+        write_json(path, results)
+        return results
+    return from_json(dict[str, float], read_json(path, "the results of a seed"), str(path))
+
+
 def pretrain(config: RunConfig, runtime: Runtime) -> int:
     from run_setup import open_report, report_seeds, seeds_of
 
@@ -90,7 +100,8 @@ def pretrain(config: RunConfig, runtime: Runtime) -> int:
         exit_code = trainer.train(plan.make_loader(trainer))
         if exit_code or trainer.state.step < plan.config.trainer.max_steps:
             return exit_code
-        runs.append(trainer.results)
+        if name:
+            runs.append(runtime.distributed.on_main(partial(keep_results, folder / "scores.json", trainer.results)))
     if name:
         report_seeds(runs, f"{folder.parent.name}, {len(runs)} seeds", runtime)
     return 0

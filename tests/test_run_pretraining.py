@@ -336,3 +336,19 @@ def test_casing_of_a_vocabulary_is_that_of_its_words(tmp_path, words, expected):
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(f"[PAD] [UNK] [CLS] [SEP] [MASK] {words}".split()))
     assert load_tokenizer(path).do_lower_case is expected
+
+
+def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_path):
+    flags = ("--max-steps", 2, "--seed", 7, "--num-seeds", 2, "--resume-from-checkpoint")
+    first = train(inputs.command(tmp_path, *flags)).stdout
+    train(inputs.command(tmp_path, *flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path) / "2"))
+    one = tmp_path / "one"
+    train(inputs.command(one, "--max-steps", 2, "--seed", 8))
+    own = load_file(steps_folder(tmp_path) / "seed-8" / "2" / "model.safetensors")
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights(one, 2).items())
+    progress_file = steps_folder(tmp_path, "phase2") / "seed-8" / "2" / "model_progress.json"
+    assert "phase1/2" in json.loads(progress_file.read_text())["arguments"]["from_phase1_final_params"]
+    results = [json.loads((steps_folder(tmp_path) / f"seed-{seed}" / "scores.json").read_text()) for seed in (7, 8)]
+    mean = sum(found["loss"] for found in results) / 2
+    summary = f"phase1, 2 seeds: loss_mean {mean:.6g}  loss_std"
+    assert summary in first and summary in train(inputs.command(tmp_path, *flags)).stdout
