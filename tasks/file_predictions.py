@@ -75,6 +75,8 @@ def predict_file(
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
     if target.is_dir():
         raise UserError(f"{target} is a folder: give the name of a file")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UserError(f"--output {target} is the file to predict, which would be replaced: give another name")
     rows = read_texts(source, list(columns.values()))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
