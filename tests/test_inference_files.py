@@ -300,6 +300,8 @@ LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
 def test_a_file_is_refused_before_the_first_prediction(
     folder, tmp_path, monkeypatch, name, content, target, flags, says
 ):
+    if target.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
     (tmp_path / name).write_text(content)
     (tmp_path / "folder.csv").mkdir()
     monkeypatch.setattr(ClassPredictor, "classes", pytest.fail)
