@@ -210,7 +210,7 @@ def test_tensorboard_dir_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="needs the package wandb")
+    wandb = pytest.importorskip("wandb", reason="needs the package wandb")
     for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
         monkeypatch.setenv(f"WANDB_{name}", value)
     reporter = make_reporter(RuntimeConfig(wandb_project="bert"), is_main=True)
@@ -218,6 +218,7 @@ def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_pat
     reporter.log((0, 3), {"loss": 2.5, "checkpoint": "folder/3"})
     reporter.log((), {"exact_match": 80.125})
     reporter.close()
+    wandb.teardown()  # finish() returns before its service has written the file; a program's exit waits for it
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = file.read_bytes()
     assert all(
