@@ -44,7 +44,7 @@ from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
 from tokenizer_formats.files import TOKENIZER_JSON, find_tokenizer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError
-from utils.files import atomic_folder, read_json_object, write_json
+from utils.files import atomic_folder, read_json, write_json
 from utils.progress import print_line
 
 READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "composer": composer.read}
@@ -118,9 +118,9 @@ def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig, **chang
     check_vocab_size(tokenizer, config)
     for name, content in model_files(tokenizer, config.max_length, config.needs_tokenizer_json).items():
         (folder / name).write_bytes(content)
-    settings = read_json_object(folder / TOKENIZER_CONFIG, "tokenizer config")
+    settings = read_json(folder / TOKENIZER_CONFIG, "tokenizer config")
     if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():
-        settings |= read_json_object(beside, "tokenizer config") | changes
+        settings |= read_json(beside, "tokenizer config") | changes
         write_json(folder / TOKENIZER_CONFIG, settings)
     casing = "lower-cased" if settings.get("do_lower_case", tokenizer.do_lower_case) else "cased"
     print_line(f"vocabulary {vocab_file} ({casing})")
@@ -138,13 +138,14 @@ def derive(command: str, argv: Sequence[str]) -> None:
         parser.add_argument("--config-file", type=Path, required=True, help="config of the larger model")
     args = parser.parse_args(argv)
     check_output(args.folder)
-    source = find_model_folder(args.sources[0])
-    values = read_json_object(source / CONFIG_FILE, "the config")
+    sources = [find_model_folder(path) for path in args.sources]
+    source = sources[0]
+    values = read_json(source / CONFIG_FILE, "the config")
     config, tensors = read_config(source / CONFIG_FILE), open_model_weights(source)
     if (vocab_file := find_tokenizer(source)) is None:
         raise UserError(f"{source} has no tokenizer: copy it there")
     if command == "average":
-        weights = average(args.sources)
+        weights = average(sources)
     elif command == "lengthen":
         config, weights = lengthen(tensors, config, args.max_length)
     else:
@@ -180,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config_file, config_values = source.path, source.config_values
     else:
         config_file = config_file or find_beside(args.source, CONFIG_NAMES, "--config-file")
-        config_values = {"model_type": "bert", **read_json_object(config_file, "config")}
+        config_values = {"model_type": "bert", **read_json(config_file, "config")}
     config = make_config(config_file, config_values, config_class)
     with atomic_folder(args.folder.resolve()) as folder, tempfile.TemporaryDirectory() as embedded:
         print_line(f"config {config_file}")

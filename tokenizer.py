@@ -35,7 +35,7 @@ from tokenizer_formats.files import (
 )
 from tokenizer_formats.hugging_face import HuggingFaceTokenizer
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 
 MAX_CACHED_WORDS = 500_000  # about 100 MB
 MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
@@ -158,14 +158,17 @@ class BertTokenizer:
     # Reference implementation.
 
     def basic_tokenize(self, text: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Yields words and punctuation marks, each with the [start, end) in `text` of each of its characters."""
+        """Yields words and punctuation marks, each with the [start, end) in `text` of each of its characters. What is
+        beyond MAX_CHARACTERS_PER_WORD + 1 characters is left out, so that a text without spaces needs no memory."""
         word, spans = "", []
         for position, character in enumerate(text):
             normalized = self._characters[ord(character)]
             if normalized == "" and spans and is_accent(character):
                 spans[-1] = (spans[-1][0], position + 1)
             for part in normalized:
-                if part != " ":
+                if part != " " and len(word) > MAX_CHARACTERS_PER_WORD:  # [UNK], of any length
+                    spans[-1] = (spans[-1][0], position + 1)
+                elif part != " ":
                     word += part
                     spans.append((position, position + 1))
                 elif word:
@@ -270,7 +273,7 @@ def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) ->
             words = [token for token in read_vocabulary(vocab_file)[0] if not token.startswith("[")]
             do_lower_case = all(word == word.lower() for word in words)
         return BertTokenizer(vocab_file, do_lower_case)
-    lowercase = bert_casing(read_json_object(vocab_file, "tokenizer"))
+    lowercase = bert_casing(read_json(vocab_file, "tokenizer"))
     tokenizer = HuggingFaceTokenizer(vocab_file) if lowercase is None else BertTokenizer(vocab_file, lowercase)
     if do_lower_case not in (None, tokenizer.do_lower_case):
         flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"

@@ -6,9 +6,8 @@ Tensors are in safetensors files and everything else is JSON; nothing is unpickl
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from run_config import is_step
 from tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, remove
+from utils.files import TEMPORARY_SUFFIX, from_json, read_json, remove
 from utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
@@ -39,6 +38,21 @@ FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth")  # files that convert_checkpoint
 
 class BadCheckpoint(UserError):
     """A checkpoint folder that cannot be read, or whose content does not match its manifest."""
+
+
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksums of each file. Raises UserError for a manifest that is damaged or of another version."""
+    path = folder / MANIFEST_FILE
+    content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
+    if content["format_version"] != FORMAT_VERSION:
+        raise UserError(
+            f"checkpoint {folder} has format {content['format_version']}; this program reads {FORMAT_VERSION}: "
+            f"use the version of this project that wrote it"
+        )
+    if content["block_size"] != HASH_BLOCK:
+        raise UserError(f"{path}: block_size is {content['block_size']}, not {HASH_BLOCK}")
+    entry = {"size": int, "sha256": list[str]}
+    return from_json(dict[str, entry], content.get("files"), f"the manifest {path}: files")
 
 
 def num_blocks(size: int) -> int:
@@ -76,26 +90,17 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]
 def verify_checkpoint(folder: str | Path) -> None:
     """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest."""
     folder = Path(folder)
-    path = folder / MANIFEST_FILE
     advice = "use the checkpoint before it"
+    if not (folder / MANIFEST_FILE).is_file():
+        refuse_foreign(folder)
+        raise BadCheckpoint(
+            f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
+            f"(--from-pretrained-params takes the weights of any model folder); {advice}"
+        )
     try:
-        if not path.is_file():
-            refuse_foreign(folder)
-            raise BadCheckpoint(
-                f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
-                f"(--from-pretrained-params takes the weights of any model folder); {advice}"
-            )
-        manifest = json.loads(path.read_bytes())
-        if manifest["format_version"] != FORMAT_VERSION:
-            raise BadCheckpoint(
-                f"checkpoint {folder} has format {manifest['format_version']}; this program reads {FORMAT_VERSION}: "
-                f"use the version of this project that wrote it"
-            )
-        if manifest["block_size"] != HASH_BLOCK:
-            raise ValueError(f"block_size is {manifest['block_size']}, not {HASH_BLOCK}")
-        expected = manifest["files"]
-        if unlisted := sorted(_required_files(folder, expected) - expected.keys()):
-            raise ValueError(f"it does not list {unlisted[0]}")
+        expected = read_manifest(folder)
+        if unlisted := sorted(_required_files(folder) - expected.keys()):
+            raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {advice}")
         for name, file in expected.items():
             size = (folder / name).stat().st_size
             blocks = [(folder / name, block) for block in range(num_blocks(size))]
@@ -103,22 +108,17 @@ def verify_checkpoint(folder: str | Path) -> None:
                 raise BadCheckpoint(
                     f"{folder / name} is damaged (its bytes are not those that {MANIFEST_FILE} names): {advice}"
                 )
-    except OSError as error:
-        where, reason = error.filename or folder, error.strerror or error
+    except (OSError, ValueError) as error:  # ValueError: names with NUL
+        where, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
         raise BadCheckpoint(f"{where} of checkpoint {folder} cannot be read ({reason}): {advice}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is damaged ({error}): {advice}") from error
+    except UserError as error:
+        raise BadCheckpoint(str(error)) from error
 
 
-def _required_files(folder: Path, listed: Iterable[str]) -> set[str]:
-    prefixes = {name.removesuffix(OPTIMIZER_SUFFIX) for name in listed if name.endswith(OPTIMIZER_SUFFIX)} or {"model"}
-    vocabularies = {name for name in (VOCAB_FILE, TOKENIZER_JSON) if name in listed or (folder / name).is_file()}
-    required = {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG, *(vocabularies or {VOCAB_FILE})}
-    required |= {prefix + suffix for prefix in prefixes for suffix in (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)}
-    # A file that was added later under another prefix would be read without a checksum.
-    return required | {
-        path.name for path in folder.iterdir() if path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))
-    }
+def _required_files(folder: Path) -> set[str]:
+    """What is read, also a file that was added later, which would be read without a checksum."""
+    endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
+    return {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG, *(p.name for p in folder.iterdir() if p.name.endswith(endings))}
 
 
 def is_valid(folder: Path) -> bool:

@@ -15,14 +15,16 @@ from checkpoint.folder import (
     MODEL_FILE,
     RECORD_FILE,
     checkpoint_steps,
+    read_manifest,
 )
 from checkpoint.model_choice import ModelChoice
 from checkpoint.start import Start
 from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import file_digest, json_digest, read_fields, remove, write_json
+from utils.files import file_digest, json_digest, read_json, remove, write_json
 
 WEIGHTS = "starting weights"
+OLD_DIGEST = "older versions of this project know data by another digest: resume their runs with that version"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
 
 
@@ -45,9 +47,8 @@ def identity_of(
 
 def weights_digest(folder: Path) -> str:
     """Digest of the weights in the model folder `folder`."""
-    manifest = folder / MANIFEST_FILE
-    if manifest.is_file():
-        return json_digest(json.loads(manifest.read_text(encoding="utf-8"))["files"][MODEL_FILE])[:16]
+    if (folder / MANIFEST_FILE).is_file():
+        return json_digest(read_manifest(folder)[MODEL_FILE])[:16]
     paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
     return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
@@ -55,7 +56,7 @@ def weights_digest(folder: Path) -> str:
 def read_record(folder: Path) -> RunRecord | None:
     """The record in a folder of steps, if that has a checkpoint."""
     path = folder / RECORD_FILE
-    return read_fields(path, "the record of a run", RunRecord) if path.is_file() and checkpoint_steps(folder) else None
+    return read_json(path, "the record of a run", RunRecord) if path.is_file() and checkpoint_steps(folder) else None
 
 
 def check_record(folder: Path, record: RunRecord) -> None:
@@ -86,7 +87,9 @@ def _difference(name: str, then: Any, now: Any) -> str:
     if isinstance(then, dict) and isinstance(now, dict):
         key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
         return f"{key} {then.get(key)} (this run uses {now.get(key)})"
-    if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
+    if name == "data":
+        return f"other data ({OLD_DIGEST})"
+    if name in ("development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
         return f"other {name}"
     return f"{name} {then} (this run uses {now})"
 

@@ -12,9 +12,9 @@ from encoders.config import VOCAB_MULTIPLE, ModelConfig
 from modeling import config_from_dict
 from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
-from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE, find_tokenizer
+from tokenizer_formats.files import VOCAB_FILE, find_tokenizer, read_settings
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,9 +50,8 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
 
     vocab_file = selection.vocab_file
     if vocab_file is None and folder is not None and (vocab_file := find_tokenizer(folder)) is not None:
-        if do_lower_case is None and vocab_file.name == VOCAB_FILE and (folder / TOKENIZER_CONFIG).is_file():
-            casing = read_json_object(folder / TOKENIZER_CONFIG, "the tokenizer's config").get("do_lower_case")
-            do_lower_case = casing if isinstance(casing, bool) else None
+        if do_lower_case is None and vocab_file.name == VOCAB_FILE:
+            do_lower_case = read_settings(folder)["do_lower_case"]
     elif vocab_file is None:
         if not (CONFIGS / f"{name}.json").is_file():
             raise UserError("--vocab-file is missing: give the vocabulary of the model")
@@ -79,7 +78,7 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
 
 
 def read_config(path: Path) -> ModelConfig:
-    values = read_json_object(path, "the config")
+    values = read_json(path, "the config")
     if "bert_model_config" in values:
         raise UserError(
             f"{path} is a configuration of DeepSpeed's bing_bert: the model is its inner object bert_model_config: "

@@ -21,8 +21,30 @@ from checkpoint.folder import (
 from checkpoint.model_choice import ModelChoice, choose_model
 from run_config import RunConfig, StartConfig
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 from utils.progress import print_line
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress file of a checkpoint. data: the data's digest. hyperparameters: flags that change results, by name.
+    Checkpoints of older versions lack these two."""
+
+    step: int
+    samples_consumed: int
+    schedule_start: int
+    phase: str
+    seed: int
+    num_samples: int
+    optimizer: str
+    loss_scale: dict[str, float]
+    train_seconds: float
+    raw_train_seconds: float
+    world_size: int | None = None
+    data: str | None = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,10 +139,10 @@ def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
 def refuse_unfinished(folder: Path) -> None:
     """Raises UserError if the checkpoint `folder` is not the last one of its run. Ignores folders of other programs."""
     for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
-        progress = read_json_object(path, "the progress of a run")
-        step, last = progress.get("step"), dict(progress.get("arguments") or {}).get("max_steps")
-        if isinstance(step, int) and isinstance(last, int) and step < last:
+        progress = read_json(path, "the progress of a run", Progress)
+        last = progress.arguments.get("max_steps")
+        if isinstance(last, int) and progress.step < last:
             raise UserError(
-                f"phase 1 is unfinished: {folder} is step {step} of {last}: rerun phase 1 to its end, or start from it "
-                f"as it is with --from-pretrained-params"
+                f"phase 1 is unfinished: {folder} is step {progress.step} of {last}: rerun phase 1 to its end, or "
+                f"start from it as it is with --from-pretrained-params"
             )

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +17,10 @@ import torch
 from torch import Tensor
 
 from checkpoint.averages import WeightAverages
-from checkpoint.folder import (
-    AVERAGES_SUFFIX,
-    CONFIG_FILE,
-    OPTIMIZER_SUFFIX,
-    PROGRESS_SUFFIX,
-    remove_leftovers,
-)
-from checkpoint.identity import check_record, overwrite, write_record
+from checkpoint.folder import AVERAGES_SUFFIX, CONFIG_FILE, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX, remove_leftovers
+from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
-from checkpoint.start import Start, start_in
+from checkpoint.start import Progress, Start, start_in
 from checkpoint.weights import (
     check_head,
     check_same_kind,
@@ -40,7 +34,7 @@ from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, is_step
 from utils.distributed import DistributedContext
 from utils.errors import UserError
-from utils.files import FolderLock, lock_folder, read_fields, read_json_object, temporary_path
+from utils.files import FolderLock, lock_folder, read_json, temporary_path
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # layers above this one
@@ -49,28 +43,6 @@ if TYPE_CHECKING:  # layers above this one
     from precision import LossScale
 
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress file of a checkpoint. data: the data's digest. hyperparameters: flags that change results, by name.
-    Checkpoints of older versions lack these two."""
-
-    step: int
-    samples_consumed: int
-    schedule_start: int
-    phase: str
-    seed: int
-    num_samples: int
-    optimizer: str
-    loss_scale: dict[str, float]
-    train_seconds: float
-    raw_train_seconds: float
-    world_size: int | None = None
-    data: str | None = None
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
 
 
 class TrainState:
@@ -120,10 +92,10 @@ class TrainState:
         rows = [self._rows(name, name, tensor) for name, tensor in averages.items()]
         return Checkpoint(self.step, model, optimizer, config, architecture, self._progress(), self.metadata, rows)
 
-    def _rows(self, parameter: str, name: str, tensor: Tensor) -> TensorRows:
-        """This rank's rows of a tensor with one row per row of `parameter`, without vocabulary padding. Rows are single
-        elements if `tensor` is a flattened part of a matrix."""
-        shape, start = self.shapes[parameter], self.parallel.row_start(parameter)
+    def _rows(self, parameter: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> TensorRows:
+        """This rank's rows of a tensor with one row per row of `parameter`, and its shape if none is given, without
+        vocabulary padding. Rows are single elements if `tensor` is a flattened part of a matrix."""
+        shape, start = shape or self.shapes[parameter], self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
         count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
         return TensorRows(name, shape, tensor[:count], min(start, num_rows))
@@ -131,7 +103,7 @@ class TrainState:
     def _state_rows(self, parameter: str, key: str, tensor: Tensor) -> TensorRows:
         name, (shape, owner) = f"{parameter}.{key}", self.state_layout[parameter][key]
         if owner == "rows":
-            return self._rows(parameter, name, tensor)
+            return self._rows(parameter, name, tensor, shape)
         saved = tensor if not shape or self.distributed.is_main else tensor[:0]  # all ranks may write the same number
         return TensorRows(name, shape, saved)
 
@@ -260,7 +232,7 @@ class TrainState:
         for name, then, now in (
             ("--seed", progress.seed, metadata.seed),
             ("the number of samples", progress.num_samples, metadata.num_samples),
-            ("the digest of the data", progress.data, metadata.data),
+            (f"the digest of the data ({OLD_DIGEST})", progress.data, metadata.data),
         ):
             if then not in (now, None):
                 raise UserError(
@@ -284,7 +256,7 @@ class TrainState:
 
     def _log_changes(self, folder: Path, progress: Progress) -> None:
         """Logs settings that change results and differ from those of a checkpoint to resume."""
-        stored, now = read_json_object(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
+        stored, now = read_json(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
         now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
         for then, values in ((stored, now), (progress.hyperparameters, self.metadata.hyperparameters)):
             for name in sorted(values.keys() & then.keys()):
@@ -318,7 +290,8 @@ class TrainState:
         check_tensors(path, tensors, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()})
         for (name, key), (shape, owner) in expected.items():
             p, by_rows = parameters[name], owner == "rows"
-            value = torch.empty(p.shape if by_rows else shape, dtype=torch.float32, device=p.device)
+            own = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
+            value = torch.empty(own if by_rows else shape, dtype=torch.float32, device=p.device)
             copy_rows(value, self.parallel.row_start(name) if by_rows else 0, tensors[f"{name}.{key}"])
             state = self.parallel.optimizer_state(self.optimizer, name)
             if key in state:  # keep the tensor: another object may own its memory
@@ -335,7 +308,7 @@ def read_progress(folder: Path, prefix: str) -> Progress:
     path = folder / (prefix + PROGRESS_SUFFIX)
     if not path.is_file():
         raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
-    progress = read_fields(path, "the progress of a checkpoint", Progress)
+    progress = read_json(path, "the progress of a checkpoint", Progress)
     if is_step(folder.name) and progress.step != int(folder.name):
         raise UserError(f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}")
     if min(progress.samples_consumed, progress.step - progress.schedule_start, *progress.loss_scale.values()) < 0:

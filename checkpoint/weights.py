@@ -21,11 +21,19 @@ from encoders.modules import VocabularyEmbedding
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 from utils.progress import print_line
 
 CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
 SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
+
+
+def architecture_of(folder: Path) -> str | None:
+    """The head that the config in a model folder names; None without a config, or with several heads."""
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    names = read_json(folder / CONFIG_FILE, "the config", {"architectures": list[str] | None})["architectures"]
+    return names[0] if names and len(names) == 1 else None
 
 
 def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
@@ -52,11 +60,9 @@ def _open_tensor_file(path: Path) -> dict[str, LazyTensor]:
 
 
 def _open_shards(index_path: Path) -> dict[str, LazyTensor]:
-    weight_map = read_json_object(index_path, "index of weight files").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise UserError(f"{index_path} has no weight_map of tensors to files: fetch it again")
     tensors: dict[str, LazyTensor] = {}
-    for name in sorted(set(weight_map.values())):
+    index = read_json(index_path, "index of weight files", {"weight_map": dict[str, str]})
+    for name in sorted(set(index["weight_map"].values())):
         tensors |= _open_tensor_file(index_path.parent / name)
     return tensors
 
@@ -156,7 +162,7 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 def check_head(folder: Path, architecture: str) -> None:
     """Raises UserError if `architecture` and that of the config in `folder` have different classifiers. Their tensors
     may have the same names and shapes."""
-    named = str(next(iter(read_json_object(folder / CONFIG_FILE, "the config").get("architectures") or ()), ""))
+    named = architecture_of(folder) or ""
     if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task, so add --do-train")
 

@@ -86,11 +86,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self,
-        parent: str | Path,
-        distributed: DistributedContext,
-        sharded: bool = False,
-        keep_every: int | None = None,
+        self, parent: str | Path, distributed: DistributedContext, sharded: bool = False, keep_every: int | None = None
     ):
         self.parent, self.distributed, self.keep_every = Path(parent), distributed, keep_every
         self.is_writer = sharded or distributed.is_main

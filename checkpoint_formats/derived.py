@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint.folder import CONFIG_FILE, find_model_folder
+from checkpoint.folder import CONFIG_FILE
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import open_model_weights, select_weights
@@ -21,9 +21,9 @@ POSITIONS = "position_embeddings.weight"
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
-def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several model folders, computed in float64."""
-    first, *others = folders = [find_model_folder(path) for path in paths]
+    first, *others = folders
     if not others:
         raise UserError(f"{first} is one model: give two or more")
     weights = [open_model_weights(folder) for folder in folders]
@@ -49,12 +49,16 @@ def lengthen(
         raise UserError(f"a {config.model_type} model has no learned positions: raise max_position_embeddings instead")
     if max_length <= config.max_length:
         raise UserError(f"--max-length {max_length} is not above the model's {config.max_length}: give more")
-    result = {name: tensor.read() for name, tensor in tensors.items() if tensor.dtype.is_floating_point}
     before = config.max_position_embeddings - config.max_length  # RoBERTa's rows that stand for no position
+    try:
+        longer = dataclasses.replace(config, max_position_embeddings=before + max_length)
+    except ValueError as error:
+        raise UserError(f"--max-length {max_length}: {error}") from error
+    result = {name: tensor.read() for name, tensor in tensors.items() if tensor.dtype.is_floating_point}
     rows = torch.arange(max_length) % config.max_length + before
     for name in names:
         result[name] = torch.cat([result[name][:before], result[name][rows]])
-    return dataclasses.replace(config, max_position_embeddings=before + max_length), result
+    return longer, result
 
 
 def grow(tensors: Mapping[str, LazyTensor], small: ModelConfig, large: ModelConfig, source: Path) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ import h5py
 import numpy as np
 
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 SCHEMA_VERSION = 2  # of new shards: increases when the format changes, or the samples that the same options give
@@ -258,8 +258,13 @@ def open_file(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if error.errno != errno.EMFILE or soft == hard:
+        if error.errno != errno.EMFILE:
             raise
+        if soft == hard:
+            raise UserError(
+                f"shard {path}: there are more shards than this machine lets a program open ({hard}): raise the hard "
+                "limit (ulimit -Hn, as root), or make fewer: data/prepare.py format and shard join small texts"
+            ) from error
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * soft, hard), hard))
         return open_file(path)
 
@@ -315,7 +320,7 @@ def open_shards(folder: str | Path) -> list[Shard]:
     index = Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]
-    made, content = index.stat().st_mtime_ns, read_json_object(index, "index of the shards")
+    made, content = index.stat().st_mtime_ns, read_json(index, "index of the shards")
     try:
         if content["version"] != INDEX_VERSION:
             return [Shard(path) for path in paths]

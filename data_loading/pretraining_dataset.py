@@ -5,6 +5,7 @@ masked tokens.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +14,15 @@ from data_loading.masking import DEFAULT_RATE, Masking, most_masked_tokens
 from data_loading.packing import Label
 from data_loading.row_rules import check_agreement, check_rows, read_rows
 from data_loading.sample_order import sample_seeds
-from encoders.config import ModelConfig
 from run_config import LoaderConfig
 from tokenizer import Tokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 from utils.files import json_digest
 from utils.progress import print_line, progress_bar
+
+if TYPE_CHECKING:
+    from encoders.config import ModelConfig
 
 EVALUATION_SEED = 0
 
@@ -193,7 +196,7 @@ def in_range(values: np.ndarray, low: int, limit: int) -> bool:
 
 
 def check_data(
-    dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig
+    dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: "ModelConfig", loader: LoaderConfig
 ) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
     for flag, wanted, found in (
@@ -218,7 +221,7 @@ def check_data(
 
 
 def open_dataset(
-    folder: Path, tokenizer: Tokenizer, bert_config: ModelConfig, loader: LoaderConfig, is_held_out: bool = False
+    folder: Path, tokenizer: Tokenizer, bert_config: "ModelConfig", loader: LoaderConfig, is_held_out: bool = False
 ) -> PretrainingDataset:
     """Opens and checks the shards in `folder`, and sets how masks are drawn for shards without. Raises UserError for
     shards and flags that do not fit together. is_held_out: for evaluation, with masks at a fixed rate."""

@@ -1,9 +1,7 @@
 """The part of a model's architecture (`config.json`) that all encoders have."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 MULTI_LABEL = "multi_label_classification"
@@ -98,17 +96,6 @@ class ModelConfig:
             multi_label=values.get("problem_type") == MULTI_LABEL,
         )
 
-    @classmethod
-    def from_json_file(cls, path) -> Self:
-        """Reads a `config.json`; see `from_dict`."""
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: expected a JSON object")
-        try:
-            return cls.from_dict(values)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-
     def to_dict(self) -> dict:
         """The content of `config.json`; with `id2label` and `label2id` if there are labels."""
         values = {"model_type": self.model_type, **dataclasses.asdict(self)}
@@ -137,6 +124,10 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    def with_padding(self, _pad_token_id: int) -> Self:
+        """The config for another padding token."""
+        return self
 
     def with_vocabulary(self, _tokenizer: Any) -> Self:
         """The config with the ids of special tokens. Raises ValueError if they do not fit the architecture."""

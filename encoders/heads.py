@@ -18,7 +18,7 @@ from cpu.dropout import Dropout
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 from encoders.modules import Linear
-from loss import PreTrainingSums, pretraining_sums
+from loss import PreTrainingSums, pretraining_sums, summed_cross_entropy
 from token_stream import TokenStream
 
 
@@ -55,6 +55,7 @@ class MaskedLanguageModel(PreTrainedModel):
     nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss too."""
 
     next_sentence = False  # whether it has the next-sentence head
+    cross_entropy = staticmethod(summed_cross_entropy)  # of masked tokens; compiled with --compile layers on GPUs
 
     @abstractmethod
     def predictions(self, hidden_ME: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class MaskedLanguageModel(PreTrainedModel):
         if mlm_positions is None:  # drop the vocabulary padding
             logits = logits[..., : self.config.vocab_size]
         output = PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
-        return output if labels is None else pretraining_sums(*output, *labels)
+        return output if labels is None else pretraining_sums(*output, *labels, self.cross_entropy)
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size

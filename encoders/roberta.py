@@ -43,6 +43,11 @@ class RobertaConfig(BertConfig):
     def max_length(self) -> int:
         return self.max_position_embeddings - self.pad_token_id - 1
 
+    def with_padding(self, pad_token_id: int) -> Self:
+        moved = pad_token_id - self.pad_token_id
+        positions = self.max_position_embeddings + moved
+        return dataclasses.replace(self, pad_token_id=pad_token_id, max_position_embeddings=positions)
+
     def with_vocabulary(self, tokenizer: Any) -> Self:
         if tokenizer.pad_token_id != self.pad_token_id:
             raise ValueError(f"pad_token_id is {self.pad_token_id}, and the tokenizer's is {tokenizer.pad_token_id}")

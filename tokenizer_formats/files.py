@@ -5,12 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 
 VOCAB_FILE, TOKENIZER_JSON, TOKENIZER_CONFIG = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
 MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
+
+
+BOOLEANS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "do_basic_tokenize")
+SETTINGS = {"tokenizer_class": str | None, "model_max_length": float | None, **dict.fromkeys(BOOLEANS, bool | None)}
+SETTINGS |= {
+    "added_tokens_decoder": dict[str, Any] | None,
+    **dict.fromkeys(SPECIAL_TOKENS, str | dict[str, Any] | None),
+}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """transformers' `tokenizer_config.json` of a model folder. What matters here is None if it is missing."""
+    path = folder / TOKENIZER_CONFIG
+    return read_json(path, "the tokenizer's config", SETTINGS) if path.is_file() else dict.fromkeys(SETTINGS)
 
 
 def is_tokenizer_json(path: str | Path) -> bool:
@@ -55,7 +69,7 @@ def find_special_tokens(path: Path, vocab: dict[str, int]) -> dict[str, str]:
     named: dict[str, Any] = {}
     for file in (path.parent / "special_tokens_map.json", path.parent / TOKENIZER_CONFIG):
         if file.is_file():
-            named |= read_json_object(file, "the tokenizer's file")
+            named |= read_json(file, "the tokenizer's file")
     candidates = {name: (content_of(named.get(name)), *usual) for name, usual in USUAL_TOKENS.items()}
     found = {
         name: next((t for t in tokens if isinstance(t, str) and t in vocab), None)
@@ -74,7 +88,7 @@ def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
     has the SHA-256 of such a file. Raises UserError for other files."""
     is_json, content = is_tokenizer_json(path), Path(path).read_bytes()
     if is_json:
-        vocab = read_json_object(path, "tokenizer")["model"]["vocab"]
+        vocab = read_json(path, "tokenizer")["model"]["vocab"]
         content = "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)).encode()
     try:
         lines = content.decode("utf-8").removesuffix("\n").split("\n")
@@ -101,13 +115,20 @@ def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
     return vocab, hashlib.sha256(content).hexdigest()
 
 
+def trained_length(folder: Path, max_length: int) -> int:
+    """The maximum tokens of the texts that a model was trained on, as its tokenizer's config says; at most max_length,
+    the number of its positions."""
+    found = read_settings(folder)["model_max_length"]
+    return found if isinstance(found, int) and 0 < found < max_length else max_length
+
+
 def find_tokenizer(folder: Path) -> Path | None:
     """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there is a `vocab.txt`
     with which BertTokenizer makes the same tokens. Raises UserError if there are only other formats, or
     a `vocab.txt` that is for another tokenizer."""
     vocab_file = folder / VOCAB_FILE
     if (path := folder / TOKENIZER_JSON).is_file():
-        is_bert = vocab_file.is_file() and bert_casing(read_json_object(path, "tokenizer")) is not None
+        is_bert = vocab_file.is_file() and bert_casing(read_json(path, "tokenizer")) is not None
         if not is_bert or read_vocabulary(vocab_file)[0] != read_vocabulary(path)[0]:
             return path
     if not vocab_file.is_file():
@@ -117,20 +138,20 @@ def find_tokenizer(folder: Path) -> Path | None:
                 f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
         return None
-    files = (folder / TOKENIZER_CONFIG, folder / "added_tokens.json")
-    types = {"added_tokens_decoder": dict}
-    config, added = (read_json_object(path, "the tokenizer's file", types) if path.is_file() else {} for path in files)
-    expected = {"tokenizer_class": config.get("tokenizer_class"), "tokenize_chinese_chars": True, **SPECIAL_TOKENS}
-    expected |= {"do_basic_tokenize": True, "strip_accents": config.get("do_lower_case", config.get("strip_accents"))}
-    if config.get("tokenizer_class") not in (None, *TOKENIZER_CLASSES):
+    settings, path = read_settings(folder), folder / "added_tokens.json"
+    added = read_json(path, "the added tokens") if path.is_file() else {}
+    expected = {"tokenize_chinese_chars": True, "do_basic_tokenize": True, **SPECIAL_TOKENS}
+    if settings["do_lower_case"] is not None:
+        expected["strip_accents"] = settings["do_lower_case"]
+    if settings["tokenizer_class"] not in TOKENIZER_CLASSES:
         expected["tokenizer_class"] = TOKENIZER_CLASSES[0]
     for key, value in expected.items():
-        if (found := content_of(config.get(key))) not in (None, value):
+        if (found := content_of(settings[key])) not in (None, value):
             raise UserError(
                 f"{folder}/{TOKENIZER_CONFIG}: {key} is {found!r}, and {VOCAB_FILE} works only with {value!r}: save "
                 f"the tokenizer with transformers as {TOKENIZER_JSON}, or use another model"
             )
-    decoder = (config.get("added_tokens_decoder") or {}).values()
+    decoder = (settings["added_tokens_decoder"] or {}).values()
     added = {*added, *(str(content_of(token)) for token in decoder)} - {*SPECIAL_TOKENS.values()}
     if added:
         raise UserError(

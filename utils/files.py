@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -12,11 +13,11 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from utils.errors import UserError
 
@@ -25,21 +26,25 @@ LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
 TEMPORARY_SUFFIX = ".tmp"
 
-Fields = TypeVar("Fields")
+KIND_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+KIND_NAMES |= {list: "a list", dict: "an object"}
 
 
-def read_json(path: str | Path, description: str) -> Any:
-    """The JSON value in the file `path`. `description` names the kind of file in errors.
+def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
+    """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an object. `description`
+    names the kind of file in errors.
 
-    Raises UserError if the file does not exist, is not valid JSON, or has a key twice in one object.
+    Raises UserError if the file does not exist, is not valid JSON, has a key twice in one object, or has a value that
+    is missing or of another type.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
         raise UserError(f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again") from error
+    return from_json(kind, value, f"{description} {path}")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -50,53 +55,36 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_json_object(path: str | Path, description: str, types: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """`read_json` of a file that must hold a JSON object. types: those of keys that may be missing or null. Raises
-    UserError for other values."""
-    value = read_json(path, description)
-    if not isinstance(value, dict):
-        raise UserError(f"{description} {path} is not a JSON object: check the path, or fetch it again")
-    for name, expected in (types or {}).items():
-        if type(value.get(name)) not in (expected, type(None)):  # a bool is no int
-            raise UserError(
-                f"{description} {path}: {name!r} is {value[name]!r:.60}, not {expected.__name__}: correct it, or fetch "
-                "it again"
-            )
-    return value
-
-
-def read_fields(path: str | Path, description: str, kind: type[Fields]) -> Fields:
-    """The JSON object in the file `path` as the dataclass `kind`, without keys that are no fields. Raises UserError,
-    naming the key, for a value that is missing or of another type."""
-    return from_json(kind, read_json_object(path, description), f"{description} {path}")
+type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questions
 
 
 def from_json(kind: Any, value: Any, where: str) -> Any:
-    """`value` if it is of the type `kind`: a dataclass (made from an object), list[...], dict[str, ...], a union, Any,
-    or a plain type; an int is a float, too. Raises UserError, naming `where` it is, otherwise."""
+    """`value` if it is of the type `kind`: a dataclass (made from an object, without keys that are no fields), a dict
+    of the types of some keys (those that may be missing are None then), list[...], dict[str, ...], a union, Any, or a
+    plain type; an int is a float, too. Raises UserError, naming `where` it is, otherwise."""
+    if kind is Any or type(value) is kind or (kind is float and type(value) is int):
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
         for each in arguments:
             with contextlib.suppress(UserError):
                 return from_json(each, value, where)
     elif is_dataclass(kind) and isinstance(value, dict):
-        types, found = get_type_hints(kind), {}
-        for each in fields(kind):
-            if each.name in value:
-                found[each.name] = from_json(types[each.name], value[each.name], f"{where}: {each.name}")
-            elif each.default is MISSING and each.default_factory is MISSING:
-                raise UserError(f"{where}: {each.name} is missing: restore the file, or fetch it again")
-        return kind(**found)
+        required = [each.name for each in fields(kind) if each.default is each.default_factory]  # both MISSING
+        if missing := [name for name in required if name not in value]:
+            raise UserError(f"{where}: {missing[0]} is missing: correct the file, or fetch it again")
+        types = {name: each for name, each in type_hints(kind).items() if name in value}
+        found = from_json(types, value, where)
+        return kind(**{name: found[name] for name in types})
+    elif isinstance(kind, dict) and isinstance(value, dict):
+        return value | {name: from_json(each, value.get(name), f"{where}: {name}") for name, each in kind.items()}
     elif origin is list and isinstance(value, list):
         return [from_json(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
     elif origin is dict and isinstance(value, dict):
         return {key: from_json(arguments[1], each, f"{where}: {key}") for key, each in value.items()}
-    elif kind is Any or (kind is float and type(value) is int) or (isinstance(kind, type) and type(value) is kind):
-        return value
     shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
-    raise UserError(
-        f"{where} is {shown}, expected {getattr(kind, '__name__', kind)}: restore the file, or fetch it again"
-    )
+    expected = KIND_NAMES.get(dict if isinstance(kind, dict) or is_dataclass(kind) else origin or kind, kind)
+    raise UserError(f"{where} is {shown}, expected {expected}: correct the file, or fetch it again")
 
 
 def temporary_path(path: Path) -> Path:
