@@ -33,7 +33,7 @@ from data_preparation.samples.sample_statistics import SampleStatistics
 from foreign_flags import DATA, foreign_flags
 from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
-from utils.errors import UserError
+from utils.errors import UserError, print_error
 from utils.files import file_digest, lock_folder
 
 FLAGS = (
@@ -83,10 +83,10 @@ def main(argv: list[str] | None = None) -> None:
         to_do = [unit for unit in units if not is_made(args.output_dir, unit, args.overwrite)]
         records, statistics = create_shards(args.output_dir, units, executor, "samples")
     seconds = time.perf_counter() - start
-    print(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already", file=sys.stderr)
-    print(summary(records, statistics, options), file=sys.stderr)
+    print_error(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already")
+    print_error(summary(records, statistics, options))
     megabytes = sum(unit.size for unit in to_do) / 1e6
-    print(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s", file=sys.stderr)
+    print_error(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s")
 
 
 def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:

@@ -58,7 +58,7 @@ from utils.command_line import (
     positive_int,
 )
 from utils.errors import UserError
-from utils.files import lock_folder, read_json_object
+from utils.files import lock_folder, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
@@ -116,7 +116,7 @@ def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     if args.get("extend") or args.get("replace"):
         model = from_flags(ModelVocabularyOptions, args)
         return stages.model_vocabulary_stage(args.output_dir, sharded, options, model)
-    config = read_json_object(args.bert_config, "model config")
+    config = read_json(args.bert_config, "model config")
     return stages.vocabulary_stage(args.output_dir, sharded, options, config)
 
 
@@ -371,11 +371,12 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
     check_sample_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
     for length, predictions in args.lengths if args.given("lengths") else ():
-        if args.dynamic_masking == bool(predictions):
-            wanted = f"{length}" if args.dynamic_masking else f"{length}:{max(1, length * 16 // 100)}"
+        if args.dynamic_masking and predictions:
+            parser.error(f"--lengths {length}:{predictions}: training draws the masks, so give only {length}")
+        if not args.dynamic_masking and not predictions:
             parser.error(
-                f"--lengths {length}{f':{predictions}' if predictions else ''}: give the predictions per sequence "
-                f"without --dynamic-masking, and only then: {wanted}"
+                f"--lengths {length}: add the predictions per sequence, such as {length}:{max(1, length * 16 // 100)}, "
+                "or --dynamic-masking, with which training draws the masks"
             )
 
 

@@ -27,7 +27,7 @@ from data_preparation.options import (
 from data_preparation.sources.spans import plan_spans, total_size
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
-from utils.progress import progress_bar
+from utils.progress import print_line, progress_bar
 from utils.tables import TABLES, kind_of
 
 TEXT_FORMATS = (".txt", *TABLES)
@@ -58,7 +58,8 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         from data_preparation.text.formatting import load_filter
 
         load_filter(options.filter)
-        values["filter_sha256"] = file_digest(sys.modules[options.filter.partition(":")[0]].__file__)
+        source = getattr(sys.modules[options.filter.partition(":")[0]], "__file__", None)
+        values["filter_sha256"] = file_digest(source) if source else None
 
     def make(folder: Path, inputs: Files, executor: Executor) -> dict[str, Any]:
         from data_preparation.text.formatting import COUNTS, format_span, train_parameters
@@ -73,7 +74,7 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         with progress_bar(sum(size for _, size in sizes), f"format {name}") as bar:
             is_shipped = (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
             if options.sentence_splitter != "newline" and not (parameters or is_shipped):
-                print(f"format {name}: no sentence parameters ship for {options.language}: training them", flush=True)
+                print_line(f"format {name}: no sentence parameters ship for {options.language}: training them")
                 parameters = (folder / f"sentences-{options.language}.json").absolute()
                 chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
                 training = WorkUnit(parameters.name, train_parameters, (dataset, chosen, options), total_size(chosen))
@@ -88,7 +89,8 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
             write_atomically(folder / "skipped.log", "".join(bad).encode("utf-8", "backslashreplace"))
         counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
         if counts["documents"] == 0:
-            raise UserError(f"no document with text in {', '.join(files[:3])}: check the input")
+            what = "the input and --filter" if options.filter else "the input"
+            raise UserError(f"no document with text in {', '.join(files[:3])}: check {what}")
         for one, record in zip(units, records, strict=True):
             if record.bytes == 0:
                 (folder / one.output).unlink()
@@ -121,7 +123,7 @@ def shard_stage(
             few = f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
             if needs_test:
                 raise UserError(f"{few}: give more (perhaps with --empty-line document), or --test-fraction 0")
-            print(f"shard: {few}", flush=True)
+            print_line(f"shard: {few}")
         return counts
 
     return Stage("shard", output_dir / "sharded", asdict(options), find_inputs, make)
@@ -262,11 +264,6 @@ def model_vocabulary_stage(
 
     source = find_model_folder(options.extend or options.replace)
     old = open_model(source)
-    if options.replace and old.tokenizer.num_pair_separators > 1:
-        raise UserError(
-            f"--replace {source}: the positions of RoBERTa's kind depend on the id of the padding token, which a new "
-            "tokenizer here does not have: use --extend"
-        )
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]

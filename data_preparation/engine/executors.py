@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 
 MOST_WORKERS_PER_CORE = 4  # more only take memory and start slowly
 
@@ -34,11 +35,18 @@ class LocalPool(ProcessPoolExecutor):
         super().__init__(workers, multiprocessing.get_context("spawn"), end_with_parent)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a new process inherits it
-        try:
+        with interrupts_blocked():
             return super().submit(*args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Processes and threads that start here ignore Ctrl-C."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which they inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager
@@ -142,7 +150,10 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the errors below say what matters
         cluster = nullcontext(reachable_address(scheduler))
     else:
-        cluster = LocalCluster(workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
+        settings = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.CRITICAL}
+        resource_tracker.ensure_running()  # it would unblock them
+        with interrupts_blocked():  # the thread that starts workers inherits it, too
+            cluster = LocalCluster(workers, **settings)
     try:
         with cluster as address, Client(address, set_as_default=False) as client:
             yield client.get_executor(pure=False)
@@ -169,7 +180,7 @@ def reachable_address(scheduler: str) -> str:
                 f"--scheduler {scheduler} is no scheduler file: give local, dask, an address such as tls://HOST:8786, "
                 "or a scheduler file"
             )
-        address = str(read_json_object(scheduler, "scheduler file").get("address"))
+        address = str(read_json(scheduler, "scheduler file").get("address"))
 
     async def connect_once() -> None:
         comm = await connect(address, **Security().get_connection_args("client"))

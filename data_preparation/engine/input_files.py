@@ -119,8 +119,9 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
         if not found:
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
         files += found
-    if len(set(files)) < len(files):
-        raise UserError(f"{Counter(files).most_common(1)[0][0]} is named twice: name each file once")
+    names_of = Counter(file if is_remote(file) else os.path.realpath(file) for file in files)
+    if len(names_of) < len(files):
+        raise UserError(f"{names_of.most_common(1)[0][0]} is named twice, perhaps by a link: name each file once")
     return files
 
 

@@ -20,13 +20,32 @@ from tqdm import tqdm
 from data_preparation.engine.input_files import identity_of, is_remote, size_of
 from data_preparation.engine.work_units import RECORDS, package_versions, read_record
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, json_digest, publish_folder, write_json
+from utils.files import TEMPORARY_SUFFIX, from_json, json_digest, publish_folder, read_json, write_json
+from utils.progress import print_line
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
 DIGITS = 8  # of the hash in the name of an unfinished folder
 
 Files = list[dict[str, Any]]  # path, bytes and sha256 of each
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest must have."""
+
+    schema_version: int
+    options: dict[str, Any]
+    counts: dict[str, Any]
+    inputs: list[ManifestFile]
+    outputs: list[ManifestFile]
 
 
 @dataclass(frozen=True)
@@ -52,14 +71,14 @@ def run(stage: Stage, executor: Executor) -> None:
     """Runs `stage` unless its folder is up to date."""
     paths = stage.find_inputs()
     if paths is None:
-        print(f"{stage.name}: skipped, there is no text for it", flush=True)
+        print_line(f"{stage.name}: skipped, there is no text for it")
         return
     reason = stale_reason(stage.folder, stage.options, paths)
     if reason is None:
-        print(f"{stage.name}: up to date in {stage.folder}", flush=True)
+        print_line(f"{stage.name}: up to date in {stage.folder}")
         return
     if read_manifest(stage.folder):
-        print(f"{stage.name}: made again, {reason}", flush=True)
+        print_line(f"{stage.name}: made again, {reason}")
     elif not stage.in_place and stage.folder.exists() and any(stage.folder.iterdir()):
         raise UserError(f"{stage.folder} has files that no stage made: move them or choose another --output-dir")
     started = time.monotonic()
@@ -81,7 +100,7 @@ def run(stage: Stage, executor: Executor) -> None:
     size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
     counts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items())
     seconds = tqdm.format_interval(time.monotonic() - started)
-    print(f"{stage.name}: {counts}; {size} in {stage.folder}, {seconds}", flush=True)
+    print_line(f"{stage.name}: {counts}; {size} in {stage.folder}, {seconds}")
 
 
 def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
@@ -117,14 +136,14 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
 def show_plan(stages: Sequence[Stage]) -> None:
     """Prints the stages, whether each is up to date, and how much an interrupted run has done."""
     to_do: list[Stage] = []
-    print(f"{'stage':<24} {'status':<10}  folder")
+    print_line(f"{'stage':<24} {'status':<10}  folder")
     for stage in stages:
         up_to_date = is_up_to_date(stage, to_do)
         if not up_to_date:
             to_do.append(stage)
         status, begun = ("up to date", "") if up_to_date else ("to do", begun_work(stage.folder))
-        print(f"{stage.name:<24} {status:<10}  {stage.folder}{begun}")
-    print(f"{len(to_do)} of {len(stages)} stages to do (dry run: nothing was done)")
+        print_line(f"{stage.name:<24} {status:<10}  {stage.folder}{begun}")
+    print_line(f"{len(to_do)} of {len(stages)} stages to do (dry run: nothing was done)")
 
 
 def partial_folders(folder: Path) -> list[Path]:
@@ -168,10 +187,11 @@ def describe(paths: Sequence[str], folder: Path, executor: Executor) -> Files:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of `folder`; None if there is none, or none that this version can read."""
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder / MANIFEST, "manifest")
+        from_json(Manifest, content, "manifest")
+    except UserError:
         return None
-    return content if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION else None
+    return content if content["schema_version"] == SCHEMA_VERSION else None
 
 
 def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -> str | None:

@@ -96,7 +96,7 @@ def read_record(folder: Path, output: str) -> Record | None:
     try:
         record = Record(**json.loads(record_path(folder, output).read_text(encoding="utf-8")))
         return record if (folder / output).stat().st_size == record.bytes else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -4,16 +4,20 @@ their content as attributes, and a checksum of each data set."""
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
-from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, SCHEMA_VERSION, checksum, read_layout
+from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, SCHEMA_VERSION, Layout, checksum
 from data_preparation.options import SampleOptions
 from tokenizer import Tokenizer
 
 CHUNK_ROWS = 1024  # of compressed data sets
+GZIP_LEVEL = 4  # of zlib
 
 Datasets = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each
 
@@ -71,28 +75,63 @@ def write_hdf5(
     """Writes a shard. blocks: rows, one array per data set in the order of the layout. Returns shape, type, offset and
     checksum of each data set."""
     with ShardFile(path, "w+") as disk:
-        # One format version and no time stamps (h5py's default), so that the same samples give the same bytes. Aligned,
-        # so that a reader may map the data sets as arrays.
+        # One format version and no time stamps, so that the same samples give the same bytes. Aligned, so that a reader
+        # may map the data sets as arrays.
         with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
-            file.attrs.update(attributes)
-            datasets = {}
-            for name, (shape, dtype) in layout.items():
-                storage = {}
-                if compression == "gzip" and 0 not in shape:
-                    chunks = (min(shape[0], CHUNK_ROWS), *shape[1:])
-                    storage = {"compression": "gzip", "shuffle": True, "chunks": chunks}
-                datasets[name] = file.create_dataset(name, shape, dtype, **storage)
-            checksums, start = dict.fromkeys(layout, 0), 0
+            for name, value in attributes.items():
+                if isinstance(value, list | None):  # of a shard that another program made
+                    file.attrs[name] = h5py.Empty(np.int8) if value is None else value
+                else:
+                    write_attribute(file.id, name, value, h5py.string_dtype() if isinstance(value, str) else None)
+            datasets = [create_dataset(file.id, name, *of, compression) for name, of in layout.items()]
+            checksums, start = [0] * len(datasets), 0
             for block in blocks:
-                stop = start + len(block[0])
-                for (name, dataset), rows in zip(datasets.items(), block, strict=True):
-                    values = rows.astype(dataset.dtype, copy=False)
-                    dataset[start:stop] = values
-                    checksums[name] = checksum(values, checksums[name])
-                start = stop
+                for index, (rows, (_, dtype)) in enumerate(zip(block, layout.values(), strict=True)):
+                    values = np.ascontiguousarray(rows, dtype)
+                    checksums[index] = checksum(values, checksums[index])
+                    if values.size:
+                        place = datasets[index].get_space()
+                        place.select_hyperslab((start, *[0] * (values.ndim - 1)), values.shape)
+                        datasets[index].write(h5s.create_simple(values.shape), place, values)
+                start += len(block[0])
                 disk.raise_failure()
-            for name, value in checksums.items():
-                datasets[name].attrs.create(CHECKSUM_ATTRIBUTE, value, dtype=np.uint32)
-            described = {name: read_layout(dataset).to_json() for name, dataset in datasets.items()}
+            described = {}
+            for (name, (shape, dtype)), dataset, found in zip(layout.items(), datasets, checksums, strict=True):
+                write_attribute(dataset, CHECKSUM_ATTRIBUTE, found, np.uint32)
+                offset = None if is_chunked(shape, compression) else dataset.get_offset() or 0
+                described[name] = Layout(shape, dtype, offset, found).to_json()
         disk.raise_failure()
     return described
+
+
+# h5py's own functions for attributes and data sets take most of the time of a small shard.
+
+
+SCALAR = h5s.create_simple(())
+
+
+@cache
+def hdf5_type(dtype: np.dtype, logical: bool = True) -> h5t.TypeID:
+    return h5t.py_create(dtype, logical=logical)
+
+
+def write_attribute(parent: h5g.GroupID | h5d.DatasetID, name: str, value: Any, dtype: Any = None) -> None:
+    values = np.array(value, dtype)
+    attribute = h5a.create(parent, name.encode(), hdf5_type(values.dtype), SCALAR)
+    attribute.write(values, hdf5_type(values.dtype, logical=False))
+
+
+def is_chunked(shape: tuple[int, ...], compression: str) -> bool:
+    return compression == "gzip" and 0 not in shape
+
+
+def create_dataset(
+    parent: h5g.GroupID, name: str, shape: tuple[int, ...], dtype: np.dtype, compression: str
+) -> h5d.DatasetID:
+    storage = h5p.create(h5p.DATASET_CREATE)
+    storage.set_obj_track_times(False)
+    if is_chunked(shape, compression):
+        storage.set_chunk((min(shape[0], CHUNK_ROWS), *shape[1:]))
+        storage.set_shuffle()
+        storage.set_deflate(GZIP_LEVEL)
+    return h5d.create(parent, name.encode(), hdf5_type(dtype), h5s.create_simple(shape), storage)

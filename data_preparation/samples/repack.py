@@ -18,7 +18,7 @@ from data_preparation.samples.hdf5_writer import sample_layout, write_hdf5
 from data_preparation.samples.verify import shard_folders
 from utils.errors import UserError
 from utils.files import atomic_path, file_digest, lock_folder, read_json, write_json
-from utils.progress import progress_bar
+from utils.progress import print_line, progress_bar
 
 BLOCK_ROWS = 1 << 14  # rows written and compared at a time
 MAX_16_BIT_ID = np.iinfo(np.uint16).max
@@ -35,9 +35,9 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     ]
     to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]
     size = sum(source.stat().st_size for source, _ in to_do)
-    print(f"{len(to_do)} of {len(pairs)} shards to repack, {tqdm.format_sizeof(size, 'B')}", flush=True)
+    print_line(f"{len(to_do)} of {len(pairs)} shards to repack, {tqdm.format_sizeof(size, 'B')}")
     if dry_run:
-        print("(dry run: nothing was done)")
+        print_line("(dry run: nothing was done)")
         return
     written = 0
     with closing(lock_folder(output_dir or root)), progress_bar(size, "repack") as bar:
@@ -49,7 +49,7 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
         if output_dir is None:
             for folder in {source.parent for source, _ in pairs}:
                 update_manifest(folder, executor)
-    print(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
+    print_line(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
 
 
 def is_repacked(source: Path, target: Path) -> bool:

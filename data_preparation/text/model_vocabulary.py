@@ -28,10 +28,11 @@ from data_preparation.text.vocabulary import MIN_FREQUENCY, read_beginnings, tra
 from encoders.modules import VocabularyEmbedding
 from modeling import make_model
 from run_config import CUSTOM, ModelSelection
+from tasks.sentence_folders import sentence_files
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, BertTokenizer, Tokenizer, load_tokenizer, model_files
-from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD
+from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD, trained_length
 from utils.errors import UserError
-from utils.files import read_json_object, write_atomically, write_json
+from utils.files import read_json, write_atomically, write_json
 from utils.progress import progress_bar
 
 COUNTED_MB = 10  # of the text, whose tokens are counted before and after
@@ -47,8 +48,8 @@ def open_model(folder: Path) -> ModelChoice:
 
 def model_inputs(folder: Path) -> list[str]:
     """The files of a model folder that decide the result."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    return [str(path) for path in files if not path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))]
+    files = {path for path in folder.iterdir() if path.is_file()}.union(sentence_files(folder))
+    return [str(path) for path in sorted(files) if not path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))]
 
 
 def change_vocabulary(
@@ -116,7 +117,7 @@ def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str
     appended = words[len(unused) :]
     if isinstance(tokenizer, BertTokenizer):
         return VOCAB_FILE, "".join(f"{replaced.get(token, token)}\n" for token in [*tokenizer.vocab, *appended])
-    content = read_json_object(tokenizer.vocab_file, "tokenizer")
+    content = read_json(tokenizer.vocab_file, "tokenizer")
     model, added = content["model"], content["added_tokens"]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {replaced.get(token, token): token_id for token, token_id in model["vocab"].items()}
@@ -162,7 +163,9 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     sources = row_sources(old.tokenizer, new)
     if options.extend:  # rows beyond the tokenizer's own vocabulary stay
         sources += [[token_id] for token_id in range(len(sources), old.config.vocab_size)]
-    config = dataclasses.replace(old.config, vocab_size=len(sources)).with_vocabulary(new)
+    config = dataclasses.replace(old.config, vocab_size=len(sources)).with_padding(new.pad_token_id)
+    config = config.with_vocabulary(new)
+    first_row = old.config.max_position_embeddings - config.max_position_embeddings
     with torch.device("meta"):
         model = make_model("masked_lm", old.config)
     shapes = checkpoint_shapes(model)
@@ -172,16 +175,20 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     for name, tensor in canonical_names(open_model_weights(source), model, source).items():
         if name in shapes and tensor.shape != shapes[name]:
             raise UserError(f"{source}: {name} is {list(tensor.shape)}, not {list(shapes[name])}: use a whole model")
-        tensors[name] = tensor.read().contiguous()
+        values = tensor.read()[first_row if name.endswith("position_embeddings.weight") else 0 :]
+        tensors[name] = values.contiguous()
         if name in vocabulary:
             std = config.initializer_range if tensors[name].dim() > 1 else 0.0
             tensors[name] = carry_rows(tensors[name], sources, std, options.new_rows == "mean")
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
     (folder / MODEL_FILE).chmod(folder.stat().st_mode & 0o666)  # safetensors' files are private
-    architectures = read_json_object(source / CONFIG_FILE, "the config").get("architectures")
+    architectures = read_json(source / CONFIG_FILE, "the config").get("architectures")
     write_json(folder / CONFIG_FILE, {"architectures": architectures, **config.to_dict()})
-    for name, content in model_files(new, config.max_length, config.needs_tokenizer_json).items():
+    files = model_files(new, trained_length(source, config.max_length), config.needs_tokenizer_json)
+    files |= {str(path.relative_to(source)): path.read_bytes() for path in sentence_files(source)}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, content)
     return sum(sources[token_id] == [old.tokenizer.vocab.get(token)] for token, token_id in new.vocab.items())
 
