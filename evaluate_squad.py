@@ -10,28 +10,12 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 
 # isort: split
 import json
-from typing import Any
 
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
 from utils.command_line import ArgumentParser, finite_float
 from utils.errors import UserError
 from utils.files import read_json
-
-
-def read_by_question(path: str | Path, what: str, kind: type | tuple[type, ...], kind_name: str) -> dict[str, Any]:
-    """Reads the JSON object {question id: value of type `kind`} in the file `path`."""
-    values = read_json(path, what)
-    if not isinstance(values, dict):
-        raise UserError(f"{what} {path} is not an object {{question id: {kind_name}}}")
-    for key, value in values.items():
-        if not isinstance(value, kind) or isinstance(value, bool) or value != value:  # also refuses NaN
-            raise UserError(f"{what} {path}: the value of question {key} is not a {kind_name}")
-    return values
-
-
-def read_predictions(path: str | Path) -> dict[str, str]:
-    return read_by_question(path, "predictions file", str, "string")
 
 
 def parse_arguments():
@@ -52,10 +36,12 @@ def parse_arguments():
 def main() -> None:
     args = parse_arguments()
     squad = read_squad(args.dataset)
-    predictions = read_predictions(args.predictions)
+    predictions = read_json(args.predictions, "predictions file", dict[str, str])
     na_probs = None
     if args.na_prob_file:
-        na_probs = read_by_question(args.na_prob_file, "no-answer file", (int, float), "number")
+        na_probs = read_json(args.na_prob_file, "no-answer file", dict[str, float])
+        if no_number := [key for key, value in na_probs.items() if value != value]:
+            raise UserError(f"no-answer file {args.na_prob_file}: {no_number[0]} is NaN: predict again")
     scores = evaluate(squad, predictions, na_probs, args.na_prob_thresh)
     print(json.dumps(scores, indent=2 if squad.version_2 else None))
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.folder import BEST_FOLDER, CONFIG_FILE, find_checkpoint, find_model_folder
+from checkpoint.folder import BEST_FOLDER, CONFIG_FILE, find_checkpoint, find_model_folder, has_weights
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
@@ -18,12 +18,22 @@ from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import RunConfig, StartConfig
-from run_setup import TrainingPlan, load_fine_tuned, open_report, plan_run, report_seeds, seeds_of, start_runtime
+from run_setup import (
+    TrainingPlan,
+    check_seeds,
+    load_fine_tuned,
+    open_report,
+    plan_run,
+    report_seeds,
+    seed_logs,
+    seeds_of,
+    start_runtime,
+)
 from tasks import FineTuningTask, PredictionSet
 from tasks.text_sequences import SequenceDataset
 from trainer import Trainer
 from utils.errors import UserError
-from utils.files import atomic_folder, file_digest, from_json, json_digest, read_json, remove, write_json
+from utils.files import atomic_folder, file_digest, json_digest, read_json, remove, write_json
 from utils.progress import print_line
 
 SCORES_FILE, EVALUATIONS_FILE = "scores.json", "evaluations.json"
@@ -35,10 +45,17 @@ MODEL_FILES = re.compile(
 def fine_tuning_main(config: RunConfig, task: FineTuningTask, title: str) -> int:
     """Trains, scores and predicts as the flags request; returns the exit code."""
     if config.estimate_memory is not None:
-        return print_estimate(task.head, config)
+        return print_estimate(task.head, in_sequences(config, task))
     with start_runtime(config, title) as runtime:
         work = train_and_predict if config.fine_tuning.do_train else predict_only
         return work(config, task, runtime)
+
+
+def in_sequences(config: RunConfig, task: FineTuningTask) -> RunConfig:
+    """The config with batches counted in sequences, of which a sample may have several, for estimates of memory."""
+    per_sample, loader = task.max_sample_length // task.max_seq_length, config.loader
+    sizes = {name: per_sample * getattr(loader, name) for name in ("batch_size", "global_batch_size")}
+    return config.with_values(loader=sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +69,12 @@ class TrainingSet:
 
     @classmethod
     def open(cls, config: RunConfig, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
+        if (batch := config.loader.global_batch_size) < (processes := runtime.distributed.world_size):
+            raise UserError(
+                f"the global batch ({batch}) is smaller than the number of processes ({processes}): raise "
+                "--global-batch-size, or start fewer processes"
+            )
+        task.check_held_out()
         start = find_start(config.start, runtime.distributed.on_main)
         choice = choose_checked(config, start.folder)
         if start.folder is not None:
@@ -112,15 +135,17 @@ def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime)
     if config.start.overwrite and config.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
-    for seed_config, name, seed_runtime in seeds_of(config, runtime):
-        if name:
-            open_report(config, folder / name, seed_runtime)
-        plan = training_set.plan(seed_config, seed_runtime, name)
-        parallel, exit_code = train(plan, sets, seed_runtime)
-        if parallel is None:
-            return exit_code
-        if sets:
-            scores.append(predict_all(seed_config, task, parallel, sets, folder / name, seed_runtime))
+    plans = {name: training_set.plan(each, runtime, name) for name, each in seeds_of(config).items()}
+    check_seeds(plans, runtime)
+    for name, plan in plans.items():
+        with seed_logs(config, name, runtime) as seed_runtime:
+            if name:
+                open_report(config, folder / name, seed_runtime)
+            parallel, exit_code = train(plan, sets, seed_runtime)
+            if parallel is None:
+                return exit_code
+            if sets:
+                scores.append(predict_all(plan.config, task, parallel, sets, folder / name, seed_runtime))
     if config.num_seeds > 1 and any(scores):
         first = config.metadata.seed
         title = f"{task.name} dev, seeds {first} to {first + config.num_seeds - 1}"
@@ -143,6 +168,8 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
     if config.trainer.eval_steps:
         best = trainer.evaluate = BestCheckpoint(config, trainer, sets)
         trainer.is_finished = best.is_exhausted
+        if best.lacks_checkpoint:
+            trainer.log_evaluation()
     elif runtime.distributed.is_main and trainer.state.step < steps and not config.trainer.benchmark:
         remove(trainer.config.checkpoint_folder / BEST_FOLDER)  # of an earlier run with --eval-steps
     exit_code = trainer.train(plan.make_loader(trainer))
@@ -163,10 +190,16 @@ class BestCheckpoint:
         self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
         self.config = config.prediction
         self.folder = trainer.config.checkpoint_folder
-        path, step = self.folder / EVALUATIONS_FILE, trainer.state.step
         # When resuming: the evaluations up to the checkpoint.
-        found = trainer.distributed.on_main(lambda: read_evaluations(path) if step and path.exists() else [])
-        self.history: list[dict[str, float]] = [entry for entry in found if entry["step"] <= step]
+        read = partial(read_evaluations, self.folder, self.task.metric, trainer.state.step)
+        self.history: list[dict[str, float]] = trainer.distributed.on_main(read)
+
+    @property
+    def lacks_checkpoint(self) -> bool:
+        """Whether the run resumes a checkpoint that should have been evaluated, and was stopped before."""
+        step, config = self.trainer.state.step, self.trainer.config
+        is_due = step == config.max_steps or (step and step % config.eval_steps == 0)
+        return bool(is_due) and all(entry["step"] != step for entry in self.history)
 
     def best(self) -> dict[str, float]:
         return max(self.history, key=lambda entry: entry[self.task.metric])  # the first on ties
@@ -225,9 +258,15 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     return 0
 
 
-def read_evaluations(path: Path) -> list[dict[str, Any]]:
-    found = from_json(list[dict[str, Any]], read_json(path, "the evaluations"), f"the evaluations {path}")
-    return [entry | {"step": from_json(int, entry.get("step"), f"{path}: step")} for entry in found]
+def read_evaluations(folder: Path, metric: str, last_step: int) -> list[dict[str, Any]]:
+    """The evaluations in a folder of steps up to `last_step`. Raises UserError if the best model is missing."""
+    path, entry = folder / EVALUATIONS_FILE, {"step": int, metric: float}
+    found = read_json(path, "the evaluations", list[entry]) if last_step and path.exists() else []
+    if found and not has_weights(folder / BEST_FOLDER):
+        raise UserError(
+            f"{folder / BEST_FOLDER}, the model with the best score, is gone: restore it, or add --overwrite"
+        )
+    return [entry for entry in found if entry["step"] <= last_step]
 
 
 def find_fine_tuned(start: StartConfig, runtime: Runtime) -> Path:

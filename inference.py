@@ -31,7 +31,7 @@ from foreign_flags import INFERENCE, foreign_flags
 from tasks.squad_file import SquadOptions
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
-from utils.files import LOCK_FILE, file_digest, read_json_object
+from utils.files import LOCK_FILE, file_digest
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
@@ -107,7 +107,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is none."""
     import torch
 
-    from checkpoint.weights import has_head, open_model_weights
+    from checkpoint.weights import architecture_of, has_head, open_model_weights
     from modeling import make_model
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
 
@@ -116,9 +116,8 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     tensors = open_model_weights(folder)
     heads = [each for each, model in models.items() if has_head(model, tensors, folder)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    if (folder / "config.json").is_file():
-        architectures = read_json_object(folder / "config.json", "the config").get("architectures")
-        heads = [each for each in heads if [models[each].architecture] == architectures] or heads
+    named = architecture_of(folder)
+    heads = [each for each in heads if models[each].architecture == named] or heads
     if args.embed or args.search is not None:
         heads = [EmbeddingPredictor]
     if not heads:

@@ -19,44 +19,29 @@ if sys.flags.safe_path:  # python3 -P
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.embedding_files import EmbeddingOptions
-from tasks.glue_files import MAX_SEQ_LENGTH, TASKS, custom_task
-from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, optional_path
+from tasks.glue_files import (
+    COLUMNS,
+    EMBEDDING,
+    MAX_SEQ_LENGTH,
+    MULTI_LABEL,
+    NER,
+    TASKS,
+    FileOptions,
+    TaskOptions,
+    custom_task,
+)
+from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 from utils.tables import kind_of
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for it.
 
-CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
-
-# fmt: off
-TASK_FLAGS = (
-    Flag("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER, EMBEDDING), CUSTOM,
-         "custom: your own files; multi-label: your own files with any number of labels per text; ner: your own files "
-         "with a tag for each word; embedding: pairs of texts with similar meaning, or with a score",
-         options={"type": str.lower}),
-    Flag("--data-dir", optional_path, None, "folder of the task's files, as distributed"),
-    Flag("--class-weights", ("none", "balanced"), "none",
-         "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",), result=True),
-)
-COLUMN_FLAGS = (
-    Flag("--text-column", str, None, "column of the text"),
-    Flag("--pair-column", str, None, "column of the second text, if the samples are pairs"),
-    Flag("--label-column", str, None, "column of the class, or of the number for --regression"),
-    Flag("--regression", bool, False, "labels are numbers to predict, not classes"),
-)
-FILE_FLAGS = (
-    Flag("--eval-file", optional_path, None, "file to score the model on"),
-    Flag("--predict-file", optional_path, None, "file to predict", ("--do-eval or --do-predict",)),
-    *COLUMN_FLAGS,
-)
-# fmt: on
-
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     groups = {
-        "task": TASK_FLAGS,
-        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": FILE_FLAGS,
+        "task": flags_of(TaskOptions),
+        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(FileOptions),
         "sentence embeddings (--task-name embedding)": flags_of(EmbeddingOptions),
     }
     defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
@@ -77,7 +62,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name in TASKS:
-        names = ("train_file", *(flag.name for flag in FILE_FLAGS))
+        names = ("train_file", *(flag.name for flag in flags_of(FileOptions)))
         given = [name for name in names if args.get(name)]
         if given:
             parser.error(
@@ -98,7 +83,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     if args.task_name == MULTI_LABEL and args.regression:
         parser.error("--regression has no effect with --task-name multi-label: leave it out")
     if args.task_name == NER:
-        given = [flag.name for flag in COLUMN_FLAGS if args.get(flag.name)]
+        given = [name for name in COLUMNS if args.get(name)]
         if given:
             parser.error(f"--{given[0].replace('_', '-')} has no effect with --task-name ner: leave it out")
     elif args.task_name != EMBEDDING and (args.do_train or args.do_eval) != (args.label_column is not None):

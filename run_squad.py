@@ -17,22 +17,17 @@ if sys.flags.safe_path:  # python3 -P
 
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
-from tasks.squad_file import PREDICT, SquadOptions
-from utils.command_line import ArgumentParser, Arguments, Flag, flags_of, from_flags, optional_path
+from tasks.squad_file import SquadOptions
+from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for it.
-
-FLAGS = (
-    Flag("--predict-file --eval-file", optional_path, None, "file to predict, and with --do-eval to score", PREDICT),
-    *flags_of(SquadOptions),
-)
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     defaults = {"learning_rate": 5e-5, "max_seq_length": SquadOptions.max_seq_length, "predict_batch_size": 8}
-    args = parse_fine_tuning(parser, argv, {"features and decoding": FLAGS}, **defaults)
+    args = parse_fine_tuning(parser, argv, {"features and decoding": flags_of(SquadOptions)}, **defaults)
     if args.do_train and args.train_file is None:
         parser.error("--do-train needs --train-file")
     if (args.do_predict or args.do_eval) and args.predict_file is None:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from utils.errors import UserError
+from utils.files import file_digest
+
 if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch would take two seconds
     from pathlib import Path
 
@@ -19,23 +22,37 @@ if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch w
     from tasks.text_sequences import SequenceDataset
 
 
-class Task(Protocol):
-    """A training objective. Sums are named scalars over micro-batches; counts are over the whole global batch."""
+class BatchForward(Protocol):
+    """The forward passes of one global batch."""
 
     @abstractmethod
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        """Forward pass: sums over the micro-batch, on the device."""
+        """Forward pass of a micro-batch on the device: named scalars, which are summed over micro-batches and ranks."""
 
-    def for_batch(self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int) -> Task:
-        """The task for the next global batch; another one if its loss needs the outputs of all its sequences. Called on
-        all ranks before `sums`, with as many micro-batches on each."""
-        return self
 
+class Task(Protocol):
+    """A training objective. Counts are over the whole global batch."""
+
+    @abstractmethod
+    def for_batch(
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
+    ) -> BatchForward:
+        """The forward passes of the next global batch. Called on all ranks, with as many micro-batches on each."""
+
+    @abstractmethod
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         """The micro-batch's share of the loss of the global batch."""
 
+    @abstractmethod
     def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
         """The metrics to log for the sums over a whole batch, `loss` first."""
+
+
+class SeparableTask(Task, BatchForward, Protocol):
+    """A task whose `sums` of a micro-batch need no other micro-batch."""
+
+    def for_batch(self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int) -> Self:
+        return self
 
 
 @dataclass(frozen=True)
@@ -51,14 +68,16 @@ class PredictionSet:
 class FineTuningTask(Task, Protocol):
     """A fine-tuning task with its files; used by fine_tuning.py. The loss is a mean over sequences by default.
 
-    name: folder for results. head: a key of modeling.MODELS. labels: class names of the model's outputs; empty if they
-    have no names. multi_label: labels are independent. logits_axis: `token` or `sequence`. metric: the score that
-    selects the best checkpoint; higher is better. result_files: names of all files that it may write. initial_loss:
-    expected loss of random weights, or None.
+    name: folder for results. head: a key of modeling.MODELS. train_file: None without training. labels: class names of
+    the model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
+    `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
+    that it may write. initial_loss: expected loss of random weights, or None.
     """
 
     name: str
     head: str
+    train_file: Path | None
+    eval_file: Path | None = None
     labels: tuple[str, ...] = ()
     multi_label: bool = False
     logits_axis: str
@@ -81,7 +100,16 @@ class FineTuningTask(Task, Protocol):
     @property
     def scored_files(self) -> tuple[Path, ...]:
         """The files with labels that prediction_sets reads."""
-        return ()
+        return () if self.eval_file is None else (self.eval_file,)
+
+    def check_held_out(self) -> None:
+        """Raises UserError if a file to score has the same content as the training file."""
+        for path in self.scored_files:
+            if path.is_file() and self.train_file.is_file() and file_digest(path) == file_digest(self.train_file):
+                raise UserError(
+                    f"{path} has the same content as the training file {self.train_file}: its scores would not be of "
+                    "unseen texts; give a held-out file, or score the training file after training, without --do-train"
+                )
 
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from data_loading.loader import MicroBatch, to_device
 from data_loading.packing import IGNORED_LABEL, Label
 from encoders.config import ModelConfig
-from parallel.runtime import Runtime
-from tasks import FineTuningTask, PredictionSet
+from loss import contrastive_losses, cosent_losses
+from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
 from tasks.file_predictions import read_texts
 from tasks.glue import TextDataset, load_metrics
@@ -30,6 +30,9 @@ from tasks.sentence_folders import EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
 from token_stream import TokenStream
 from utils.errors import UserError
+
+if TYPE_CHECKING:  # a layer above this one
+    from parallel.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,6 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     head = "sentence_embedding"
     logits_axis = "sequence"
     result_files = ()
-
-    @property
-    def scored_files(self) -> tuple[Path, ...]:
-        return () if self.eval_file is None else (self.eval_file,)
 
     @property
     def metric(self) -> str:
@@ -120,13 +119,13 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return retrieval_scores(ranked, list(relevant.values()))
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """The embeddings [N, E], not normalized, in float32."""
-        return model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits.float()
+        """The embeddings [N, E], not normalized, in float32; in the order of the labels."""
+        embeddings_NE = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits.float()
+        return embeddings_NE[micro_batch["places"].clamp(min=0)]
 
-    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        raise NotImplementedError("the loss is of a whole global batch: see for_batch")
-
-    def for_batch(self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int):
+    def for_batch(
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: "Runtime", seed: int
+    ) -> "GlobalBatch":
         return GlobalBatch(self, micro_batches, model, runtime, seed)
 
     def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_n: Tensor) -> Tensor:
@@ -140,7 +139,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
             elif self.embedding_loss == "cosine":
                 losses_n = (cosines_n - scores_n) ** 2
             else:
-                losses_n = cosent(cosines_n, scores_n, self.temperature)
+                losses_n = cosent_losses(cosines_n, scores_n, self.temperature)
             total_n = total_n + losses_n
         return total_n
 
@@ -153,25 +152,21 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return replace(config, embedding_pooling=self.settings.pooling)
 
 
-class GlobalBatch:
-    """The task for the micro-batches of one global batch, on all ranks.
+class GlobalBatch(BatchForward):
+    """The forward passes of one global batch, whose loss is of the embeddings of all micro-batches and ranks.
 
-    With several micro-batches, as in GradCache (Gao et al., 2021): first all embeddings are computed without a graph,
-    then the gradient of the loss with respect to them; the micro-batches' forward passes are repeated with the same
-    dropout, and propagate these gradients. So the loss does not depend on micro-batches and ranks.
+    With one micro-batch per rank, its embeddings are gathered. With several, as in GradCache (Gao et al., 2021), all
+    embeddings are computed first without a graph, then the gradient of the loss with respect to them; the forward
+    passes are repeated with the same dropout, and propagate these gradients.
     """
 
     def __init__(
-        self,
-        task: EmbeddingTask,
-        micro_batches: Sequence[MicroBatch],
-        model: nn.Module,
-        runtime: Runtime,
-        seed: int,
+        self, task: EmbeddingTask, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: "Runtime", seed: int
     ):
-        self.task, self.runtime, self.seed = task, runtime, seed
-        self.done, self.parts = 0, None
-        if len(micro_batches) == 1:
+        self.task, self.distributed, self.seed = task, runtime.distributed, seed
+        self.done, self.is_cached = 0, len(micro_batches) > 1
+        self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
+        if not self.is_cached:
             return
         outputs = []
         with torch.no_grad():
@@ -181,28 +176,27 @@ class GlobalBatch:
                 with runtime.precision.context(runtime.device):
                     outputs.append((task.embed(model, micro_batch), micro_batch["texts"], micro_batch["scores"]))
         sizes = [len(texts) for _, texts, _ in outputs]
-        losses_N, gradient_NE = self.gradient(*map(torch.cat, zip(*outputs, strict=True)))
-        self.parts = iter(list(zip(losses_N.split(sizes), gradient_NE.split(sizes), strict=True)))
+        results = self.gradient(*map(torch.cat, zip(*outputs, strict=True)))
+        self.parts = list(zip(*(each.split(sizes) for each in results), strict=True))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        is_filler = bool((micro_batch["texts"] == IGNORED_LABEL).all())
-        if self.parts is not None and not is_filler:
+        texts_N, scores_N = micro_batch["texts"], micro_batch["scores"]
+        if bool((texts_N == IGNORED_LABEL).all()):
+            return {"loss": (self.task.embed(model, micro_batch) * 0).sum()}
+        if self.is_cached:
             torch.manual_seed(self.seed + self.done)
-            self.done += 1
         embeddings_NE = self.task.embed(model, micro_batch)
-        if is_filler:
-            return {"loss": (embeddings_NE * 0).sum()}
-        if self.parts is None:
-            losses_N, gradient_NE = self.gradient(embeddings_NE.detach(), micro_batch["texts"], micro_batch["scores"])
-        else:
-            losses_N, gradient_NE = next(self.parts)
+        losses_N, gradient_NE = (
+            self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach(), texts_N, scores_N)
+        )
+        self.done += 1
         linear = (embeddings_NE * gradient_NE).sum()
         return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
 
     def gradient(self, embeddings_NE: Tensor, texts_N: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
         """The losses of this rank's samples, at the samples' first sequences [N], and the gradient [N, E] of the sum of
         all ranks' losses."""
-        gather, real = self.runtime.distributed.gather_rows, (texts_N != IGNORED_LABEL).nonzero().squeeze(1)
+        gather, real = self.distributed.gather_rows, (texts_N != IGNORED_LABEL).nonzero().squeeze(1)
         rows, first = gather(embeddings_NE[real])
         (texts, _), (scores, _) = gather(texts_N[real]), gather(scores_N[real])
         k = self.task.texts_per_sample
@@ -214,39 +208,6 @@ class GlobalBatch:
         losses_N[real[::k]] = losses_n.detach()[first // k : stop // k]
         return losses_N, torch.zeros_like(embeddings_NE).index_copy(0, real, gradient[first:stop])
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_targets: float) -> Tensor:
-        return self.task.loss(sums, num_sequences, num_targets)
-
-
-def contrastive_losses(vectors_nkE: Tensor, texts_nk: Tensor, temperature: float, symmetric: bool) -> Tensor:
-    """Multiple negatives ranking (InfoNCE): the cross-entropy [n] of each positive among all positives and negatives of
-    the batch; `symmetric`: averaged with that of each anchor among all anchors. Texts that are known to belong to an
-    anchor (equal to it, to its positive, or the positive of an equal anchor) are no negatives of it."""
-    own_n = torch.arange(len(texts_nk), device=texts_nk.device)
-    anchors_nE, positives_nE = vectors_nkE[:, 0], vectors_nkE[:, 1]
-    candidates_cE, texts_c = vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1), texts_nk[:, 1:].T.flatten()
-    same_anchor_nn = texts_nk[:, :1] == texts_nk[:, 0]
-    known_nc = (texts_nk[:, :1] == texts_c) | (texts_nk[:, 1:2] == texts_c)
-    known_nc[:, : len(own_n)] |= same_anchor_nn
-
-    def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
-        known[own_n, own_n] = False
-        return F.cross_entropy((logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none")
-
-    losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)
-    if not symmetric:
-        return losses_n
-    known_nn = same_anchor_nn | (texts_nk[:, 1:2] == texts_nk[:, 1])
-    return (losses_n + cross_entropy(positives_nE @ anchors_nE.T, known_nn)) / 2
-
-
-def cosent(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:
-    """CoSENT: log(1 + sum of exp((cos_i - cos_j) / temperature)) over the pairs with score_i < score_j; the same [n]
-    for each sample."""
-    differences_nn = (cosines_n[:, None] - cosines_n) / temperature
-    differences = differences_nn.masked_fill(scores_n[:, None] >= scores_n, -torch.inf).flatten()
-    return torch.cat([differences.new_zeros(1), differences]).logsumexp(0).expand(len(cosines_n))
-
 
 def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDataset:
     return TextDataset(Examples(Path(), texts, None, None, [], []), tokenizer, max_seq_length)
@@ -254,28 +215,20 @@ def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDatase
 
 class TupleDataset:
     """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each distinct text is encoded
-    once; its index is the sequence's label `texts`."""
+    once; its index is the sequence's label `texts`. The sequences of a stream are sorted by length, for attention;
+    the label `places` says where those of each sample are."""
 
-    stream_labels = (Label("texts", "sequence"), Label("scores", "sequence"))
+    stream_labels = (Label("texts", "sequence"), Label("scores", "sequence"), Label("places", "sequence"))
     max_labelled_per_sample = 0
 
     def __init__(self, found: TextTuples, tokenizer, max_seq_length: int):
         self.texts, self.rows = encode_texts(found.texts, tokenizer, max_seq_length), np.array(found.rows)
         self.scores = np.array(found.scores or [0.0] * len(self))
+        self.num_examples, self.max_sequences_per_sample = self.rows.shape
+        self.distinct_sequences = self.texts.distinct_sequences
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def num_examples(self) -> int:
-        return len(self)
-
-    @property
-    def max_sequences_per_sample(self) -> int:
-        return self.rows.shape[1]
-
-    def distinct_sequences(self) -> set[bytes]:
-        return self.texts.distinct_sequences()
 
     def digest(self) -> str:
         parts = self.texts.digest().encode(), self.rows.tobytes(), self.scores.tobytes()
@@ -288,4 +241,6 @@ class TupleDataset:
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         texts, scores = self.rows[indices].ravel(), np.repeat(self.scores[indices], self.max_sequences_per_sample)
-        return self.texts.stream(texts) | {"texts": texts, "scores": scores.astype(np.float32)}
+        by_length = np.argsort(-self.texts.lengths[texts], kind="stable")
+        labels = {"texts": texts, "scores": scores.astype(np.float32), "places": np.argsort(by_length)}
+        return self.texts.stream(texts[by_length]) | labels

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data_loading.loader import MicroBatch
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
-from tasks import FineTuningTask, PredictionSet
+from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.labels import check_spelling, is_number, sort_labels
 from tasks.text_sequences import SequenceDataset, encode
@@ -34,7 +34,7 @@ REGRESSION_LABELS = ("score",)
 
 
 @dataclass(frozen=True)
-class ClassificationTask(FineTuningTask):
+class ClassificationTask(FineTuningTask, SeparableTask):
     """Classification or regression of texts and text pairs.
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.command_line import option, optional_path
 from utils.errors import UserError
 from utils.progress import print_line
 from utils.tables import TextFile, read_rows
@@ -91,6 +92,39 @@ TASKS = {
     ),
     "superglue-rte": superglue("RTE", "premise", "hypothesis", ENTAILMENT, ("accuracy",)),
 }
+
+
+# fmt: off
+CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
+COLUMNS = ("text_column", "pair_column", "label_column", "regression")  # what names the columns of a file
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Which task run_glue.py is run for."""
+
+    task_name: str = option("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER, EMBEDDING), CUSTOM,
+        "custom: your own files; multi-label: your own files with any number of labels per text; ner: your own files "
+        "with a tag for each word; embedding: pairs of texts with similar meaning, or with a score",
+        options={"type": str.lower})
+    data_dir: Path | None = option("--data-dir", optional_path, None, "folder of the task's files, as distributed")
+    class_weights: str = option("--class-weights", ("none", "balanced"), "none",
+        "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",), result=True)
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """The user's own files and their columns."""
+
+    eval_file: Path | None = option("--eval-file", optional_path, None, "file to score the model on")
+    predict_file: Path | None = option("--predict-file", optional_path, None, "file to predict",
+        ("--do-eval or --do-predict",))
+    text_column: str | None = option("--text-column", str, None, "column of the text")
+    pair_column: str | None = option("--pair-column", str, None, "column of the second text, if the samples are pairs")
+    label_column: str | None = option("--label-column", str, None,
+        "column of the class, or of the number for --regression")
+    regression: bool = option("--regression", bool, False, "labels are numbers to predict, not classes")
+# fmt: on
 
 
 def custom_task(

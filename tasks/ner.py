@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data_loading.loader import MicroBatch
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
-from tasks import FineTuningTask, PredictionSet
+from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling
 from tasks.text_sequences import SequenceDataset, encode
@@ -51,7 +51,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class TokenClassificationTask(FineTuningTask):
+class TokenClassificationTask(FineTuningTask, SeparableTask):
     """Predicts a tag per word. The label is on the first token of each word, as in transformers' examples."""
 
     max_seq_length: int = MAX_SEQ_LENGTH
@@ -65,10 +65,6 @@ class TokenClassificationTask(FineTuningTask):
     logits_axis = "token"
     metric = "f1"
     result_files = ("predictions.tsv", "predictions.jsonl")
-
-    @property
-    def scored_files(self) -> tuple[Path, ...]:
-        return () if self.eval_file is None else (self.eval_file,)
 
     @property
     def initial_loss(self) -> float:

@@ -5,7 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,16 +19,15 @@ from tasks.glue import TextDataset, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.retrieval import nearest, normalized
-from tasks.sentence_folders import EmbeddingSettings, read_sentence_config
+from tasks.sentence_folders import EmbeddingSettings, read_text_settings
 from tasks.squad import decode
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import TokenStream
 from tokenizer import Tokenizer
-from tokenizer_formats.files import MASK, TOKENIZER_CONFIG
+from tokenizer_formats.files import MASK, trained_length
 from utils.errors import UserError, one_line
-from utils.files import read_json_object
 from utils.tables import Row
 
 EXCERPT = 500  # characters of context shown before and after the answer
@@ -69,7 +68,7 @@ class Predictor(ABC):
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
         """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's positions."""
-        return trained_length(config, folder) or config.max_length
+        return trained_length(folder, config.max_length)
 
     @classmethod
     def configure(cls, config: ModelConfig, folder: Path) -> ModelConfig:
@@ -262,7 +261,7 @@ class EmbeddingPredictor(ClassPredictor):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        limit = read_sentence_config(folder).get("max_seq_length")
+        limit = read_text_settings(folder)["max_seq_length"]
         return min(limit or math.inf, super().max_length(config, folder))
 
     @classmethod
@@ -278,7 +277,7 @@ class EmbeddingPredictor(ClassPredictor):
         if prompt_name is not None and prompt_name not in prompts:
             names = ", ".join(prompts) or "no prompts"
             raise UserError(f"--prompt-name {prompt_name}: {self.folder} has {names}: give another, or leave it out")
-        lower = str.lower if read_sentence_config(self.folder).get("do_lower_case") else str
+        lower = str.lower if read_text_settings(self.folder)["do_lower_case"] else str
         prompt = prompts.get(prompt_name, "")
         return self.text_dataset(places, [{name: lower(prompt + text) for name, text in row.items()} for row in rows])
 
@@ -292,24 +291,20 @@ class EmbeddingPredictor(ClassPredictor):
         rows, prompts = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder).prompts
         texts, places = [row[column] for _, row in rows], [f"{corpus}, row at line {number}" for number, _ in rows]
 
-        def embed(places: list[str], texts: list[str], name: str) -> np.ndarray:
+        def embedding(places: list[str], texts: list[str], name: str) -> Callable[[], np.ndarray]:
             dataset = self.prompted(places, [{"text": text} for text in texts], name if name in prompts else None)
-            return normalized(self.logits(dataset, "sequence"))
+            return cache(lambda: normalized(self.logits(dataset, "sequence")))
 
-        vectors_mE = embed(places, texts, "document")
+        vectors_mE = embedding(places, texts, "document")
 
         def find(query: str) -> list[str]:
-            (rows,), (cosines,) = nearest(embed(["the query"], [query], "query"), vectors_mE, self.num_results)
+            vectors_1E = embedding(
+                ["the query"], [query], "query"
+            )  # a bad query is refused before the corpus is embedded
+            (rows,), (cosines,) = nearest(vectors_1E(), vectors_mE(), self.num_results)
             return self.n_best([(cosine, texts[row]) for row, cosine in zip(rows, cosines, strict=True)])
 
         return find
-
-
-def trained_length(config: ModelConfig, folder: Path) -> int | None:
-    """The maximum tokens of the texts of fine-tuning, as the tokenizer's config says, if below the positions."""
-    path = folder / TOKENIZER_CONFIG
-    found = read_json_object(path, "the tokenizer's config").get("model_max_length") if path.is_file() else None
-    return found if isinstance(found, int) and 0 < found < config.max_length else None
 
 
 PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)

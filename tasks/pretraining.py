@@ -3,11 +3,11 @@
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
-from tasks import Task
+from tasks import SeparableTask
 from token_stream import TokenStream
 
 
-class PretrainingTask(Task):
+class PretrainingTask(SeparableTask):
     """Both losses and their metrics. `next_sentence`: the data has sentence pairs."""
 
     def __init__(self, next_sentence: bool, max_seq_length: int):

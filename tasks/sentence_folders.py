@@ -6,12 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import read_json, read_json_object
+from utils.files import read_json
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
 PROMPTS = ("query", "document")
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
+
+
+def read_text_settings(folder: Path) -> dict[str, Any]:
+    """What is done to texts before the encoder; None is what the file does not say."""
+    path, kind = folder / LENGTH_FILE, {"max_seq_length": int | None, "do_lower_case": bool | None}
+    settings = read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
+    if (length := settings["max_seq_length"]) is not None and length < 1:
+        raise UserError(f"{path}: max_seq_length is {length}, expected at least 1: correct it")
+    return settings
 
 
 @dataclass(frozen=True)
@@ -27,15 +36,10 @@ class EmbeddingSettings:
         """Reads sentence-transformers' files; without them, its default. Raises UserError for other modules."""
         if not (folder / MODULES_FILE).is_file():
             return cls()
-        entries = read_json(folder / MODULES_FILE, "modules")
-        is_valid = isinstance(entries, list) and all(
-            isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("path"), str)
-            for entry in entries
-        )
-        if not is_valid:
-            raise UserError(f"{folder / MODULES_FILE} is no list of modules with type and path: fetch it again")
+        module = {"type": str, "path": str}
+        entries = read_json(folder / MODULES_FILE, "modules", list[module])
         modules = {entry["type"].rpartition(".")[2]: entry["path"] for entry in entries}
-        values = read_json_object(folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
+        values = read_json(folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
         modes = [values["pooling_mode"]] if "pooling_mode" in values else []
         old = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
         modes += [old.get(key, key) for key in values if key.startswith("pooling_mode_") and values[key] is True]
@@ -46,8 +50,8 @@ class EmbeddingSettings:
                 "first token are supported"
             )
         path = folder / PROMPTS_FILE
-        prompts = read_json_object(path, "the prompts").get("prompts") if path.is_file() else None
-        prompts = {name: text for name, text in (prompts or {}).items() if isinstance(text, str) and text}
+        values = read_json(path, "the prompts", {"prompts": dict[str, str | None] | None}) if path.is_file() else {}
+        prompts = {name: text for name, text in (values.get("prompts") or {}).items() if text}
         return cls(pooling[0], "Normalize" in modules, prompts)
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
@@ -74,8 +78,7 @@ class EmbeddingSettings:
         return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
 
 
-def read_sentence_config(folder: Path) -> dict[str, Any]:
-    """sentence-transformers' settings of the encoder, or an empty dict."""
-    path = folder / LENGTH_FILE
-    types = {"max_seq_length": int, "do_lower_case": bool}
-    return read_json_object(path, "the config", types) if path.is_file() else {}
+def sentence_files(folder: Path) -> list[Path]:
+    """The files of sentence-transformers in a model folder, also those of the modules after the encoder."""
+    names = (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE, "[1-9]_*/**/*")
+    return sorted(path for name in names for path in folder.glob(name) if path.is_file())

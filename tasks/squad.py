@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch
 from loss import span_sum
-from tasks import FineTuningTask, PredictionSet
+from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.squad_features import DEFAULTS, LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tasks.squad_scores import check_scored, evaluate
@@ -28,11 +28,10 @@ PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.jso
 
 
 @dataclass(frozen=True)
-class SquadTask(SquadOptions, FineTuningTask):
+class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
     """SQuAD's span task. scores: whether `predict_file` has answers to score."""
 
     train_file: Path | None = None
-    predict_file: Path | None = None
     scores: bool = False
 
     name = "squad"

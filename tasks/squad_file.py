@@ -1,11 +1,11 @@
 """Reads SQuAD's JSON files, v1.1 and v2.0."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from utils.command_line import bounded_int, finite_float, option, positive_int
+from utils.command_line import bounded_int, finite_float, option, optional_path, positive_int
 from utils.errors import UserError
 from utils.files import read_json
 
@@ -20,6 +20,8 @@ class SquadOptions:
     """How windows are made and answers are chosen."""
 
     max_seq_length: int = 384
+    predict_file: Path | None = option("--predict-file --eval-file", optional_path, None,
+        "file to predict, and with --do-eval to score", PREDICT)
     doc_stride: int = option("--doc-stride", positive_int, 128, "tokens between the starts of windows")
     max_query_length: int = option("--max-query-length", length, 64, "maximum tokens of a question")
     n_best_size: int = option("--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT)
@@ -53,60 +55,54 @@ class Squad:
     version_2: bool  # the questions have an `is_impossible` key
 
 
-KIND_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}
+# The file's objects; other keys are ignored.
+@dataclass(frozen=True)
+class AnswerEntry:
+    text: str
+    answer_start: int
 
 
-def field(entry: Any, key: str, kind: type, where: str) -> Any:
-    """Returns `entry[key]`. Raises UserError if it is missing or not of type `kind`. `where` names the entry."""
-    if not isinstance(entry, dict):
-        raise UserError(f"{where} is not a JSON object: check the file")
-    if key not in entry:
-        raise UserError(f"{where} has no {key!r}: is this a SQuAD file?")
-    value = entry[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where}: {key!r} is not {KIND_NAMES[kind]}: check the file")
-    return value
+@dataclass(frozen=True)
+class QuestionEntry:
+    id: str
+    question: str
+    answers: list[AnswerEntry] = field(default_factory=list)  # training and evaluation check for them
+    is_impossible: bool | None = None
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    context: str
+    qas: list[QuestionEntry]
+
+
+@dataclass(frozen=True)
+class Article:
+    paragraphs: list[Paragraph]
+
+
+@dataclass(frozen=True)
+class SquadDocument:
+    data: list[Article]
 
 
 def read_squad(path: str | Path) -> Squad:
-    """Reads the SQuAD file `path`. Raises UserError naming the file and the bad article, paragraph or question."""
+    """Reads the SQuAD file `path`. Raises UserError naming the file and the bad place in it."""
     path = Path(path)
-    contexts: list[str] = []
-    questions: list[Question] = []
-    seen: set[str] = set()
+    document = read_json(path, "SQuAD file", SquadDocument)
+    paragraphs = [paragraph for article in document.data for paragraph in article.paragraphs]
+    questions: dict[str, Question] = {}
     version_2 = False
-    for a, article in enumerate(field(read_json(path, "SQuAD file"), "data", list, f"SQuAD file {path}")):
-        for p, paragraph in enumerate(field(article, "paragraphs", list, f"{path}: article {a + 1}")):
-            where = f"{path}: article {a + 1}, paragraph {p + 1}"
-            contexts.append(field(paragraph, "context", str, where))
-            for entry in field(paragraph, "qas", list, where):
-                question = read_question(entry, len(contexts) - 1, where, path)
-                if question.id in seen:
-                    raise UserError(f"{path}: question {question.id} is there twice: remove one")
-                seen.add(question.id)
-                questions.append(question)
-                version_2 |= "is_impossible" in entry
+    for index, paragraph in enumerate(paragraphs):
+        for entry in paragraph.qas:
+            if entry.id in questions:
+                raise UserError(f"{path}: question {entry.id} is there twice: remove one")
+            answers = () if entry.is_impossible else (Answer(each.text, each.answer_start) for each in entry.answers)
+            questions[entry.id] = Question(entry.id, entry.question, index, tuple(answers))
+            version_2 |= entry.is_impossible is not None
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
-    return Squad(path, contexts, questions, version_2)
-
-
-def read_question(entry: Any, context: int, where: str, path: Path) -> Question:
-    question_id = field(entry, "id", str, f"{where}: a question")
-    where = f"{path}: question {question_id}"
-    text = field(entry, "question", str, where)
-    # Answers are optional for prediction; training and evaluation check for them.
-    answers = field(entry, "answers", list, where) if "answers" in entry else []
-    if "is_impossible" in entry and field(entry, "is_impossible", bool, where):
-        answers = []
-    return Question(
-        question_id,
-        text,
-        context,
-        tuple(
-            Answer(field(answer, "text", str, where), field(answer, "answer_start", int, where)) for answer in answers
-        ),
-    )
+    return Squad(path, [paragraph.context for paragraph in paragraphs], list(questions.values()), version_2)
 
 
 # Google's SQuAD reader splits words at these characters; U+202F is a narrow no-break space.
