@@ -76,6 +76,8 @@ def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
         model.base_model.attention_implementation = COMPILED_ON_CPU
     for module in model.layers if what == "layers" else [model]:
         module.compile(fullgraph=True, dynamic=False)
+    if what == "layers" and device.type == "cuda" and hasattr(model, "cross_entropy"):
+        model.cross_entropy = torch.compile(model.cross_entropy, fullgraph=True, dynamic=False)
     model.is_compiled = True
 
 

@@ -83,14 +83,19 @@ def select_precision(
 def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
     """Replaces the linear layers in `layers` by torchao's, in place: inputs and weights are rounded to float8 e4m3 and
     gradients to e5m2, each tensor with its own scale (Micikevicius et al., 2022); names and weights stay. BERT's query,
-    key and value, which are one product of fused weights, remain in 16 bits. On a CPU, float8 is emulated."""
+    key and value, which are one product of fused weights, and layers whose sizes are no multiples of 16 remain in 16
+    bits. On a CPU, float8 is emulated."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     # Products over the tokens, whose number is arbitrary, need a multiple of 16.
     config = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
     fused = {f"attention.self.{name}" for name in ("query", "key", "value")}
+
+    def is_converted(module: nn.Linear, name: str) -> bool:
+        return name not in fused and module.in_features % 16 == module.out_features % 16 == 0
+
     for layer in layers:
-        convert_to_float8_training(layer, config=config, module_filter_fn=lambda _module, name: name not in fused)
+        convert_to_float8_training(layer, config=config, module_filter_fn=is_converted)
 
 
 def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:

@@ -2,8 +2,8 @@
 explains them; `arguments.py` parses the flags and fills in the other fields.
 
 Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see checkpoint/identity.py), `deepspeed`
-is the equivalent key in DeepSpeed's JSON file, `alone` is the value that the doctor's run uses, and `only` is the kind
-of program that has the flag, PRE_TRAINING or FINE_TUNING; by default all have it.
+is the equivalent key in DeepSpeed's JSON file, and `only` is the kind of program that has the flag, PRE_TRAINING or
+FINE_TUNING; by default all have it.
 Does not import torch, so that parsing is fast.
 """
 
@@ -31,7 +31,7 @@ from utils.command_line import (
 )
 
 PRE_TRAINING, FINE_TUNING = "pre-training", "fine-tuning"  # values of the tag `only`
-OPTIMIZERS = ("Lamb", "AdamW", "Muon", "FusedLAMB")
+OPTIMIZERS = ("Lamb", "AdamW", "Muon", "NorMuon", "FusedLAMB")
 DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp", "warmup_stable_decay")
 AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
@@ -94,14 +94,12 @@ class RuntimeConfig:
     `report.json` in the run's folder."""
 
     report_file: Path | None = option("--report-file --json-summary", optional_path, None,
-        "file for DLLogger's JSON lines; by default report.json in the run's folder", alone=None)
-    log_file: Path | None = option("--log-file", optional_path, None, "file for DLLogger's text lines", alone=None)
-    tensorboard_dir: Path | None = option("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs",
-        alone=None)
-    wandb_project: str | None = option("--wandb-project", str, None, "project of Weights & Biases", alone=None)
+        "file for DLLogger's JSON lines; by default report.json in the run's folder")
+    log_file: Path | None = option("--log-file", optional_path, None, "file for DLLogger's text lines")
+    tensorboard_dir: Path | None = option("--tensorboard-dir", optional_path, None, "folder for TensorBoard's logs")
+    wandb_project: str | None = option("--wandb-project", str, None, "project of Weights & Biases")
     show_config: bool | None = option("--show-config", bool, None,
-        "print all settings at the start (true) or none (false); by default those that differ from the defaults",
-        alone=False)
+        "print all settings at the start (true) or none (false); by default those that differ from the defaults")
     device: str = option("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one")
     cpu_affinity: bool = option("--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU")
     deterministic: bool = option("--deterministic", bool, False,
@@ -177,7 +175,7 @@ class RunRecord:
 @dataclass(frozen=True)
 class TrainerConfig:
     """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the end. `record`: None on
-    ranks other than the main one, and for benchmarks. `evaluates_start`: also before the first update."""
+    ranks other than the main one, and for benchmarks. `logs_start`: log the loss before the first update."""
 
     max_steps: int = option("--max-steps", positive_int_or_minus_one, REQUIRED,
         "number of updates; in fine-tuning at most, and -1 means as many as the epochs need", TRAIN)
@@ -193,7 +191,7 @@ class TrainerConfig:
         "updates between checkpoints", TRAIN)
     steps_this_run: int | None = option("--steps-this-run", positive_int, None, "stop after this many updates", TRAIN,
         excludes=("--benchmark",))
-    benchmark: bool = option("--benchmark", bool, False, "measure speed; save nothing but the report", alone=False)
+    benchmark: bool = option("--benchmark", bool, False, "measure speed; save nothing but the report")
     benchmark_steps: int = option("--benchmark-steps", positive_int, 20, "updates that are measured", ("--benchmark",))
     benchmark_warmup_steps: int = option("--benchmark-warmup-steps", positive_int, 20,
         "updates before the measured ones", ("--benchmark",))
@@ -209,7 +207,7 @@ class TrainerConfig:
     max_skipped_steps: int = option("--max-skipped-steps", positive_int, 25,
         "stop after this many updates in a row without a finite gradient", TRAIN)
     record: RunRecord | None = None
-    evaluates_start: bool = False
+    logs_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,8 @@ class OptimizerConfig:
     """Clipping is part of `grad_scale` (see optimizer.apply_step)."""
 
     name: str = option("--optimizer", OPTIMIZERS, "Lamb",
-        "Muon updates the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB", result=True)
+        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB",
+        result=True)
     eps: float = option("--epsilon --adam-epsilon", positive_float, 1e-6, "epsilon of the optimizer", TRAIN,
         result=True, deepspeed="optimizer.params.eps")
     weight_decay: float = option("--weight-decay", non_negative_float, 0.01,
@@ -314,23 +313,22 @@ class ParallelConfig:
     `deepspeed`: configuration of DeepSpeed's engine, or None."""
 
     compile: str = option("--compile", COMPILE_MODES, "none",
-        "torch.compile: each layer (starts sooner), or the whole model; needs a C++ compiler", TRAIN,
-        excludes=("--deepspeed",))
+        "torch.compile: each layer, and on GPUs the loss (starts sooner), or the whole model; needs a C++ compiler",
+        TRAIN, excludes=("--deepspeed",))
     activation_checkpoint: str = option("--activation-checkpoint", ACTIVATION_CHECKPOINTS, "none",
         "compute activations again in the backward pass: those of each layer (full), or all but the outputs of linear "
         "layers (selective)", TRAIN)
     cpu_offload: bool = option("--enable-cpu-offload", bool, False,
         "on GPUs, with one process or sharded: keep optimizer state, gradients and float32 parameters on the CPU, and "
-        "run the optimizer there", excludes=NOT_DEEPSPEED, alone=False)
+        "run the optimizer there", excludes=NOT_DEEPSPEED)
     shard_degree: int = option("--data-parallel-shard-degree", positive_int_or_minus_one, 1,
         "processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: every process has its "
-        "own (DDP); -1: all processes share one", excludes=NOT_DEEPSPEED, alone=1)
+        "own (DDP); -1: all processes share one", excludes=NOT_DEEPSPEED)
     replicate_degree: int | None = option("--data-parallel-replicate-degree", positive_int, None,
-        "copies of the model; by default the number of processes divided by the shard degree", excludes=NOT_DEEPSPEED,
-        alone=None)
+        "copies of the model; by default the number of processes divided by the shard degree", excludes=NOT_DEEPSPEED)
     reshard_after_forward: str = option("--fsdp-reshard-after-forward", RESHARD_MODES, "default",
         "when sharded: free gathered parameters after the forward pass always, never (they are kept for the whole "
-        "update), or by default those of the layers", SHARDED, excludes=NOT_DEEPSPEED, alone="default")
+        "update), or by default those of the layers", SHARDED, excludes=NOT_DEEPSPEED)
     uses_deepspeed: bool = option("--deepspeed", bool, False, "train with DeepSpeed's engine; see --deepspeed-config",
         TRAIN)
     deepspeed_config: Path | None = option("--deepspeed-config", optional_path, None,
@@ -465,6 +463,13 @@ class RunConfig:
     def with_values(self, **values: dict[str, Any]) -> Self:
         """A copy with other values in the configs that the keywords name."""
         return replace(self, **{name: replace(getattr(self, name), **values[name]) for name in values})
+
+    def alone(self) -> Self:
+        """This run in one process: the same global batch, unsharded, without logs."""
+        runtime = {name: getattr(self.runtime, name) for name in ("device", "cpu_affinity", "deterministic")}
+        parallel = {"shard_degree": 1, "replicate_degree": None, "cpu_offload": False}
+        alone = self.with_values(parallel=parallel, trainer={"benchmark": False})
+        return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1)
 
     def with_seed(self, seed: int) -> Self:
         arguments = self.metadata.arguments | {"seed": seed}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from arguments import check_weights, make_run_config, parse_pretraining
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
-from utils.files import from_json, read_json, write_json
+from utils.files import read_json, write_json
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from parallel.runtime import Runtime
@@ -66,7 +66,7 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     if made_lower_case != tokenizer.do_lower_case:
         choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))
     return plan_run(
-        config,
+        config.with_values(trainer={"logs_start": start.weights is not None}),
         start,
         choice,
         "pretraining" if next_sentence else "masked_lm",
@@ -84,20 +84,22 @@ def keep_results(path: Path, results: dict[str, float]) -> dict[str, float]:
     if results:
         write_json(path, results)
         return results
-    return from_json(dict[str, float], read_json(path, "the results of a seed"), str(path))
+    return read_json(path, "the results of a seed", dict[str, float])
 
 
 def pretrain(config: RunConfig, runtime: Runtime) -> int:
-    from run_setup import open_report, report_seeds, seeds_of
+    from run_setup import check_seeds, open_report, report_seeds, seed_logs, seeds_of
 
     runs: list[dict[str, float]] = []
-    for seed_config, name, seed_runtime in seeds_of(config, runtime):
-        plan = plan_training(seed_config, seed_runtime, name)
+    plans = {name: plan_training(each, runtime, name) for name, each in seeds_of(config).items()}
+    check_seeds(plans, runtime)
+    for name, plan in plans.items():
         folder = plan.config.trainer.checkpoint_folder
-        open_report(plan.config, folder, seed_runtime)
-        trainer = plan.build_trainer(seed_runtime)
-        trainer.settings["batch_size_per_gpu"] = config.loader.batch_size
-        exit_code = trainer.train(plan.make_loader(trainer))
+        with seed_logs(config, name, runtime) as seed_runtime:
+            open_report(plan.config, folder, seed_runtime)
+            trainer = plan.build_trainer(seed_runtime)
+            trainer.settings["batch_size_per_gpu"] = config.loader.batch_size
+            exit_code = trainer.train(plan.make_loader(trainer))
         if exit_code or trainer.state.step < plan.config.trainer.max_steps:
             return exit_code
         if name:

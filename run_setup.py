@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.identity import identity_of
+from checkpoint.identity import check_record, identity_of
 from checkpoint.model_choice import ModelChoice
-from checkpoint.start import Start
+from checkpoint.start import Start, start_in
 from checkpoint.state import TrainState, load_weights
 from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
@@ -32,13 +32,7 @@ from precision import LossScale, select_precision, slow_bfloat16
 from run_config import LoaderConfig, RunConfig, RunRecord
 from tasks import Task
 from trainer import Trainer
-from utils.device import (
-    keep_freed_memory,
-    select_device,
-    set_cpu_affinity,
-    set_num_threads,
-    use_deterministic_kernels,
-)
+from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads, use_deterministic_kernels
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.memory import total_memory
@@ -68,7 +62,7 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
                 print_line(message)
             if slow := slow_bfloat16(precision, device):
                 print_line(f"note: {slow}")
-            if parallel.cpu_offload and config.optimizer.name == "Muon":
+            if parallel.cpu_offload and config.optimizer.name.endswith("Muon"):
                 print_line("note: with --enable-cpu-offload, Muon's matrix products are computed on the CPU: slow")
         reporter = make_reporter(settings, distributed.is_main)
         try:
@@ -90,22 +84,30 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime, name: str = "
         runtime.reporter.sinks.append(DLLoggerJsonSink(folder / name, "--report-file"))
 
 
-def seeds_of(config: RunConfig, runtime: Runtime) -> Iterator[tuple[RunConfig, str, Runtime]]:
-    """For each seed: the configuration, the name of its subfolder, and the runtime with its own logs, which are named
-    after the subfolder. Without --num-seeds, that is the run itself, without a subfolder."""
+def seeds_of(config: RunConfig) -> dict[str, RunConfig]:
+    """The configuration of each seed, by the name of its subfolder. Without --num-seeds, that is the run itself,
+    without a subfolder."""
     if config.num_seeds == 1:
-        yield config, "", runtime
+        return {"": config}
+    first = config.metadata.seed
+    return {f"seed-{seed}": config.with_seed(seed) for seed in range(first, first + config.num_seeds)}
+
+
+@contextmanager
+def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtime]:
+    """The runtime with the logs of one seed, which are named after its subfolder."""
+    if not name:
+        yield runtime
         return
-    for seed in range(config.metadata.seed, config.metadata.seed + config.num_seeds):
-        name, logs = f"seed-{seed}", config.runtime
-        seed_logs = replace(
-            logs,
-            report_file=logs.report_file and logs.report_file.with_stem(f"{logs.report_file.stem}-{name}"),
-            log_file=logs.log_file and logs.log_file.with_stem(f"{logs.log_file.stem}-{name}"),
-            tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
-        )
-        with closing(make_reporter(seed_logs, runtime.distributed.is_main)) as reporter:
-            yield config.with_seed(seed), name, replace(runtime, reporter=reporter)
+    logs = config.runtime
+    logs = replace(
+        logs,
+        report_file=logs.report_file and logs.report_file.with_stem(f"{logs.report_file.stem}-{name}"),
+        log_file=logs.log_file and logs.log_file.with_stem(f"{logs.log_file.stem}-{name}"),
+        tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
+    )
+    with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
+        yield replace(runtime, reporter=reporter)
 
 
 def mean_and_deviation(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -180,6 +182,15 @@ class TrainingPlan:
     initial_loss: float | None = None
     eval_dataset: StreamDataset | None = None
 
+    def check_folder(self) -> Start:
+        """Where the run will start. Raises UserError if its folder belongs to another run, or has checkpoints that it
+        would not resume. Only for the main process."""
+        folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
+        saves = record is not None and not self.start.config.overwrite
+        if saves:
+            check_record(folder, record)
+        return start_in(self.start, folder, saves)
+
     def make_model(self) -> PreTrainedModel:
         """Builds the model on the meta device."""
         with torch.device("meta"):
@@ -220,6 +231,17 @@ class TrainingPlan:
         )
 
 
+def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
+    """Refuses before the first seed's run what the runs of later seeds would refuse."""
+
+    def check() -> None:
+        for plan in list(plans.values())[1:]:
+            if plan.config.trainer.checkpoint_folder.is_dir():
+                plan.check_folder()
+
+    runtime.distributed.on_main(check)
+
+
 def plan_run(
     config: RunConfig,
     start: Start,
@@ -258,7 +280,6 @@ def plan_run(
             "checkpoint_folder": trainer.checkpoint_folder / choice.name / phase,
             "record": record,
             "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
-            "evaluates_start": start.weights is not None and eval_dataset is not None and not trainer.benchmark,
         },
         schedule={"total_steps": max_steps},
         metadata={

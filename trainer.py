@@ -6,6 +6,7 @@ are read only for logs and checkpoints.
 
 import contextlib
 import hashlib
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from data_loading.loader import StepBatch, to_device
+from evaluation import eager, sum_without_dropout
 from lr_scheduler import rate_table
 from metrics.text import format_duration, format_metrics
 from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics
@@ -77,8 +79,8 @@ class Trainer:
         with StopSignal() as stop, self._progress_bar() as bar, self._save_on_error():
             if state.step == 0 and config.save_initial:
                 self.save()
-            if state.step == 0 and config.evaluates_start:
-                self._log_evaluation()
+            if state.step == 0 and config.logs_start and not benchmark:
+                batches = self._log_start(batches)
                 window.restart()
             while state.step < last_step and not self.is_finished:
                 started = time.perf_counter()
@@ -113,9 +115,10 @@ class Trainer:
                 else:
                     with window.paused():
                         if saves:
+                            self._check_replicas()
                             self.save()
                         if evaluates:
-                            self._log_evaluation()
+                            self.log_evaluation()
                 if stops:
                     break
             bar.close()
@@ -135,13 +138,13 @@ class Trainer:
         parallel.model.train()
         seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
         torch.manual_seed(seed)
-        task = self.task.for_batch(batch.filled_to(count), parallel.model, self.runtime, seed)
+        forward = self.task.for_batch(batch.filled_to(count), parallel.model, self.runtime, seed)
         step_sums: dict[str, Tensor] = {}
         for micro_batch in parallel.micro_batches(batch, count):
             with self.stopwatch.lap("forward"):
                 with self.runtime.precision.context(self.device):
-                    sums = task.sums(parallel.module, to_device(micro_batch, self.device))
-                loss = task.loss(sums, stats.sequences, stats.labelled_tokens)
+                    sums = forward.sums(parallel.module, to_device(micro_batch, self.device))
+                loss = self.task.loss(sums, stats.sequences, stats.labelled_tokens)
             with self.stopwatch.lap("backward"):
                 parallel.backward(loss, self.loss_scale.value)
             for name, value in sums.items():
@@ -270,9 +273,7 @@ class Trainer:
         bar,
     ) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()
-        summed = dict(zip(sums, self.distributed.all_reduce_sum(values), strict=True))
-        metrics = self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
-        metrics |= batch_metrics
+        metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch_metrics
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
         self.freed_memory.bound()
@@ -286,13 +287,35 @@ class Trainer:
         self.reporter.log(self._log_step(), metrics | dllogger_metrics(metrics, stats.sequences), text)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
-    def _log_evaluation(self) -> None:
+    def _metrics(self, sums: dict[str, float], stats: GlobalBatchStats) -> dict[str, float]:
+        """The task's metrics of a global batch from this rank's sums."""
+        summed = dict(zip(sums, self.distributed.all_reduce_sum([*sums.values()]), strict=True))
+        return self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
+
+    def _log_start(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
+        """Logs the loss of the starting weights on the first global batch, without dropout, and on the held-out data.
+        Returns all batches."""
+        batch = self._next(batches)
+        stats, max_micro_batches, _ = self._exchange(batch, False)
+        filled = batch.filled_to(max_micro_batches)
+        with eager(self.parallel):  # a graph for one batch is not worth its compilation
+            metrics = self._metrics(sum_without_dropout(self.parallel, self.task, filled, self.runtime), stats)
+        text = f"{self._place()}  before the first update, without dropout: {format_metrics(metrics)}"
+        self.reporter.log(self._log_step(), metrics, text)
+        if self.evaluate is not None:
+            self.log_evaluation()
+        return itertools.chain([batch], batches)
+
+    def log_evaluation(self) -> None:
         metrics = self.evaluate()
-        if self.state.averages is not None:
+        text = f"{self._place()}  evaluation: {format_metrics(metrics)}"
+        if self.state.averages is not None and self.state.step > 0:
             with self.state.averages.in_place_of_weights():
-                metrics = metrics | {f"ema_{name}": value for name, value in self.evaluate().items()}
+                averaged = self.evaluate()
+            metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
+            text += f"  of the average: {format_metrics(averaged)}"
         named = {f"eval_{name}": value for name, value in metrics.items()}
-        self.reporter.log(self._log_step(), named, f"{self._place()}  evaluation: {format_metrics(metrics)}")
+        self.reporter.log(self._log_step(), named, text)
         self.results |= named
 
     def _log_step(self) -> tuple[int, int]:
@@ -312,6 +335,25 @@ class Trainer:
         if self.writer.is_writer:
             self.writer.parent = self.state.current_folder(self.config.checkpoint_folder)
             self.writer.write(self.state.capture())
+
+    def _check_replicas(self) -> None:
+        """Warns if ranks that hold the same rows have different weights. Raises UserError on all ranks if these differ
+        by more than rounding; then they are not saved."""
+        if self.distributed.world_size == 1:
+            return
+        found, _ = self.distributed.gather_rows(torch.tensor([self.parallel.rows_checksum()], dtype=torch.float64))
+        copies = [found[found[:, 0] == place] for place in found[:, 0].unique()]
+        if all((same[:, 1] == same[0, 1]).all() for same in copies):
+            return
+        what = f"step {self.state.step}: the copies of the weights on different processes"
+        if all(same[:, 2].max() < 1.001 * same[:, 2].min() for same in copies):
+            self.reporter.log((), {}, f"warning: {what} differ by rounding, as on machines of different kinds")
+            return
+        self.saved_step = self.state.step
+        raise UserError(
+            f"{what} are not equal, as after an error of a GPU: resume from the checkpoint before it, without the "
+            f"machine that is faulty"
+        )
 
     @contextlib.contextmanager
     def _save_on_error(self) -> Iterator[None]:

@@ -53,6 +53,14 @@ class ParallelModel:
         """Index of this rank's first row of parameter `name`."""
         return 0
 
+    def rows_checksum(self) -> tuple[int, int, float]:
+        """Which rows this rank has, as its number in the shard group; the sum of their bits modulo 2^52, which a double
+        can hold; and their norm."""
+        place = 0 if self.shard_group is None else dist.get_rank(self.shard_group)
+        rows = [p.detach() for p in self.named_parameters().values()]
+        bits = sum(tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in rows)
+        return place, int(bits) % 2**52, float(total_norm(rows))
+
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once before training, with the optimizer that updates `named_parameters`."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.command_line import ArgumentParser, Arguments, argument_name
 from utils.errors import UserError
-from utils.files import read_json_object
+from utils.files import read_json
 from utils.rank_environment import read_environment
 
 VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
@@ -144,7 +144,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str, Any]:
     """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a missing one that the
     command line gives, is left to the flags."""
-    found = dict(flatten(read_json_object(path, "DeepSpeed's configuration")))
+    found = dict(flatten(read_json(path, "DeepSpeed's configuration")))
     float16 = args.amp_dtype == "float16" or args.fp16 or args.use_dynamic_loss_scaling or args.given("scale_loss")
     if found.get("fp16.enabled") == AUTO and not float16:
         found = {key: value for key, value in found.items() if not key.startswith("fp16.")}
@@ -314,7 +314,7 @@ def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size:
 def differences(args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here."""
     lines = []
-    found = dict(flatten(read_json_object(args.deepspeed_config, "DeepSpeed's configuration")))
+    found = dict(flatten(read_json(args.deepspeed_config, "DeepSpeed's configuration")))
     if not args.given("max_grad_norm") and found.keys().isdisjoint(CLIPPING_KEYS):
         lines.append(
             f"note: {args.deepspeed_config} has no gradient_clipping, so DeepSpeed would not clip: here gradients are "
@@ -337,9 +337,9 @@ def refuse_optimizers(path: Path, optimizer: str, values: dict[str, Any]) -> Non
     """Raises UserError for Muon, and for LAMB with ZeRO: LAMB needs the norms of whole tensors, but ZeRO partitions
     tensors and does not compute their norms."""
     stage = values.get("zero_optimization.stage", 0)
-    if optimizer == "Muon":
+    if optimizer.endswith("Muon"):
         raise UserError(
-            "--optimizer Muon needs whole matrices, which --deepspeed does not give it: use AdamW, or FSDP2"
+            f"--optimizer {optimizer} needs whole matrices, which --deepspeed does not give it: use AdamW, or FSDP2"
         )
     if "lamb" in optimizer.lower() and stage:
         raise UserError(
@@ -384,7 +384,7 @@ def engine_config(
     """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: the 16-bit type of the
     weights."""
     zero: dict[str, Any] = {"stage": 0}
-    for key, value in flatten(read_json_object(path, "DeepSpeed's configuration").get("zero_optimization", {})):
+    for key, value in flatten(read_json(path, "DeepSpeed's configuration").get("zero_optimization", {})):
         if key in ZERO_KEYS and value != AUTO:
             group, _, name = key.rpartition(".")
             (zero.setdefault(group, {}) if group else zero)[name] = value

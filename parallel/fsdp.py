@@ -11,6 +11,7 @@ not averaged: divide the loss by the counts of the global batch.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,21 +27,21 @@ from utils.distributed import DistributedContext
 from utils.errors import UserError
 
 RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
+new_local_group = partial(dist.new_group, use_local_synchronization=True)  # called on the group's ranks only
 
 
 def make_mesh(
     device_type: str,
     shard_degree: int,
     replicate_degree: int = 1,
-    new_group: Callable[[list[int]], dist.ProcessGroup] = dist.new_group,
+    new_group: Callable[[list[int]], dist.ProcessGroup] = new_local_group,
 ) -> DeviceMesh:
     """A mesh of `replicate_degree` groups of `shard_degree` ranks each. Ranks of a group have different rows; ranks at
-    the same position in their groups have the same rows. `new_group` makes a process group of ranks."""
+    the same position in their groups have the same rows. `new_group` makes a process group; see `new_local_group`."""
     mesh = torch.arange(replicate_degree * shard_degree).view(replicate_degree, shard_degree)
-    groups = []
-    for rows in (mesh.T.tolist(), mesh.tolist()):
-        made = {tuple(ranks): dist.group.WORLD if len(rows) == 1 else new_group(ranks) for ranks in rows}
-        groups.append(next(group for ranks, group in made.items() if dist.get_rank() in ranks))
+    replica, shard = divmod(dist.get_rank(), shard_degree)
+    own = mesh[:, shard].tolist(), mesh[replica].tolist()
+    groups = [dist.group.WORLD if len(ranks) == mesh.numel() else new_group(ranks) for ranks in own]
     return DeviceMesh.from_group(groups, device_type, mesh, mesh_dim_names=("replicate", "shard"))
 
 

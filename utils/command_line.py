@@ -3,6 +3,7 @@ help, one-line errors, and frozen results."""
 
 import argparse
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,12 +44,6 @@ class Arguments(argparse.Namespace):
         """The values given on the command line, by flag as typed."""
         values = self.as_dict()
         return {flag: values[name] for name, flag in self._given.items() if values[name] != self._defaults[name]}
-
-    def replace(self, **changes: Any) -> "Arguments":
-        """A copy with other values."""
-        copy = Arguments(**{name: value for name, value in vars(self).items() if name != "_frozen"} | changes)
-        copy._frozen = True
-        return copy
 
     def as_dict(self) -> dict[str, Any]:
         """The arguments by name; paths are strings, so that the result can be written as JSON."""
@@ -162,7 +157,7 @@ class ArgumentParser(argparse.ArgumentParser):
             elif isinstance(flag.kind, tuple):
                 options["choices"] = flag.kind
             else:
-                options["type"] = flag.kind
+                options["type"] = required_path if flag.kind is Path else flag.kind
             group.add_argument(*flag.names, default=default, help=flag.help, **options)
             self.flags[flag.name] = flag
 
@@ -187,6 +182,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def _translated(self, argv: list[str]) -> list[str]:
         """`argv` without flags of other systems. Exits with one error for all flags that are not known."""
+        if "--unknown-preset" in argv[:-2]:  # what scripts/configs/unknown_preset.sh prints
+            name, path, *words = argv[argv.index("--unknown-preset") + 1 :]
+            presets = " ".join(itertools.takewhile(lambda word: not is_flag(word), words))
+            self.error(f"there is no preset {name!r} in {path}: choose one of {presets}")
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
             flag, _, value = word.partition("=")
@@ -321,6 +320,12 @@ def fraction_below_one(text: str) -> float:
     if value == 1:
         raise argparse.ArgumentTypeError(f"expected a number < 1, not {text}")
     return value
+
+
+def required_path(text: str) -> Path:
+    if not text:  # such as "$OUTPUT" that is not set: it would be the working folder
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def optional_path(text: str) -> Path | None:

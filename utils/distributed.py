@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -44,6 +44,7 @@ class DistributedContext(RankEnvironment):
     cpu_group: "dist.ProcessGroup | None" = None
     join_minutes: float = JOIN_MINUTES
     collective_minutes: float = COLLECTIVE_MINUTES
+    groups: dict = field(default_factory=dict)  # see `new_group`
 
     @property
     def is_main(self) -> bool:
@@ -126,16 +127,22 @@ class DistributedContext(RankEnvironment):
             raise PeerError("the main process of this run has ended with an error")
         return outcome["result"]
 
-    def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> Any:
-        """Creates a process group of `ranks`, or of all ranks; called on all ranks. Raises UserError without a long
+    def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> "dist.ProcessGroup":
+        """A process group of `ranks`, which this rank is one of, or of all ranks. Called on all ranks, which may name
+        different groups. The next run in this process (--num-seeds) gets the same one. Raises UserError without a long
         timeout if a rank has exited."""
+        key = ranks and tuple(ranks), backend
+        if key not in self.groups:
+            self.groups[key] = self.connect_group(ranks, backend)
+        return self.groups[key]
+
+    def connect_group(self, ranks: Sequence[int] | None, backend: str | None) -> "dist.ProcessGroup":
         if self.cpu_group is not None:
             self.barrier()  # a rank may come late, for as long as a collective may take
         with translate_peer_failure(while_joining=True):
             timeout = datetime.timedelta(minutes=self.join_minutes)
-            group = dist.new_group(ranks, timeout=timeout, backend=backend)
-        if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            set_timeout(group, self.collective_minutes)
+            group = dist.new_group(ranks, timeout, backend, use_local_synchronization=ranks is not None)
+        set_timeout(group, self.collective_minutes)
         return group
 
     def destroy(self) -> None:
@@ -143,6 +150,7 @@ class DistributedContext(RankEnvironment):
         releases a tensor during interpreter shutdown aborts the program. DDP keeps a reference to the default group, so
         `cpu_group`, which is used last, is a separate group."""
         self.cpu_group = None
+        self.groups.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -237,7 +245,7 @@ def init_distributed(
             )
         set_timeout(dist.group.WORLD, collective_minutes)
         context = DistributedContext(**vars(place), join_minutes=join_minutes, collective_minutes=collective_minutes)
-        context.cpu_group = context.new_group(backend="gloo")
+        context.cpu_group = context.connect_group(None, "gloo")
         with translate_peer_failure():
             yield context
         context.barrier()  # none leaves with success while another may fail, or may need torchrun to wait for it
