@@ -129,20 +129,21 @@ class PaddedAttention:
 
 
 def rotary_table(position_ids: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles position / theta^(2f / D), both [T, 1, 1, F] float32."""
+    """cos and sin of the angles position / theta^(2f / D), both [T, 1, 1, D] float32: the cosines twice, and the sines
+    with minus and with plus."""
     exponents_F = torch.arange(0, head_size, 2, dtype=torch.float32, device=position_ids.device) / head_size
     angles_TF = position_ids[:, None].float() * (1.0 / theta**exponents_F)
-    return angles_TF.cos()[:, None, None], angles_TF.sin()[:, None, None]
+    cos_TF, sin_TF = angles_TF.cos(), angles_TF.sin()
+    return torch.cat([cos_TF, cos_TF], dim=-1)[:, None, None], torch.cat([-sin_TF, sin_TF], dim=-1)[:, None, None]
 
 
-def rotate(states_T3HD: Tensor, cos_T11F: Tensor, sin_T11F: Tensor) -> Tensor:
+def rotate(states_T3HD: Tensor, cos_T11D: Tensor, sin_T11D: Tensor) -> Tensor:
     """Rotates the elements f and f + D/2 of queries and keys, in float32; the values stay."""
     out_T3HD = torch.empty_like(states_T3HD)
     out_T3HD[:, 2] = states_T3HD[:, 2]
-    half = states_T3HD.shape[-1] // 2
-    first, second = states_T3HD[:, :2].float().split(half, dim=-1)
-    out_T3HD[:, :2, :, :half] = (first * cos_T11F).addcmul_(second, sin_T11F, value=-1)
-    out_T3HD[:, :2, :, half:] = (second * cos_T11F).addcmul_(first, sin_T11F)
+    pairs_T2HD = states_T3HD[:, :2].float()
+    swapped_T2HD = torch.cat(pairs_T2HD.chunk(2, dim=-1)[::-1], dim=-1)
+    out_T3HD[:, :2] = (pairs_T2HD * cos_T11D).addcmul_(swapped_T2HD, sin_T11D)
     return out_T3HD
 
 
@@ -150,14 +151,14 @@ class Rotation(torch.autograd.Function):
     """`rotate`, whose gradient is the rotation back; in fewer passes over memory than autograd's."""
 
     @staticmethod
-    def forward(ctx, states_T3HD: Tensor, cos_T11F: Tensor, sin_T11F: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_T11F, sin_T11F)
-        return rotate(states_T3HD, cos_T11F, sin_T11F)
+    def forward(ctx, states_T3HD: Tensor, cos_T11D: Tensor, sin_T11D: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_T11D, sin_T11D)
+        return rotate(states_T3HD, cos_T11D, sin_T11D)
 
     @staticmethod
     def backward(ctx, grad_T3HD: Tensor):
-        cos_T11F, sin_T11F = ctx.saved_tensors
-        return rotate(grad_T3HD, cos_T11F, -sin_T11F), None, None
+        cos_T11D, sin_T11D = ctx.saved_tensors
+        return rotate(grad_T3HD, cos_T11D, -sin_T11D), None, None
 
 
 class RotaryAttention:

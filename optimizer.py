@@ -1,4 +1,4 @@
-"""The registry of optimizers: LAMB, Muon, PyTorch's AdamW, apex's FusedLAMB; see optimizers/protocol.py."""
+"""The registry of optimizers: LAMB, Muon, NorMuon, PyTorch's AdamW, apex's FusedLAMB; see optimizers/protocol.py."""
 
 import math
 from collections.abc import Mapping
@@ -49,6 +49,7 @@ SPECS = {
     "Lamb": lamb.SPEC,
     "AdamW": OptimizerSpec(make_adamw),
     "Muon": muon.SPEC,
+    "NorMuon": muon.NORMUON_SPEC,
     "FusedLAMB": OptimizerSpec(make_fused_lamb, fused_lamb_state, counts_in_groups=True, updates_shards=False),
 }
 

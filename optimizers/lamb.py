@@ -33,7 +33,7 @@ class Lamb(FusedAdam):
         foreach: True to update all tensors together in few kernels, False to update one tensor after another in
             cache-sized chunks; None for True on GPUs and False on CPUs. The results differ only by rounding.
         shard_group: process group over which the rows of each parameter are sharded. `params` are then this rank's
-            rows. Norms are computed over whole tensors, with one all-reduce per step in addition to the one for
+            rows. Norms are computed over whole tensors, with one all-gather per step in addition to the one for
             `max_grad_norm`.
     """
 

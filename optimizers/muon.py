@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from optimizers.fused_adam import FusedAdam
 from optimizers.protocol import OptimizerSpec, Shapes, StateLayout, StateTensor, adam_state, parameter_groups
 from run_config import OptimizerConfig
 
+ROW_MOMENT = "second_momentum_buffer"  # of NorMuon, in its state
+
 
 class Muon(FusedAdam):
     """Muon (Jordan et al., 2024) for the matrices of hidden layers, AdamW for all other parameters:
@@ -20,9 +23,9 @@ class Muon(FusedAdam):
         m = b m + (1-b) g;  u = b m + (1-b) g                       b: `momentum` (Nesterov's form)
         w = (1 - lr * weight_decay) w - 0.2 sqrt(max(rows, columns)) * lr * orthogonalize(u)
 
-    The factor gives updates the size of AdamW's (Liu et al., 2025), so that one learning rate serves both. This is
-    the arithmetic of torch.optim.Muon with `match_rms_adamw`; torch's class has no shards, no `grad_scale` and no
-    `found_inf`, and reads the learning rate on the host. Query, key and value are orthogonalized separately.
+    The factor gives updates the size of AdamW's (Liu et al., 2025), so that one learning rate serves both. Query, key
+    and value are orthogonalized separately. torch.optim.Muon has no shards, no `grad_scale` and no `found_inf`, and
+    reads the learning rate on the host.
 
     Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices. Several ranks divide
     the matrices: each is orthogonalized by its owner, which then sends the result to the others.
@@ -95,8 +98,7 @@ class Muon(FusedAdam):
         state["momentum_buffer"].add_((gradient - state["momentum_buffer"]) * ((1 - momentum) * weight))
         return gradient.lerp(state["momentum_buffer"], momentum)
 
-    @staticmethod
-    def _apply(matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
+    def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
         """Updates this rank's rows by the orthogonalized `update` of these rows."""
         rate = matrix.group["lr"] * weight
         matrix.p.mul_(1 - rate * matrix.group["weight_decay"])
@@ -124,6 +126,24 @@ class Muon(FusedAdam):
         whole = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
         dist.broadcast(whole, group=self.group, group_src=owner)
         return whole
+
+
+class NorMuon(Muon):
+    """NorMuon (Li et al., 2025): Muon with the rows of an update o divided by their root mean square over time:
+
+        v = 0.95 v + 0.05 mean(o^2) of each row;  w = (1 - lr * weight_decay) w - 0.2 lr o / sqrt(v)
+
+    v starts at 1 / max(rows, columns), as if o were orthogonal: the first updates are about Muon's. The paper also
+    scales each update to the root mean square 0.2; v does that on average, without a sum over the ranks.
+    """
+
+    def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
+        state, size = self.state[matrix.p], max(matrix.shape[1:])
+        if ROW_MOMENT not in state:
+            state[ROW_MOMENT] = matrix.p.new_full((len(matrix.p), 1), 1 / size)
+        moment = state[ROW_MOMENT]
+        moment.add_((update.square().mean(dim=1, keepdim=True) - moment) * (0.05 * weight))
+        super()._apply(matrix, update / ((moment * size).sqrt() + 1e-8), weight)
 
 
 class Matrix(NamedTuple):
@@ -157,17 +177,25 @@ def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
     return owners
 
 
+# Quintic polynomials a s + b s^3 + c s^5, one per iteration: each the best for the interval that those before it leave
+# of [0.003, 1]. All but the last for s / 1.01, since bfloat16 may round a singular value up.
+POLAR_EXPRESS = (
+    (8.1377, -22.7137, 16.3254), (3.9652, -2.8364, 0.5225), (3.4887, -2.5622, 0.5016), (2.5115, -1.8524, 0.4388)
+)  # fmt: skip
+
+
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximately U V' of matrices [k, rows, columns] = U S V': five Newton-Schulz iterations with Muon's quintic
-    coefficients, in bfloat16 on GPUs and float32 on CPUs. Singular values become about 0.7 to 1.2."""
+    """Approximately U V' of matrices [k, rows, columns] = U S V', by Polar Express (Amsel et al., 2025), in bfloat16 on
+    GPUs and float32 on CPUs. Singular values of at least 0.003 times the Frobenius norm become 0.77 to 1.21, as with
+    five iterations of Muon's first polynomial (0.68 to 1.21); smaller ones are multiplied by up to 283 / norm."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     if x.device.type != "cpu":
         x = x.bfloat16()
-    for _ in range(5):
+    for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).float()
 
 
@@ -200,8 +228,15 @@ def muon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
     return adam_state(model, shapes) | momentum
 
 
+def normuon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
+    matrices = hidden_matrices(model)
+    moments = {name: {ROW_MOMENT: StateTensor((shape[0], 1))} for name, shape in shapes.items() if name in matrices}
+    return {name: state | moments.get(name, {}) for name, state in muon_state(model, shapes).items()}
+
+
 def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group) -> Muon:
-    return Muon(groups, lr, config.betas, config.eps, shard_group=shard_group, replica_group=replica_group)
+    kind = {"Muon": Muon, "NorMuon": NorMuon}[config.name]
+    return kind(groups, lr, config.betas, config.eps, shard_group=shard_group, replica_group=replica_group)
 
 
 def temporary_elements(model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int) -> float:
@@ -212,3 +247,4 @@ def temporary_elements(model: nn.Module, _multi_tensor: bool, shard_degree: int,
 
 
 SPEC = OptimizerSpec(make_muon, muon_state, muon_groups, update_elements=temporary_elements)
+NORMUON_SPEC = replace(SPEC, state=normuon_state)

@@ -21,19 +21,25 @@ def squared_norms(tensors: list[Tensor]) -> Tensor:
 
 def tensor_norms(tensors: list[Tensor], shard_group: "dist.ProcessGroup | None" = None) -> Tensor:
     """||tensor|| of each tensor, [len(tensors)] float32 on their device. With `shard_group`, `tensors` are this rank's
-    rows and the norms of the whole tensors are computed with one all-reduce."""
+    rows and the norms of the whole tensors are computed with one all-gather."""
     squares = squared_norms(tensors)
     if shard_group is not None:
-        dist.all_reduce(squares, group=shard_group)
+        squares = sum_over_shards(squares, shard_group)
     return squares.sqrt().float()
 
 
 def total_norm(tensors: list[Tensor], shard_group: "dist.ProcessGroup | None" = None) -> Tensor:
     """Norm of all tensors concatenated, a float32 scalar on their device; over the whole tensors if they are shards."""
     if shard_group is not None:
-        square = squared_norms(tensors).sum()
-        dist.all_reduce(square, group=shard_group)
-        return square.sqrt().float()
+        return sum_over_shards(squared_norms(tensors).sum()[None], shard_group)[0].sqrt().float()
     if not tensors or tensors[0].device.type != "cpu":
         return torch.nn.utils.get_total_norm(tensors).float()
     return tensor_norms(tensors).norm()
+
+
+def sum_over_shards(values: Tensor, group: "dist.ProcessGroup") -> Tensor:
+    """The sums of `values` over the ranks of `group`, added on each rank. The order of an all-reduce depends on the
+    network, so that the copies of a hybrid mesh could get norms, and then weights, that differ in the last bit."""
+    parts = [torch.empty_like(values) for _ in range(group.size())]
+    dist.all_gather(parts, values, group=group)
+    return torch.stack(parts).sum(dim=0)

@@ -23,8 +23,8 @@ Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
 
 class StateTensor(NamedTuple):
     """A float32 tensor of a parameter's optimizer state: its shape on whole parameters, and its owner. `rows`: each
-    rank has the rows that it has of the parameter; the shape is the parameter's. `all`: every rank has the whole
-    tensor, of any shape, and the main process saves it."""
+    rank has the rows that it has of the parameter; the shape is the parameter's, or has as many rows. `all`: every rank
+    has the whole tensor, of any shape, and the main process saves it."""
 
     shape: tuple[int, ...]
     owner: Literal["rows", "all"] = "rows"

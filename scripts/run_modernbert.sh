@@ -10,7 +10,7 @@ source "$root/scripts/common.sh"
 ARGUMENTS=(
   # name                              | default                   | kind               | help
   "config_file                        | $root/bert_configs/modernbert-base.json | text | architecture"
-  "optimizer                          | AdamW                     | AdamW,Muon         | Muon is for the matrices of the layers"
+  "optimizer                          | NorMuon                   | AdamW,Muon,NorMuon | Muon and NorMuon are for the matrices of the layers"
   "precision                          | amp                       | $PRECISIONS        | as for run_pretraining.sh"
   "num_gpus                           | 8                         | non_negative_int   | GPUs of this node; 0: run on the CPU"
   "train_batch_size                   | 64                        | positive_int       | sequences per GPU and micro-batch, phase 1"
@@ -61,7 +61,7 @@ BERT_MODEL=$(model_name --config-file "$config_file")
 
 processes=$((num_gpus > 0 ? num_gpus : 1))
 weight_decay=0.0125 # times the learning rate: at 8e-4, ModernBERT's 1e-5 per update
-[[ $optimizer != Muon ]] || weight_decay=0.1 # as Liu et al. (2025); without it, Muon's weights keep growing
+[[ $optimizer != *Muon ]] || weight_decay=0.1 # as Liu et al. (2025); without it, Muon's weights keep growing
 mapfile -t precision_words < <(precision_flags "$precision" 65536)
 shared_flags=(
   --output-dir "$RESULTS_DIR" --config-file "$config_file" --vocab-file "$VOCAB_FILE"

@@ -7,10 +7,10 @@
 # shellcheck shell=bash
 
 dgxa100-80g_8gpu_amp_base() { _modernbert_arguments base AdamW 8 64 2 8 2; }
-dgxa100-80g_8gpu_amp_base_muon() { _modernbert_arguments base Muon 8 64 2 8 2; }
+dgxa100-80g_8gpu_amp_base_normuon() { _modernbert_arguments base NorMuon 8 64 2 8 2; }
 dgxa100-80g_8gpu_amp_large() { _modernbert_arguments large AdamW 8 32 4 4 4; }
 a100-80g_1gpu_amp_base() { _modernbert_arguments base AdamW 1 64 16 8 16; }
-a100-80g_1gpu_amp_base_muon() { _modernbert_arguments base Muon 1 64 16 8 16; }
+a100-80g_1gpu_amp_base_normuon() { _modernbert_arguments base NorMuon 1 64 16 8 16; }
 
 # size, optimizer, GPUs, then micro-batch and gradient accumulation of each phase
 _modernbert_arguments() {
