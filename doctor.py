@@ -52,13 +52,11 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     from diagnostics import checks  # here, so that --help and errors of the command line do not wait for torch
     from diagnostics.estimates import MemorySettings
-    from fine_tuning import TrainingSet
+    from fine_tuning import TrainingSet, in_sequences
     from run_setup import start_runtime
 
     findings, config = checks.Findings(), make_run_config(args, processes)
-    # The run in one process: the same global batch, unsharded, without logs.
-    alone = args.replace(global_batch_size=config.loader.global_batch_size, **args.tagged("alone"))
-    one = make_run_config(alone, 1)
+    one = config.alone()
     with findings.check():
         checks.check_packages(findings, config)
     with findings.check(), start_runtime(one, "doctor") as runtime:
@@ -66,7 +64,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         if name == "pretraining":
             plan = run_pretraining.plan_training(one, runtime)
         else:
-            plan = TrainingSet.open(one, PROGRAMS[name].make_task(alone), runtime).plan(one, runtime)
+            task = PROGRAMS[name].make_task(args)
+            plan, config = TrainingSet.open(one, task, runtime).plan(one, runtime), in_sequences(config, task)
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
                 check(findings, plan)

@@ -1,5 +1,5 @@
-"""Flags of other systems: what to type here, or why they are not there. Parsing, the hints of refusals and the tables
-of the "coming from" pages are made from this one table. `python3 foreign_flags.py` prints the tables."""
+"""Flags of other systems: what to type here, or why they are not there. Parsing and the hints of refusals are made
+from this one table. `python3 foreign_flags.py` prints it for each system."""
 
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ def foreign_flags(program: str) -> dict[str, ForeignFlag]:
 
 
 def table(system: str) -> str:
-    """The rows of a system as a table for its page."""
+    """The rows of a system as a Markdown table."""
     lines = ["| there | here |", "|---|---|"]
     for row in TABLE:
         if row.system == system:

@@ -16,6 +16,7 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 # isort: split
 import argparse
 
+from reporting.glue_table import Suite
 from reporting.page import render
 from reporting.records import printable, read_runs
 from utils.command_line import ArgumentParser
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.resolve() in logs:
         raise UserError(f"--output {args.output} is a log to report on: choose another path")
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(args.output, render(runs))
+    write_atomically(args.output, render(runs, [Suite.read(path) for path in args.runs]))
     for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {args.output}"]:
         print_line(printable(line))
 

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from checkpoint.folder import checkpoint_steps
-from checkpoint.identity import check_record
-from checkpoint.start import Start, start_in
+from checkpoint.start import Start
 from checkpoint.writer import KEPT_CHECKPOINTS
 from data_loading.loader import StepBatch, make_step_batch
 from data_preparation.samples.sample_statistics import MAX_UNKNOWN
@@ -216,12 +215,8 @@ def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
 
 def check_folder(findings: Findings, plan: TrainingPlan) -> None:
     """Checks that the run may write to its folder, and reports where it starts."""
-    folder, record = plan.config.trainer.checkpoint_folder, plan.config.trainer.record
-    saves = record is not None and not plan.start.config.overwrite
-    if saves:
-        check_record(folder, record)
-    found = start_in(plan.start, folder, saves)
-    findings.report("ok", f"starts from {found.folder or 'random weights'}; writes to {folder}")
+    start = plan.check_folder().folder or "random weights"
+    findings.report("ok", f"starts from {start}; writes to {plan.config.trainer.checkpoint_folder}")
 
 
 def train(

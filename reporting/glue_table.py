@@ -5,9 +5,10 @@ import re
 import statistics
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from utils.errors import UserError, run_main
-from utils.files import read_json_object, write_atomically
+from utils.files import read_json, write_atomically
 
 # The scores whose mean is a task's result, as in the publications below.
 TASKS = {
@@ -29,45 +30,82 @@ PUBLISHED = (
 )
 
 
+class TaskResult(NamedTuple):
+    """results: of each seed, in percent."""
+
+    title: str
+    metrics: str
+    results: list[float]
+    is_chained: bool
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.results)
+
+    def __str__(self) -> str:
+        deviation = f" ± {statistics.stdev(self.results):.1f}" if len(self.results) > 1 else ""
+        return f"{self.median:.1f}{deviation} ({len(self.results)})"
+
+
+class Suite(NamedTuple):
+    """The finished tasks of a suite. Of another folder, there are none."""
+
+    folder: Path
+    tasks: list[TaskResult]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Suite":
+        found = []
+        for task, (title, metrics) in TASKS.items():
+            record = folder / f"{task}.done"  # with the command
+            results = task_results(folder / task, metrics) if record.is_file() else []
+            if results:
+                command = record.read_text(encoding="utf-8")
+                is_chained = task != "mnli" and re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command) is not None
+                found.append(
+                    TaskResult(title, ", ".join(name.replace("_", " ") for name in metrics), results, is_chained)
+                )
+        return cls(folder, found)
+
+    @property
+    def mean(self) -> str:
+        return f"{statistics.mean(task.median for task in self.tasks):.1f}"
+
+    @property
+    def notes(self) -> list[str]:
+        chained = ", ".join(task.title for task in self.tasks if task.is_chained) or "none"
+        return [
+            "Development sets; median ± standard deviation (number of seeds), in percent.",
+            f"Started from the model fine-tuned on MNLI: {chained}.",
+        ]
+
+    def markdown(self) -> str:
+        if not self.tasks:
+            raise UserError(f"{self.folder} has no scores: run scripts/run_glue_suite.sh first")
+        names = [*(f"{task.title} ({task.metrics})" for task in self.tasks), "mean"]
+        cells = [*map(str, self.tasks), f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)"]
+        lines = [
+            *self.notes,
+            "",
+            *("| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), cells)),
+            "",
+            "| published | mean of eight tasks | protocol |",
+            "| --- | --- | --- |",
+            *("| " + " | ".join(row) + " |" for row in PUBLISHED),
+        ]
+        return "\n".join(lines) + "\n"
+
+
 def task_results(folder: Path, metrics: tuple[str, ...]) -> list[float]:
     """The result of each seed in percent. One seed has its scores in the task's folder itself."""
     files = sorted(folder.glob("*/*/seed-*/scores.json")) or sorted(folder.glob("*/*/scores.json"))
-    scores = [read_json_object(file, "the scores", dict.fromkeys(metrics, float)) for file in files]
+    scores = [read_json(file, "the scores", dict.fromkeys(metrics, float)) for file in files]
     return [100 * statistics.mean(each[name] for name in metrics) for each in scores]
-
-
-def make_table(folder: Path) -> str:
-    names, cells, chained, medians = [], [], [], []
-    for task, (title, metrics) in TASKS.items():
-        results = task_results(folder / task, metrics)
-        if not results:
-            continue
-        deviation = f" ± {statistics.stdev(results):.1f}" if len(results) > 1 else ""
-        medians.append(statistics.median(results))
-        names.append(f"{title} ({', '.join(name.replace('_', ' ') for name in metrics)})")
-        cells.append(f"{medians[-1]:.1f}{deviation} ({len(results)})")
-        command = (folder / f"{task}.done").read_text(encoding="utf-8")
-        if task != "mnli" and re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command):
-            chained.append(title)
-    if not medians:
-        raise UserError(f"{folder} has no scores: run scripts/run_glue_suite.sh first")
-    mean = f"**{statistics.mean(medians):.1f}** ({len(medians)} of {len(TASKS)} tasks)"
-    lines = [
-        "Development sets; median ± standard deviation (number of seeds), in percent.",
-        f"Started from the model fine-tuned on MNLI: {', '.join(chained) or 'none'}.",
-        "",
-        *("| " + " | ".join(row) + " |" for row in ([*names, "mean"], ["---"] * (len(names) + 1), [*cells, mean])),
-        "",
-        "| published | mean of eight tasks | protocol |",
-        "| --- | --- | --- |",
-        *("| " + " | ".join(row) + " |" for row in PUBLISHED),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    table = make_table(folder)
+    table = Suite.read(folder).markdown()
     write_atomically(folder / "glue.md", table)
     print(f"{table}\nwritten to {folder / 'glue.md'}")
 

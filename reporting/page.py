@@ -3,7 +3,7 @@
 import datetime
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from reporting.charts import Series, make_chart
+from reporting.glue_table import PUBLISHED, Suite
 from reporting.records import STAGE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
 
 # The order of the charts; other metrics follow.
@@ -155,7 +156,7 @@ ENVIRONMENT = jinja2.Environment(
 ENVIRONMENT.filters |= {"breakable": breakable, "setting": show_setting, "time": show_time, "px": "{:.4g}".format}
 
 
-def render(runs: list[Run]) -> str:
+def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
     """Renders the page."""
     sections = [make_section(series) for series in group_series(runs)]
     return ENVIRONMENT.get_template("page.html.jinja").render(
@@ -163,6 +164,8 @@ def render(runs: list[Run]) -> str:
         now=datetime.datetime.now().timestamp(),
         last_record=max(session.ended for run in runs for stage in run.stages for session in stage.sessions),
         sections=sections,
+        suites=[suite for suite in suites if suite.tasks],
+        published=PUBLISHED,
         curves=[curve for section in sections for chart in section["charts"] for curve in chart["curves"]],
         keys={one.label: one for section in sections for one in section["series"] if one.label}.values(),
     )
