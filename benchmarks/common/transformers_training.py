@@ -2,11 +2,13 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
@@ -31,21 +33,29 @@ class SavedState:
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step % self.interval:
             return
-        state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        state |= {"generator": self.generator.get_state(), "random": torch.get_rng_state()}
-        torch.save(state, self.path.with_suffix(".tmp"))
+        tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+        tensors |= {"generator": self.generator.get_state(), "random": torch.get_rng_state()}
+        save_file(tensors | {"step": torch.tensor(step)}, self.path.with_suffix(".tmp"))
         self.path.with_suffix(".tmp").replace(self.path)
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Returns the number of updates done."""
         if not self.path.is_file():
             return 0
-        state = torch.load(self.path, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-        torch.set_rng_state(state["random"])
-        return state["step"]
+        tensors, states = load_file(self.path), defaultdict(dict)
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, key = name.split(".")
+                states[int(index)][key] = value
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(tensors[f"model.{name}"])
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(states)})
+        self.generator.set_state(tensors["generator"])
+        torch.set_rng_state(tensors["random"])
+        return int(tensors["step"])
 
 
 def train_with_transformers(

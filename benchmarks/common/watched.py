@@ -1,0 +1,89 @@
+"""Runs a program and writes to a JSON file what its updates did:
+
+    python3 benchmarks/common/watched.py RESULT FAULT PROGRAM FLAGS
+
+In eager mode, an update after the second that makes the host wait for the GPU is an error. Written are the number of
+graphs that were compiled before each update, the most memory, a profile of update 3, and whether checkpoints have the
+weights that the device had. FAULT happens to the last rank in update 4: `none`, `memory` (a tensor that is too large)
+or a signal.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
+from torch.profiler import profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from checkpoint.folder import MODEL_FILE
+from checkpoint.writer import CheckpointWriter
+from trainer import Trainer
+from utils.errors import run_main
+
+PROFILED, FAULTY = 3, 4  # updates
+
+
+def fail(fault: str, device: torch.device) -> None:
+    if fault == "memory":
+        torch.empty(2**50, dtype=torch.uint8, device=device)
+    elif fault != "none":
+        os.kill(os.getpid(), signal.Signals[fault])
+
+
+def main(result: str, fault: str, program: str, *argv: str) -> int:
+    found = {"graphs": [], "checkpoints": {}, "peak": 0, "profile": ""}
+    saved: dict[Path, dict[str, torch.Tensor]] = {}
+    is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+    write = CheckpointWriter.write
+    steps = {name: getattr(Trainer, name) for name in ("training_step", "optimizer_step")}
+
+    def watched(name: str, self: Trainer, *args):
+        update = len(found["graphs"])
+        if name == "training_step" and update == FAULTY and is_last:
+            fail(fault, self.device)
+        if self.device.type == "cuda":
+            may_wait = update <= 2 or self.parallel.model.is_compiled  # a later update may compile another size
+            torch.cuda.set_sync_debug_mode("default" if may_wait else "error")
+        try:
+            return steps[name](self, *args)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+                found["peak"] = torch.cuda.max_memory_allocated()
+
+    def training_step(self: Trainer, *args):
+        found["graphs"].append(counters["stats"]["unique_graphs"])
+        if len(found["graphs"]) != PROFILED:
+            return watched("training_step", self, *args)
+        with profile() as profiler:
+            sums = watched("training_step", self, *args)
+        found["profile"] = profiler.key_averages().table(sort_by=f"self_{self.device.type}_time_total", row_limit=20)
+        return sums
+
+    def copied_write(self: CheckpointWriter, checkpoint) -> None:
+        copies = {each.name: each.rows.detach().to("cpu", copy=True) for each in checkpoint.model}
+        saved[self.parent / str(checkpoint.step)] = copies
+        write(self, checkpoint)
+
+    Trainer.training_step, CheckpointWriter.write = training_step, copied_write
+    Trainer.optimizer_step = lambda self: watched("optimizer_step", self)
+    try:
+        return importlib.import_module(program).main(list(argv))
+    finally:
+        for folder, tensors in saved.items():
+            if (folder / MODEL_FILE).is_file():
+                file = load_file(folder / MODEL_FILE)
+                found["checkpoints"][folder.name] = all(torch.equal(file[name], tensors[name]) for name in tensors)
+        if os.environ.get("RANK", "0") == "0":
+            Path(result).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    run_main(lambda: main(*sys.argv[1:]))
