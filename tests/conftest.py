@@ -199,13 +199,7 @@ def run_program(
     if words[0].endswith(".py"):
         words = [sys.executable, *words]
     return subprocess.run(
-        words,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+        words, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout, check=False
     )
 
 
@@ -234,6 +228,12 @@ def reported(report_file: Path) -> dict[int, dict]:
         if isinstance(entry["step"], list) and entry["step"]:
             steps.setdefault(entry["step"][-1], {}).update(entry["data"])
     return steps
+
+
+def fine_tuning_words(config: Path, output: Path, *flags) -> list[str]:
+    """The command line of a fine-tuning program for a model of its own."""
+    command = ("--config-file", config, "--vocab-file", VOCAB_FILE, "--device", "cpu", "--output-dir", output)
+    return [str(word) for word in (*command, "--report-file", output / "report.json", "--show-config", "false", *flags)]
 
 
 def assert_refused(result: subprocess.CompletedProcess, *words: str) -> None:

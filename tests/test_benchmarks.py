@@ -29,7 +29,7 @@ def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp
     checks = {check["check"]: check for check in json.loads(output.read_text())["checks"]}
     expected = device_checks.all_checks(device_checks.parse_arguments(TOY), CPU).keys()
     assert checks.keys() == expected
-    assert {"compiled layers, bf16", "DDP, one process", "dropout, fp32, value", "AdamW"} <= checks.keys()
+    assert {"compiled layers, bf16", "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= checks.keys()
     assert all(check["passed"] for check in checks.values())
 
 

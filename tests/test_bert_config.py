@@ -6,7 +6,9 @@ import pytest
 import transformers
 from conftest import ROOT, TINY
 
+from checkpoint.model_choice import read_config
 from encoders.bert import BertConfig, BertForSequenceClassification
+from utils.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,8 @@ def test_wrong_key_or_value_is_named(tmp_path, change, words):
     values = {key: value for key, value in {**TINY, **change}.items() if value is not None}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=words):
-        BertConfig.from_json_file(path)
+    with pytest.raises(UserError, match=words):
+        read_config(path)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.1)])
@@ -40,10 +42,10 @@ def test_dropout_before_a_classifier_is_that_of_transformers(given, expected):
 def test_dict_of_a_config_makes_the_same_config(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(TINY))
-    config = BertConfig.from_json_file(path)
+    config = read_config(path)
     assert config.to_dict() == {**TINY, "model_type": "bert", "pre_layer_norm": False}
     path.write_text(json.dumps(config.to_dict()))
-    assert BertConfig.from_json_file(path) == config
+    assert read_config(path) == config
 
 
 @pytest.mark.parametrize(("words", "padded"), [(1, 64), (64, 64), (65, 128), (30522, 30528), (28996, 29056)])
@@ -53,7 +55,7 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(words, padded):
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"])
 def test_shipped_configs_fit_the_shipped_vocabularies(name):
-    config = BertConfig.from_json_file(ROOT / "bert_configs" / f"{name}.json")
+    config = read_config(ROOT / "bert_configs" / f"{name}.json")
     size = (1024, 24, 16) if "large" in name else (768, 12, 12)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == size
     assert config.intermediate_size == 4 * config.hidden_size

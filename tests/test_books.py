@@ -167,32 +167,22 @@ def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
     [
         ("a.txt", b"Good.\n\nCaf\xe9.\n\nFine.\n", r"a\.txt:3: not UTF-8 \(byte 0xe9", ["Good.", "Fine."]),
         ("a.txt", b"Good.\n\nNul\0.\n", r"a\.txt:3: NUL bytes", ["Good."]),
-        ("a.jsonl", b'{"text": "Good."}\n{"text": \n', r"a\.jsonl:2: not valid JSON", ["Good."]),
         ("a.jsonl", b'{"body": "x"}\n{"text": "Good."}\n', r"a\.jsonl:1: the field 'text' is missing", ["Good."]),
-        ("a.jsonl", b'["x"]\n{"text": 5}\n', r"a\.jsonl:1: not a JSON object", []),
-        ("a.jsonl", b'{"text": "nul\\u0000"}\n', r"a\.jsonl:1: NUL", []),
         (
             "a.txt.gz",
             gzip.compress(b"Good.\n\n" * 50_000, mtime=0)[:-20],
             r"a\.txt\.gz, after line \d+: the file is truncated",
             None,
         ),
-        ("a.txt.gz", b"not gzip", r"a\.txt\.gz, after line 0: the file is truncated or damaged", []),
-        ("a.parquet", b"PAR1 not parquet", r"a\.parquet, after row 0: the parquet file is truncated or damaged", []),
     ],
 )
 def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, content, message, left):
-    if name.endswith(".parquet"):
-        pytest.importorskip("pyarrow")
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(read_documents(path))
     bad = []
-
-    def on_bad(where: str, why: str) -> None:
-        bad.append((where, why))
-
-    paragraphs = [one for document in read_documents(path, on_bad=on_bad) for one in document.paragraphs]
+    documents = read_documents(path, on_bad=lambda *what: bad.append(what))
+    paragraphs = [one for document in documents for one in document.paragraphs]
     assert bad
     assert paragraphs == left or left is None

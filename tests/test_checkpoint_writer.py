@@ -11,6 +11,7 @@ import pytest
 import torch
 from rank_runs import run_distributed
 from safetensors.torch import load_file
+from test_checkpoint import FILES
 
 import checkpoint.folder
 import checkpoint.rows
@@ -25,15 +26,6 @@ from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
 
-FILES = (
-    "model.safetensors",
-    "model_optimizer.safetensors",
-    "model_progress.json",
-    "config.json",
-    "vocab.txt",
-    "tokenizer_config.json",
-    "manifest.json",
-)
 ATTEMPTS = itertools.count()
 
 

@@ -107,6 +107,8 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
     [
         (pretraining, "--max-step 9", "--max-step"),  # prefixes of flags are not accepted
         (pretraining, "--frobnicate", "--frobnicate"),
+        (pretraining, "--output-dir=", "--output-dir: the path is empty"),
+        (pretraining, "--unknown-preset x f.sh a b --seed 1", "no preset 'x' in f.sh: choose one of a b (see"),
         (pretraining, "stray", "stray"),
         (bare, "--output-dri=x", "--output-dri=x: did you mean --output-dir? (see "),
         (bare, "", "--max-steps"),

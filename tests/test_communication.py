@@ -70,7 +70,7 @@ def optimizer_collectives(layout: Layout) -> Counter:
     if layout.shard_degree == 1:
         return Counter()
     adapted = sum(len(shape) > 1 for shapes in parameter_blocks() for shape in shapes)
-    return Counter({("all_reduce", size, layout.shard_degree): 1 for size in (8, 16 * adapted)})
+    return Counter({("all_gather", size, layout.shard_degree): 1 for size in (8, 16 * adapted)})
 
 
 # Name: layout, flags, sequences per update.
@@ -123,6 +123,7 @@ def pretrain_and_count(cases: list[tuple[Path, Command]]) -> int:
     for name in ("training_step", "optimizer_step"):
         in_phase(name)
     count("all_reduce", "all_reduce")
+    count("all_gather", "all_gather")  # of norms
     single = hasattr(dist, "all_gather_single")  # the names since torch 2.13
     count("all_gather", "all_gather_single" if single else "all_gather_into_tensor")
     count("reduce_scatter", "reduce_scatter_single" if single else "reduce_scatter_tensor")

@@ -24,14 +24,14 @@ def write_squad(folder):
             for question, text in answers.items()
         ]
         paragraphs.append({"context": context, "qas": questions})
-    document = {"version": "1.1", "data": [{"title": "People", "paragraphs": paragraphs}]}
     for split in ("train", "dev"):
+        document = {"version": "1.1", "data": [{"title": f"People, {split}", "paragraphs": paragraphs}]}
         (folder / f"{split}-v1.1.json").write_text(json.dumps(document))
 
 
 def write_cola(folder):
-    for name in ("train", "dev"):
-        rows = [f"gj04\t{number % 2}\t\tThe {('cat', 'dog')[number % 2]} sleeps." for number in range(32)]
+    for name, count in (("train", 32), ("dev", 16)):
+        rows = [f"gj04\t{number % 2}\t\tThe {('cat', 'dog')[number % 2]} sleeps." for number in range(count)]
         (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
 
 

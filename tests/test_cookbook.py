@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, run_program
-from transformers import BertConfig, BertForPreTraining
+from test_hugging_face_tokenizers import file_of, ours
+from transformers import BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
 
 import inference
 import run_glue
@@ -24,8 +25,9 @@ SMALL |= {"--bert-config": str(ROOT / "bert_configs" / "bert-tiny-uncased.json")
 
 def blocks(title: str, language: str) -> list[str]:
     """The code blocks of a recipe."""
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("fine_tuning.md", "pretraining.md"))
-    recipe = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+    names = ("fine_tuning.md", "pretraining.md", "continue_pretraining.md")
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in names)
+    recipe = re.search(rf"^##? {re.escape(title)}\n(.*?)(?=^##? |\Z)", text, re.MULTILINE | re.DOTALL)[1]
     return re.findall(rf"^```{language}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)
 
 
@@ -33,7 +35,10 @@ def run_recipe(title: str) -> None:
     """Runs the commands in the working folder."""
     (block,) = blocks(title, "bash")
     for command in block.replace("\\\n", " ").splitlines():
-        python, program, *words = shlex.split(command)
+        if command.startswith("hf download"):
+            continue
+        echo = subprocess.run(["bash", "-c", f"echo {command}"], cwd=ROOT, capture_output=True, text=True, check=True)
+        python, program, *words = shlex.split(echo.stdout if "$(" in command else command)  # presets
         assert python == "python3"
         words = [SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)]
         if program in PROGRAMS:
@@ -51,9 +56,14 @@ def folder(tmp_path_factory):
     config = BertConfig(**{**TINY, "max_position_embeddings": 128})
     BertForPreTraining(config).save_pretrained(folder / "bert-base-uncased")
     (folder / "bert-base-uncased" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
-    for name in ("train.csv", "dev.csv", "new.csv"):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    ids = {f"{role}_token_id": number for number, role in enumerate(("pad", "bos", "eos", "cls", "sep"))}
+    modern = ModernBertConfig(vocab_size=-(-ours("modernbert").vocab_size // 64) * 64, **sizes, **ids)
+    ModernBertForMaskedLM(modern).save_pretrained(folder / "ModernBERT-base")
+    (folder / "ModernBERT-base" / "tokenizer.json").write_bytes(file_of("modernbert").read_bytes())
+    for name, count in (("train.csv", 24), ("dev.csv", 12), ("new.csv", 24)):
         with (folder / name).open("w", newline="") as file:
-            rows = [(f"review {number}, with a comma", ("one", "five")[number % 2]) for number in range(24)]
+            rows = [(f"review {number}, with a comma", ("one", "five")[number % 2]) for number in range(count)]
             csv.writer(file).writerows([("review", "stars"), *rows])
     (folder / "texts").mkdir()
     for number in range(12):
@@ -85,14 +95,14 @@ def test_pre_train_on_my_language(folder, capsys):
 
 
 def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder):
-    run_recipe("How do I continue pre-training on my domain?")
-    results = folder / "domain" / "results" / "bert-base-uncased"
+    run_recipe("Continue pre-training on my domain")
+    results = folder / "domain" / "results" / "ModernBERT-base"
     assert (results / "classification" / "scores.json").is_file()
     if not (folder / "results").exists():
         run_recipe("Fine-tune a Hugging Face model on my CSV")
     (newest,) = (path.name for path in (folder / "results/bert-base-uncased/classification").iterdir() if path.is_dir())
     code = "".join(blocks("Fine-tune a Hugging Face model on my CSV", "python"))
-    code += "".join(blocks("How do I continue pre-training on my domain?", "python"))
+    code += "".join(blocks("Continue pre-training on my domain", "python"))
     for stands, small in (("phase1/5000", "phase1/2"), ("classification/375", f"classification/{newest}")):
         assert stands in code
         code = code.replace(stands, small)

@@ -27,7 +27,6 @@ from benchmarks.data_creation_reference import (
     read_documents,
     truncate_pair,
 )
-from data_loading.masking import MaskRule, choose_positions
 from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
 from data_preparation.samples.create_shards import create_shard
@@ -246,19 +245,6 @@ def assert_masking_is_berts(shard: dict[str, np.ndarray], sample_count: int) -> 
 
 def test_15_percent_are_masked_80_10_10(shard):
     assert_masking_is_berts(shard, 1000)
-
-
-def test_all_positions_are_masked_equally_often(tokenizer):
-    ids = np.zeros((20_000, 64), np.uint16)
-    is_text = np.isin(np.arange(64), [0, 21, *range(52, 64)], invert=True) & np.ones((len(ids), 1), bool)
-    words = np.random.default_rng(0).integers(0, 2**64, (len(ids), 32), np.uint64)
-    positions, predicted = choose_positions(ids, is_text, np.full(len(ids), 53), MaskRule(0.15, 10), words)
-    counts = np.bincount(positions[:, :8].ravel(), minlength=64)  # round(.15 * 53) = 8
-    maskable = [*range(1, 21), *range(22, 52)]
-    assert (predicted == 8).all()
-    assert np.flatnonzero(counts).tolist() == maskable
-    expected = len(ids) * 8 / 50
-    assert np.abs(counts[maskable] - expected).max() < 5 * np.sqrt(expected)
 
 
 def test_every_sample_is_two_runs_of_text_and_a_real_next_follows(shard, tokenizer, text):

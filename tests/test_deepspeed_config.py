@@ -406,7 +406,7 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
         ('{"train_batch_size": 1e999}', "train_batch_size is inf"),
         ('{"train_batch_size": ' + "9" * 5000 + "}", "not valid JSON"),
         ('{"zero_optimization": {"stage": [2]}}', "zero_optimization.stage is [2]"),
-        ("[]", "not a JSON object"),
+        ("[]", "expected an object"),
     ],
 )
 def test_hostile_json_is_one_error_that_names_the_file(tmp_path, text, words):

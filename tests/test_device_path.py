@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed.utils import _to_kwargs
 from torch.utils.flop_counter import FlopCounterMode
 
 import run_setup
@@ -16,6 +17,7 @@ from encoders.base import PreTrainedModel
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
 from encoders.config import ModelConfig
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
+from evaluation import evaluate
 from optimizer import make_optimizer
 from parallel.runtime import Runtime
 from precision import Precision
@@ -35,7 +37,7 @@ from tasks import Task
 from tasks.pretraining import PretrainingTask
 from tasks.squad import SquadTask
 from tasks.squad_features import LABELS
-from token_stream import STREAM_INPUTS
+from token_stream import STREAM_INPUTS, TokenStream
 from trainer import Trainer
 
 META = torch.device("meta")
@@ -134,6 +136,37 @@ def test_no_step_reads_a_number_from_the_device(
         trainer.optimizer_step()
     with pytest.raises(RuntimeError, match="meta tensors"):
         float(trainer.grad_norm)
+
+
+def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
+    loader = LoaderConfig(4, 8, 24, 4)
+    trainer = make_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
+    batches, limits = [], MicroBatchLimits.of(loader)
+    sums = PretrainingTask.sums
+    monkeypatch.setattr(PretrainingTask, "sums", lambda *args: batches.append(args) or sums(*args))
+    with pytest.raises(RuntimeError, match="meta"):
+        evaluate(trainer.parallel, trainer.task, RandomDataset(24, 24, TINY.vocab_size), limits, trainer.runtime)
+    assert len(batches) > 2
+
+
+def test_ddp_copies_each_input_of_the_model_to_its_device():
+    """What DDP's forward pass does with its inputs where it has a device, which it has on GPUs only."""
+    loader = LoaderConfig(4, 4, 24, 4)
+    limits = MicroBatchLimits.of(loader)
+    (micro_batch,) = make_step_batch(RandomDataset(4, 24, TINY.vocab_size), np.arange(4), limits).micro_batches
+    trainer = make_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
+    copied = []
+
+    def ddp(*inputs, **named):
+        (inputs,), (named,) = _to_kwargs(inputs, named, META, use_side_stream_for_tensor_copies=False)
+        copied.extend((inputs, named))
+        return trainer.parallel.model(*inputs, **named)
+
+    sums = trainer.task.sums(ddp, micro_batch)
+    assert all(value.device == META for value in sums.values())
+    (stream,), named = copied
+    assert type(stream) is TokenStream and (stream.max_seqlen, stream.has_filler) == (micro_batch["max_seqlen"], False)
+    assert {tensor.device for tensor in (*stream[:4], named["mlm_positions"], *named["labels"])} == {META}
 
 
 def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():

@@ -64,6 +64,7 @@ def exchange(distributed):
         "sum": distributed.all_reduce_sum([2.0**51 + rank, 0.5, rank]),
         "max": distributed.all_reduce_max([rank, -rank, 2.0**53 - rank]),
         # Every rank gives another value; only that of the main process counts.
+        "same group": distributed.new_group([rank]) is distributed.new_group([rank]),
         "broadcast": [distributed.broadcast_json(value if rank == 0 else [rank]) for value in VALUES],
     }
     distributed.barrier()
@@ -77,7 +78,7 @@ def test_all_reduce_is_exact_and_broadcast_sends_values_of_any_size(tmp_path):
     for found in (main, other, last):
         assert found["sum"] == [3 * 2**51 + 3, 1.5, 3]
         assert found["max"] == [2, 0, 2**53]
-        assert found["broadcast"] == VALUES
+        assert found["broadcast"] == VALUES and found["same group"]
 
 
 def call_on_main(distributed, folder):

@@ -68,6 +68,9 @@ def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_pa
         "at learning rate 0.01 without warmup, the losses of one batch are",
     )
     assert "nothing is wrong" in result.stdout and not lines_of(result, "wrong")
+    weights = ("--init-checkpoint", steps_folder(output), "--eval-dir", inputs.held_out)
+    result = examine(*inputs.command(tmp_path / "next", "--max-steps", 6, *weights))
+    assert_says(lines_of(result, "wrong"), "no better than random: check vocabulary, casing and --init-checkpoint")
 
 
 def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, monkeypatch):
@@ -103,7 +106,6 @@ def other_vocabulary(folder: Path) -> None:
     ("flags", "change", "says"),
     [
         (("--learning-rate", 50), None, "lower --learning-rate"),
-        (("--learning-rate", 50, "--optimizer", "AdamW"), None, "lower --learning-rate"),
         (("--learning-rate", 50, "--warmup-proportion", 1), None, "lower --learning-rate"),
         ((), other_vocabulary, "made with another vocabulary"),
         (("--optimizer", "FusedLAMB"), None, "FusedLAMB needs apex"),

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE
+from conftest import ROOT, TINY, VOCAB_FILE, fine_tuning_words
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
 import inference
 import run_glue
+from checkpoint.model_choice import read_config
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
-from encoders.bert import BertConfig
 from modeling import make_model
 from parallel.runtime import Runtime
 from tasks.embedding_files import TextTuples, read_tuples
@@ -54,13 +54,9 @@ def files(tmp_path_factory) -> Path:
 
 
 def words(files: Path, output: Path, *flags) -> list[str]:
-    shared = ("--vocab-file", VOCAB_FILE, "--device", "cpu", "--output-dir", output, "--max-seq-length", 16)
-    columns = ("--task-name", "embedding", "--text-column", "q", "--pair-column", "p")
-    more = ("--report-file", output / "report.json", "--show-config", "false")
-    if "--do-train" in flags:
-        more += ("--learning-rate", 0.001)
-        more += () if "--config-file" in flags else ("--config-file", files / "config.json")
-    return [str(word) for word in (*shared, *columns, *more, *flags)]
+    shared = ("--task-name", "embedding", "--text-column", "q", "--pair-column", "p", "--max-seq-length", 16)
+    shared += ("--learning-rate", 0.001) if "--do-train" in flags else ()
+    return fine_tuning_words(files / "config.json", output, *shared, *flags)
 
 
 def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -126,22 +122,26 @@ def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
     for port, argv in commands:
         os.environ["MASTER_PORT"] = port
         assert run_glue.main(argv) == 0
+    run_glue.main([*argv, "--global-batch-size", "1", "--overwrite"])
 
 
 def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     kinds = {"triplets": ("--negative-columns", "n", "--symmetric-loss"), "scores": ("--label-column", "s")}
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
     found, commands = {}, []
-    for kind, flags in kinds.items():
+    for kind, flags in kinds.items():  # one micro-batch, without cached gradients, and eight
         found[kind, "whole"] = train(files, tmp_path / f"{kind}-whole", *SHARED, *flags, "--train-batch-size", 16)
-        found[kind, "four"] = train(files, tmp_path / f"{kind}-four", *SHARED, *flags, *merged, 4)
-    for name, more in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", 2))):
+        eight = ("--train-batch-size", 2, "--gradient-merge-steps", 8)
+        found[kind, "eight"] = train(files, tmp_path / f"{kind}-eight", *SHARED, *flags, *eight)
+    sharded = ("--data-parallel-shard-degree", 2)
+    for name, more in (("ddp", (*merged, 2)), ("fsdp2", (*merged, 2, *sharded)), ("single", ("--train-batch-size", 8))):
         (tmp_path / name).mkdir()
-        more += ("--do-train", "--train-file", files / "train.jsonl", *merged, 2)
+        more += ("--do-train", "--train-file", files / "train.jsonl")
         commands.append((str(free_port()), words(files, tmp_path / name, *SHARED, *kinds["triplets"], *more)))
     processes = start_several(commands, tmp_path / "log", function=run_on_ports)
-    assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
-    for name in ("ddp", "fsdp2"):
+    codes, logs = exit_codes(processes), "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1))
+    assert codes == [2, 2] and "the global batch (1) is smaller" in logs, logs  # the first rank that fails reports
+    for name in ("ddp", "fsdp2", "single"):
         found["triplets", name] = load_file(tmp_path / name / "custom" / "embedding" / "3" / "model.safetensors")
     for (kind, name), weights in found.items():
         for key, value in weights.items():
@@ -153,7 +153,7 @@ def test_streams_filled_up_to_fixed_sizes_give_the_same_gradient(files, tmp_path
     task = EmbeddingTask(max_seq_length=16, columns=("q", "p"), train_file=files / "train.jsonl")
     task, dataset = task.training_set(BertTokenizer(VOCAB_FILE))
     torch.manual_seed(0)
-    model = make_model("sentence_embedding", BertConfig.from_json_file(files / "config.json")).train()
+    model = make_model("sentence_embedding", read_config(files / "config.json")).train()
     runtime, expected = Runtime(torch.device("cpu")), None
     for batch_size, num_sizes, count in ((12, None, 1), (12, 4, 1), (4, 4, 3), (4, 1, 4)):
         limits = replace(MicroBatchLimits.for_batch(batch_size, 32, 0, num_sizes), sequences=2 * batch_size)
@@ -161,7 +161,7 @@ def test_streams_filled_up_to_fixed_sizes_give_the_same_gradient(files, tmp_path
         micro_batches = batch.filled_to(max(count, len(batch.micro_batches)))
         bound = task.for_batch(micro_batches, model, runtime, seed=0)
         model.zero_grad()
-        total = sum(bound.loss(bound.sums(model, each), 12, 0) for each in micro_batches)
+        total = sum(task.loss(bound.sums(model, each), 12, 0) for each in micro_batches)
         total.backward()
         found = [total.item(), *(p.grad.clone() for p in model.parameters())]
         expected = expected or found
@@ -203,20 +203,10 @@ def test_the_nearest_texts_are_those_of_a_full_sort():
         np.testing.assert_allclose(values, corpus[row] @ query)
 
 
-def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(files, tmp_path, capsys):
+def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(files, tmp_path, capsys, monkeypatch):
     flags = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--eval-steps", 8)
-    flags += (
-        "--train-batch-size",
-        16,
-        "--max-steps",
-        16,
-        "--epochs",
-        99,
-        "--query-prompt",
-        "find: ",
-        "--pooling",
-        "first",
-    )
+    flags += ("--train-batch-size", 16, "--max-steps", 16, "--epochs", 99)
+    flags += ("--query-prompt", "find: ", "--pooling", "first")
     train(files, tmp_path, *flags, steps=16)
     results = tmp_path / "custom" / "embedding"
     scores = json.loads((results / "scores.json").read_text())
@@ -241,9 +231,11 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-5)
 
     capsys.readouterr()
-    assert (
-        inference.main([*shared, "--search", str(files / "dev.jsonl"), "--text", texts[3], "--n-best-size", "2"]) == 0
-    )
+    search = ["--search", str(files / "dev.jsonl"), "--n-best-size", "2", "--text"]
+    with pytest.raises(UserError, match=r"the query: the text has \d+ tokens"), monkeypatch.context() as patch:
+        patch.setattr("evaluation.predict", pytest.fail)  # the corpus is not embedded before
+        inference.main([*shared, *search, "word " * 70])
+    assert inference.main([*shared, *search, texts[3]]) == 0
     lines = capsys.readouterr().out.splitlines()[-3:]
     ranking = np.argsort(-(model.encode(texts) @ expected[3]))[:2]
     assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [texts[i] for i in ranking]

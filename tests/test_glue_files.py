@@ -148,8 +148,3 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
     with pytest.raises(UserError) as error:
         read_examples(tmp_path / name, custom_task("text", None, "label", regression=False), labelled=True)
     assert f"{name}{says}" in str(error.value) or (says in str(error.value) and not says.startswith(":"))
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        read_examples(tmp_path / "train.tsv", TASKS["rte"], labelled=True)

@@ -1,12 +1,14 @@
 """scripts/run_glue_suite.sh: which tasks run from which model, what is done again, and the table."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from launch_scripts import Checkout, program_arguments
 
-from reporting.glue_table import make_table
+import report
+from reporting.glue_table import Suite
 from utils.errors import UserError
 
 
@@ -44,7 +46,7 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     assert done.returncode == 2 and "data has none of MNLI" in done.stderr
 
 
-def test_the_table_has_medians_and_says_what_was_chained(tmp_path):
+def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp_path):
     def save(task: str, start: str, *scores: dict) -> None:
         for seed, values in enumerate(scores):
             path = tmp_path / task / "model" / task / (f"seed-{seed}" if len(scores) > 1 else "") / "scores.json"
@@ -53,10 +55,17 @@ def test_the_table_has_medians_and_says_what_was_chained(tmp_path):
         Path(tmp_path / f"{task}.done").write_text(f"run_glue.py --init-checkpoint {start} --do-train")
 
     with pytest.raises(UserError, match="has no scores"):
-        make_table(tmp_path)
+        Suite.read(tmp_path).markdown()
     save("rte", "out/mnli/model/mnli/seed-42", {"accuracy": 0.7}, {"accuracy": 0.8}, {"accuracy": 0.72})
     save("mnli", "models/mnli", {"matched_accuracy": 0.84, "mismatched_accuracy": 0.86})
-    lines = make_table(tmp_path).splitlines()
+    lines = Suite.read(tmp_path).markdown().splitlines()
     assert lines[1] == "Started from the model fine-tuned on MNLI: RTE."
     assert lines[3] == "| MNLI (matched accuracy, mismatched accuracy) | RTE (accuracy) | mean |"
     assert lines[5] == "| 85.0 (1) | 72.0 ± 5.3 (3) | **78.5** (2 of 8 tasks) |"
+    record = {"timestamp": "1", "elapsedtime": "1", "type": "LOG", "step": "PARAMETER", "data": {"task": "rte"}}
+    (tmp_path / "rte" / "report.json").write_text(f"DLLL {json.dumps(record)}\n")
+    (tmp_path / "mnli.done").unlink()  # a task that is not finished is left out
+    report.main([str(tmp_path), "--output", str(tmp_path / "page.html")])
+    page = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "page.html").read_text().replace("<wbr>", "")).split())
+    assert "RTE (accuracy) 72.0 ± 5.3 (3) 70.0 80.0 72.0 MNLI mean of 1 tasks 72.0" in page
+    assert "Started from the model fine-tuned on MNLI: RTE." in page and "ModernBERT" in page

@@ -62,6 +62,7 @@ def run_all(commands: list[list[str]], count: int, folder: Path) -> None:
 def results(output: Path, phase: str) -> dict:
     """Losses and gradient norms of all steps, and the SHA-256 of the final weights."""
     report = reported(output / f"{phase}.json")
+    report.pop(0, None)  # the loss before the first update, of a run that starts from weights
     assert list(report) == list(range(1, STEPS + 1))
     model = steps_folder(output, phase) / str(STEPS) / "model.safetensors"
     return {

@@ -11,12 +11,13 @@ from benchmarks import gpu_first_hour
 from benchmarks.gpu_first_hour import MODES, Call, largest_difference
 
 # Each mode is a program's start. The others differ in flags that other tests use.
-QUICK_MODES = {name: MODES[name] for name in ("fp32, no dropout", "amp")}
+QUICK_MODES = {name: MODES[name] for name in ("ModernBERT, Muon",)}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpu")
+    folder, name = tmp_path_factory.mktemp("gpu"), "CPU, ModernBERT, Muon"
+    gpu_first_hour.REFERENCES = {name: gpu_first_hour.REFERENCES[name]}
     assert gpu_first_hour.main(["prepare", "--toy", "--folder", str(folder)]) == 0
     return folder
 
@@ -25,30 +26,35 @@ def run_call(name, folder, output) -> dict[str, dict]:
     code = gpu_first_hour.main([name, "--toy", "--folder", str(folder), "--output", str(output)])
     results = json.loads((output / f"{name}.json").read_text())["results"]
     assert code == 0, results
-    return {result["name"]: result for result in results}
+    return {result["name"]: [judged["found"] for judged in result.get("judged", [])] for result in results}
 
 
 def test_training_in_all_modes_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_first_hour, "MODES", QUICK_MODES)
     results = run_call("training", folder, tmp_path)
-    assert results["fp32, no dropout"]["found"] < 1e-4
-    assert results["resumed"]["found"] < 1e-3
+    assert results["ModernBERT, Muon"][0] < 1e-4
+    profile = json.loads((tmp_path / "ModernBERT-Muon-watched.json").read_text())["profile"]
+    assert "Self CPU time total" in profile
+
+
+def test_fine_tuning_and_faults_are_watched(folder, tmp_path, monkeypatch):
+    results = run_call("faults", folder, tmp_path)
+    assert results["fault"] == [2] and results["resumed"] == [0.0] and "stopped" in results
+    assert run_call("tasks", folder, tmp_path).keys() == {"NER"}
+    monkeypatch.setattr(gpu_first_hour, "FAULTS", ("SIGKILL",))
+    monkeypatch.setattr(gpu_first_hour, "STRATEGIES", {"DDP": ()})
+    assert run_call("ranks", folder, tmp_path) == {"DDP, SIGKILL": [137]}
 
 
 def test_speed_measures_a_rate(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_first_hour, "SPEED_FLAGS", {"amp": ("--amp",)})
-    assert run_call("speed", folder, tmp_path)["amp"]["found"]["tokens_per_second"] > 0
+    monkeypatch.setattr(gpu_first_hour, "SPEEDS", {"amp": gpu_first_hour.SPEEDS["amp"]})
+    assert run_call("speed", folder, tmp_path)["amp"][0]["tokens_per_second"] > 0
 
 
 def test_kernels_and_costs_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
     started = []
 
-    def run(words, **_):
-        started.append(words[1])
-        return subprocess.CompletedProcess(words, 0)
-
-    monkeypatch.setattr(gpu_first_hour.subprocess, "run", run)
-    monkeypatch.setattr(gpu_first_hour, "benchmark", lambda *_: None)
+    monkeypatch.setattr(Call, "run", lambda call, _name, command, *_: started.append(command[0]) or call._write())
     run_call("kernels", folder, tmp_path)
     run_call("costs", folder, tmp_path)
     names = ("device_checks", "optimizer_step", "startup_and_checkpoints")

@@ -23,8 +23,8 @@ from benchmarks.memory import write_full_shards
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
-PROGRAM = Path(__file__).with_name("gpu_stand_in") / "program.py"
-SECONDS = 600
+PROGRAMS = Path(__file__).with_name("gpu_stand_in")
+SECONDS = 1800
 TOLERANCE = 0.1  # of the estimate
 DDP, FSDP2 = (), ("--data-parallel-shard-degree", "-1")
 HYBRID = ("--data-parallel-shard-degree", "8", "--data-parallel-replicate-degree", "8")
@@ -71,6 +71,17 @@ PRESETS = [
     for name in presets(f"{config}.sh")
     if "gpu" in name
 ]
+# Of the graphs that presets compile with `--amp`: configuration, sequences and their length.
+COMPILED = {
+    "BERT-base, 256 x 128": ("bert-base-uncased", 256, 128),
+    "BERT-base, 32 x 512": ("bert-base-uncased", 32, 512),
+    "BERT-large, 256 x 128": ("bert-large-uncased", 256, 128),
+    "BERT-large, 32 x 512": ("bert-large-uncased", 32, 512),
+    "ModernBERT-base, 64 x 1,024": ("modernbert-base", 64, 1024),
+    "ModernBERT-base, 8 x 8,192": ("modernbert-base", 8, 8192),
+    "ModernBERT-large, 32 x 1,024": ("modernbert-large", 32, 1024),
+    "ModernBERT-large, 4 x 8,192": ("modernbert-large", 4, 8192),
+}
 SHORT = ("--max-steps", 4, "--gradient-merge-steps", 2, "--benchmark", "--benchmark-warmup-steps", 2)
 SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None", "--show-config", "false")
 
@@ -101,14 +112,20 @@ class StandIn:
         paths = ("--input-dir", self.shards[length], "--output-dir", self.folder / "output", "--device", "cuda")
         return [*map(str, (*words, *paths, *SHORT))]
 
-    def run(self, cases: dict[str, tuple[list[str], int]]) -> dict[str, dict]:
-        given, found = self.folder / "cases.json", self.folder / "results.json"
-        given.write_text(json.dumps(cases))
-        settings = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    def start(self, program: str, *words: object, **settings: str) -> str:
+        """What one of the programs beside the driver prints."""
+        settings = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1", **settings}
+        command = [sys.executable, PROGRAMS / program, *words]
         environment = {**os.environ, **self.environment, **settings}
-        command = [sys.executable, PROGRAM, given, found]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
         assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(self, cases: dict[str, tuple]) -> dict[str, dict]:
+        """Of each case the arguments, the number of processes and, unless it is run_pretraining, the program."""
+        given, found = self.folder / "cases.json", self.folder / "results.json"
+        given.write_text(json.dumps(cases))
+        self.start("program.py", given, found)
         return json.loads(found.read_text())
 
 
@@ -177,3 +194,65 @@ def test_both_phases_of_a_preset_run_and_fit(stand_in, tmp_path, script, config,
     for name, found in stand_in.run(cases).items():
         assert not found["error"], found["error"]
         check_memory(name, *cases[name], found)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_kernels_of_compiled_layers_and_models_fit_an_a100_and_an_h100(stand_in, tmp_path, monkeypatch, name):
+    """With fewer layers: one of each kind has all kernels. They include those that would be timed and not be chosen."""
+    from gpu_stand_in.kernels import SHARED_MEMORY, kernels  # need Triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    model, batch, length = COMPILED[name]
+    config = json.loads((ROOT / "bert_configs" / f"{model}.json").read_text()) | {
+        "num_hidden_layers": 3 if length <= 512 else 4
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("--bert-model", "custom", "--config-file", tmp_path / "config.json", "--amp", "--batch-size", batch)
+    words = (*words, "--vocab-file", "vocab/bert-base-uncased-vocab.txt", "--max-seq-length", length)
+    words = (*words, "--max-predictions-per-seq", {128: 20, 512: 80}.get(length, round(length * 0.3)), "--optimizer")
+    words = (*words, *(("AdamW", "--masked-lm-prob", 0.3) if length > 512 else ("Lamb",)))
+    cases = {mode: (stand_in.command(length, *words, "--compile", mode), 1) for mode in ("layers", "model")}
+    for found in stand_in.run(cases).values():
+        assert not found["error"], found["error"]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "again"))
+    for capability, limit in SHARED_MEMORY.items():
+        made = [*kernels(tmp_path / "triton", capability)]
+        registers, stack, shared = map(max, zip(*made, strict=True))
+        with_stack = sum(kernel.stack > 0 for kernel in made)
+        print(f"| {name}, sm_{capability} | {len(made)} | {registers} | {with_stack}; {stack} | {shared / 1024:.0f} |")
+        assert made and shared <= limit
+
+
+@pytest.mark.parametrize("mode", ["", "without-waits"])
+def test_copies_that_run_late_have_the_right_values_because_the_host_waits(stand_in, tmp_path, mode):
+    printed = stand_in.start("copies.py", tmp_path, *filter(None, [mode]), STAND_IN_DELAYS_COPIES="1")
+    assert json.loads(printed) == dict.fromkeys(("loader", "checkpoint", "offload"), not mode)
+
+
+def test_fine_tuning_evaluation_and_inference_run_without_waiting_in_an_update(stand_in, tmp_path):
+    """With 16-bit weights for SQuAD, and from there on with `--amp`."""
+    texts = [("a great ship", "good"), ("a poor house", "bad")] * 24
+    (tmp_path / "texts.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "label"), *texts]))
+    (tmp_path / "words.txt").write_text("Great B-ship\nships I-ship\nsail O\n\n" * 24)
+    model = ("--config-file", "bert_configs/bert-mini-uncased.json", "--vocab-file")
+    model = (*model, "vocab/bert-base-uncased-vocab.txt", "--output-dir", tmp_path, "--show-config", "false")
+    training = (*model, "--train-batch-size", 8, "--max-steps", 5, "--do-train", "--do-eval", "--device", "cuda")
+    squad = ("--train-file", "data/sample/squad/train-v1.1.json", "--predict-file", "data/sample/squad/dev-v1.1.json")
+    table = ("--train-file", tmp_path / "texts.csv", "--eval-file", tmp_path / "texts.csv")
+    named = ("--task-name", "ner", "--train-file", tmp_path / "words.txt", "--eval-file", tmp_path / "words.txt")
+    columns, pair = (("--text-column", "text", flag, "label") for flag in ("--label-column", "--pair-column"))
+    question = ("--question", "What sails?", "--context", "Ships sail.")
+    cases = {
+        "SQuAD": ("run_squad", *training, *squad, "--use-pure-fp16"),
+        "classes": ("run_glue", *training, *table, *columns, "--amp", "--eval-steps", 2),
+        "classes, 8 GPUs": ("run_glue", *training, *table, *columns, "--amp", "--overwrite"),
+        "several labels": ("run_glue", *training, *table, *columns, "--amp", "--task-name", "multi-label"),
+        "NER": ("run_glue", *training, *named, "--amp"),
+        "pairs": ("run_glue", *training, *table, *pair, "--amp", "--task-name", "embedding"),
+        "answer": ("inference", "--init-checkpoint", tmp_path / "bert-mini-uncased" / "squad", *question),
+    }
+    found = stand_in.run(
+        {name: ([*map(str, words)], 8 if "GPUs" in name else 1, program) for name, (program, *words) in cases.items()}
+    )
+    assert {name: result["error"] for name, result in found.items()} == dict.fromkeys(cases, "")

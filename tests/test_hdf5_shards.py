@@ -68,13 +68,6 @@ def test_opening_a_shard_reads_no_data(tmp_path, rows, monkeypatch):
     assert len(PretrainingDataset(tmp_path, VOCAB_SIZE)) == 20
 
 
-def test_shards_of_a_folder_are_found_in_the_order_of_their_names(tmp_path):
-    for name in ("b.h5", "a.hdf5", "c.txt", "10.hdf5"):
-        (tmp_path / name).touch()
-    assert [path.name for path in find_shards(tmp_path)] == ["10.hdf5", "a.hdf5", "b.h5"]
-    assert find_shards(tmp_path / "c.txt") == [tmp_path / "c.txt"]
-
-
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
@@ -105,19 +98,19 @@ def assert_opening_fails(folder, *words):
         assert str(word) in str(caught.value)
 
 
-def test_missing_folder_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("text.txt", b"no shard", "holds no *.hdf5 or *.h5"),
+        ("bad.hdf5", b"", "bad.hdf5 cannot be read as HDF5"),
+        ("bad.hdf5", b"not HDF5 at all", "bad.hdf5 cannot be read as HDF5"),
+        ("bad.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(600), "bad.hdf5 cannot be read as HDF5"),
+    ],
+)
+def test_folders_without_a_shard_are_named(tmp_path, name, content, words):
     assert_opening_fails(tmp_path / "nowhere", tmp_path / "nowhere", "does not exist")
-
-
-def test_folder_without_shards_is_named(tmp_path):
-    (tmp_path / "text.txt").write_text("no shard")
-    assert_opening_fails(tmp_path, tmp_path, "holds no *.hdf5 or *.h5")
-
-
-@pytest.mark.parametrize("content", [b"", b"not HDF5 at all", b"\x89HDF\r\n\x1a\n" + bytes(600)])
-def test_file_that_is_not_hdf5_is_named(tmp_path, content):
-    (tmp_path / "bad.hdf5").write_bytes(content)
-    assert_opening_fails(tmp_path, "bad.hdf5", "cannot be read as HDF5")
+    (tmp_path / name).write_bytes(content)
+    assert_opening_fails(tmp_path, tmp_path, words)
 
 
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])

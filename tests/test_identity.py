@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import dataclass, field
 
 import pytest
 from conftest import assert_refused, write_shards
@@ -12,9 +11,10 @@ import trainer as trainer_module
 from checkpoint import writer
 from checkpoint.folder import BEST_FOLDER, find_model_folder
 from checkpoint.identity import RECORD_FILE
+from fine_tuning import read_evaluations
 from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import read_fields
+from utils.files import from_json, read_json
 
 STEP_2 = ("--max-steps", 2)
 
@@ -54,16 +54,16 @@ PROGRESS = "2/model_progress.json"
     ("file", "values", "words"),
     [
         (RECORD_FILE, {}, "identity is missing"),
-        (RECORD_FILE, {"identity": None, "hyperparameters": {}}, "identity is None, expected dict"),
+        (RECORD_FILE, {"identity": None, "hyperparameters": {}}, "identity is None, expected an object"),
         (PROGRESS, {"step": 1}, "step is 1, and the folder is 2"),
-        (PROGRESS, {"step": "2"}, "step is '2', expected int"),
-        (PROGRESS, {"step": True}, "step is True, expected int"),
-        (PROGRESS, {"step": 2.0}, "step is 2.0, expected int"),
+        (PROGRESS, {"step": "2"}, "step is '2', expected a whole number"),
+        (PROGRESS, {"step": True}, "step is True, expected a whole number"),
+        (PROGRESS, {"step": 2.0}, "step is 2.0, expected a whole number"),
         (PROGRESS, {"samples_consumed": -8}, "is impossible"),
         (PROGRESS, {"schedule_start": 3}, "is impossible"),
-        (PROGRESS, {"loss_scale": {"value": "x", "clean_steps": 0}}, "loss_scale: value is 'x', expected float"),
-        (PROGRESS, {"train_seconds": None}, "train_seconds is None, expected float"),
-        (PROGRESS, {"arguments": []}, "arguments is [], expected dict"),
+        (PROGRESS, {"loss_scale": {"value": "x", "clean_steps": 0}}, "loss_scale: value is 'x', expected a number"),
+        (PROGRESS, {"train_seconds": None}, "train_seconds is None, expected a number"),
+        (PROGRESS, {"arguments": []}, "arguments is [], expected an object"),
     ],
     ids=str,
 )
@@ -77,29 +77,28 @@ def test_values_that_no_run_has_written_are_refused(inputs, finished, tmp_path, 
 
 
 def test_fields_are_checked_by_type():
-    @dataclass
-    class Inner:
-        numbers: list[float]
-
-    @dataclass
-    class Outer:
-        inner: Inner
-        name: str | None = None
-        rest: dict[str, int] = field(default_factory=dict)
-
-    from utils.files import from_json
-
-    found = from_json(Outer, {"inner": {"numbers": [1, 2.5]}, "name": None, "other": 1}, "f")
-    assert found == Outer(Inner([1, 2.5]))
+    kind = {"inner": {"numbers": list[float]}, "name": str | None, "rest": dict[str, int] | None}
+    value = {"inner": {"numbers": [1, 2.5]}, "other": 1}
+    assert from_json(kind, value, "f") == {**value, "name": None, "rest": None}
     for value, words in (
-        ({"inner": {"numbers": [1, "2"]}}, r"f: inner: numbers\[1\] is '2', expected float"),
-        ({"inner": []}, r"f: inner is \[\], expected Inner"),
+        ({"inner": {"numbers": [1, "2"]}}, r"f: inner: numbers\[1\] is '2', expected a number"),
+        ({"inner": []}, r"f: inner is \[\], expected an object"),
         ({"inner": {"numbers": []}, "name": 5}, "f: name is 5"),
-        ({"inner": {"numbers": []}, "rest": {"a": True}}, "f: rest: a is True, expected int"),
-        ({}, "f: inner is missing"),
+        ({"inner": {"numbers": []}, "rest": {"a": True}}, "f: rest is .*, expected "),
+        ({}, "f: inner is None, expected an object"),
     ):
         with pytest.raises(UserError, match=words):
-            from_json(Outer, value, "f")
+            from_json(kind, value, "f")
+
+
+@pytest.mark.parametrize("entry", [{"step": 3}, {"step": 3, "f1": None}, {"step": 3.0, "f1": 1.0}], ids=str)
+def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
+    (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1}, entry]))
+    with pytest.raises(UserError, match=r"evaluations.json\[1\]: (step|f1) is"):
+        read_evaluations(tmp_path, "f1", 3)
+    (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1}]))
+    with pytest.raises(UserError, match="best, the model with the best score, is gone"):
+        read_evaluations(tmp_path, "f1", 3)
 
 
 @pytest.mark.parametrize("change", ["renamed", "removed"])
@@ -119,7 +118,7 @@ def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypa
     assert not folder.exists()
     saved = moved if change == "renamed" else next(folder.parent.glob("phase1-removed-*"))
     assert (saved / "3" / "manifest.json").is_file()
-    assert read_fields(moved / RECORD_FILE, "", RunRecord).identity if change == "renamed" else True
+    assert read_json(moved / RECORD_FILE, "", RunRecord).identity if change == "renamed" else True
 
 
 def test_a_runs_folder_stands_for_its_best_model_else_for_the_newest_step(finished, tmp_path, capsys):

@@ -108,8 +108,9 @@ def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
     (tmp_path / "folder" / "around").symlink_to(tmp_path / "folder")
     found = find_files([str(tmp_path / "folder")], (".txt",))
     assert found == [str(tmp_path / "folder" / "link" / "a.txt")]
-    with pytest.raises(UserError, match=r"a.txt is named twice"):
-        find_files([str(tmp_path / "elsewhere"), str(tmp_path / "elsewhere" / "a.txt")], (".txt",))
+    for again in ("elsewhere/a.txt", "folder/../elsewhere", "folder"):
+        with pytest.raises(UserError, match=r"a.txt is named twice"):
+            find_files([str(tmp_path / "elsewhere"), f"{tmp_path}/{again}"], (".txt",))
 
 
 def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):

@@ -6,9 +6,9 @@ from conftest import ROOT
 from launch_scripts import Checkout, pretraining_runs
 
 from arguments import make_run_config
-from checkpoint.model_choice import choose_model
+from checkpoint.model_choice import choose_model, read_config
 from diagnostics.estimates import MemorySettings, estimate_memory
-from encoders.bert import BertConfig, BertForPreTraining
+from encoders.bert import BertForPreTraining
 
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
@@ -16,7 +16,7 @@ LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
 
 @pytest.mark.parametrize(("name", "millions"), [("0.7b", 732), ("1.3b", 1281), ("13b", 12797)])
 def test_a_config_has_the_number_of_parameters_of_its_name(name, millions):
-    config = BertConfig.from_json_file(ROOT / "bert_configs" / f"bert-{name}-uncased.json")
+    config = read_config(ROOT / "bert_configs" / f"bert-{name}-uncased.json")
     with torch.device("meta"):
         model = BertForPreTraining(config)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions

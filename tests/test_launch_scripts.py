@@ -195,16 +195,16 @@ RUNS = {
                            ("train eval", "train+eval"), ("eval_prediction", "eval+predict"))},
     "modernbert: both phases of the base model on eight GPUs": (
         "run_modernbert.sh", {},
-        *[f"model=modernbert-base processes=8 masked_lm_prob=0.3 optimizer=AdamW lr_decay=warmup_stable_decay amp=True "
-          f"beta2=0.98 {phase}" for phase in (
+        *[f"model=modernbert-base processes=8 masked_lm_prob=0.3 optimizer=NorMuon lr_decay=warmup_stable_decay "
+          f"amp=True beta2=0.98 {phase}" for phase in (
               "phase1=True max_seq_length=1024 max_predictions_per_seq=307 theta=10000.0",
               "phase2=True max_seq_length=8192 max_predictions_per_seq=2458 theta=160000.0 "
               "from_phase1_final_params=results/modernbert-base/phase1/10000")]),
     "modernbert: each position": (
-        "run_modernbert.sh bert_configs/modernbert-mini.json Muon fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 d2",
+        "run_modernbert.sh bert_configs/modernbert-mini.json '' fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 d2",
         {"EXTRA_ARGS": "--max-grad-norm 2"},
-        *[f"optimizer=Muon amp=False device=cpu max_grad_norm=2.0 num_steps_per_checkpoint=10 seed=11 {phase}"
-          for phase in (
+        *[f"optimizer=NorMuon weight_decay=0.1 amp=False device=cpu max_grad_norm=2.0 num_steps_per_checkpoint=10 "
+          f"seed=11 {phase}" for phase in (
               "batch_size=3 gradient_merge_steps=4 learning_rate=0.5 max_steps=6 input_dir=d1",
               "batch_size=7 gradient_merge_steps=8 learning_rate=0.25 max_steps=9 input_dir=d2")]),
 }  # fmt: skip
@@ -290,7 +290,7 @@ BAD = {
     ],
     "run_modernbert.sh": [
         ("nothing.json", ["config_file", "nothing.json"]),
-        ("'' Lamb", ["optimizer", "AdamW, Muon"]),
+        ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
         ("$(source scripts/configs/modernbert_config.sh && x900)", ["x900", *presets("modernbert_config.sh")]),
     ],
 }

@@ -25,7 +25,7 @@ from small_runs import run_here
 import run_pretraining
 import run_squad
 from encoders.bert import BertConfig
-from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
+from tasks.squad_features import SquadDataset
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError, is_out_of_memory
@@ -164,14 +164,6 @@ def test_what_allocators_raise(error):
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
-def test_shards_without_a_masked_token_are_refused(tmp_path, tiny_config):
-    rows = sample_rows(32, 32, 5, 0)
-    rows["masked_lm_positions"][:] = rows["masked_lm_ids"][:] = 0
-    write_shard(tmp_path / "shards" / "a.hdf5", rows)
-    result = run(*pretraining_command(tmp_path / "shards", tiny_config, tmp_path / "out", "--max-steps", 3))
-    assert_refused(result, str(tmp_path / "shards" / "a.hdf5"), "without a masked token")
-
-
 def test_attributes_that_are_arrays(tmp_path, tiny_config):
     for name, values in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3])):
         attributes = {"vocab_sha256": np.array(values), "note": np.array([b"\xff", b"x"])}
@@ -217,27 +209,6 @@ def test_lone_surrogates_in_squad_keep_the_answers_place(tmp_path, tokenizer):
     path = squad_file(tmp_path, "it was \ud83d Bob \udc00 again", question="who \ud800?")
     dataset = SquadDataset(read_squad(path), tokenizer, training=True)
     assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == "Bob"
-
-
-def test_a_context_of_a_million_characters_takes_time_in_proportion(tmp_path, tokenizer):
-    words = "the cat sat on the mat " * 45_000
-    dataset = SquadDataset(read_squad(squad_file(tmp_path, words + "Bob")), tokenizer, training=True)
-    assert len(words) > 1_000_000 and dataset.lengths[:-1].max() <= 384
-    covered = [last - first for first, last in dataset.max_context]
-    assert sum(covered) == len(tokenizer.tokenize(words + "Bob")), "every token has one window of most context"
-    assert dataset.text(len(dataset) - 1, dataset.start_positions[-1], dataset.end_positions[-1]) == "Bob"
-
-
-def test_max_context_is_googles():
-    for num_tokens, capacity, stride in [(50, 20, 7), (61, 16, 16), (40, 12, 5), (30, 10, 1)]:
-        windows = window_bounds(num_tokens, capacity, stride)
-        for index, (first, last) in enumerate(max_context_bounds(windows)):
-            for token in range(first, last):
-                scores = [
-                    min(token - start, stop - 1 - token) + 0.01 * (stop - start) if start <= token < stop else -1
-                    for start, stop in windows
-                ]
-                assert scores.index(max(scores)) == index
 
 
 @pytest.mark.parametrize("start", [10**18, -(10**18)])

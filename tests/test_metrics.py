@@ -12,7 +12,8 @@ import torch
 from conftest import ROOT, log_entries, reported
 from small_runs import run_here, steps_in, train
 
-from encoders.bert import BertConfig, BertForPreTraining
+from checkpoint.model_choice import read_config
+from encoders.bert import BertForPreTraining
 from metrics.sinks import DLLoggerJsonSink, Reporter, make_reporter
 from metrics.text import format_duration, format_metrics
 from metrics.throughput import GlobalBatchStats, MeasuringWindow
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("length", "masked", "gigaflops"), [(128, 20, 240.6), (512, 80, 1020.5)])
 def test_training_flops_of_bert_large_match_the_published_formula(length, masked, gigaflops):
     with torch.device("meta"):
-        model = BertForPreTraining(BertConfig.from_json_file(ROOT / "bert_configs" / "bert-large-uncased.json"))
+        model = BertForPreTraining(read_config(ROOT / "bert_configs" / "bert-large-uncased.json"))
     flops = model.training_flops([length], masked)
     assert flops / 1e9 == pytest.approx(gigaflops, abs=0.05)
     assert model.training_flops([length] * 3, 3 * masked) == pytest.approx(3 * flops)

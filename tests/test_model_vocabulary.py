@@ -12,7 +12,11 @@ from conftest import TINY, VOCAB_FILE
 from test_hugging_face_tokenizers import file_of
 from test_tokenizer import sample_texts
 
+from checkpoint.weights import load_pretrained
 from data import prepare
+from encoders.roberta import RobertaConfig
+from modeling import MODELS
+from tasks.sentence_folders import EmbeddingSettings
 from tokenizer import load_tokenizer
 from tokenizer_formats.files import find_tokenizer
 
@@ -132,9 +136,37 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     )
 
 
-def test_the_positions_of_roberta_do_not_let_its_vocabulary_be_replaced(model, tmp_path):
-    with pytest.raises(prepare.UserError, match="use --extend"):
-        change(tmp_path, "--replace", model("roberta"))
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "bpe"])
+def test_the_positions_of_roberta_move_with_the_id_of_the_padding_token(tokenizer, model, tmp_path):
+    source = model("roberta")
+    result = change(tmp_path, "--replace", source, "--vocab-size", 700, "--tokenizer", tokenizer) / "model"
+    ours = load_pretrained(MODELS[RobertaConfig]["masked_lm"], result).eval()
+    models = [transformers.AutoModelForMaskedLM.from_pretrained(path).eval() for path in (source, result)]
+    with torch.no_grad():
+        for each in models:
+            each.get_input_embeddings().weight[10:15] = torch.arange(160.0).view(5, 32) / 99
+        ours.word_embeddings.weight[10:15] = torch.arange(160.0).view(5, 32) / 99
+        outputs = [each.roberta(torch.arange(10, 15)[None]).last_hidden_state for each in (*models, ours)]
+    assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
+    for found in outputs[1:]:
+        torch.testing.assert_close(found, outputs[0])
+    peer = transformers.AutoTokenizer.from_pretrained(result)
+    assert peer(LINES[0], add_special_tokens=False)["input_ids"] == load_tokenizer(find_tokenizer(result)).encode(
+        LINES[0]
+    )
+
+
+def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
+    source, settings = model("wordpiece"), EmbeddingSettings("first", True, {"query": "q: "})
+    for name, content in settings.files(TINY["hidden_size"], 40).items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(content)
+    result = change(tmp_path, "--extend", source, "--add", 20) / "model"
+    assert EmbeddingSettings.read(result) == settings
+    package = pytest.importorskip("sentence_transformers")
+    before, after = (package.SentenceTransformer(str(path), device="cpu") for path in (source, result))
+    assert after.max_seq_length == before.max_seq_length == 40
+    np.testing.assert_allclose(*(each.encode(["the cat"], prompt_name="query") for each in (before, after)), atol=1e-6)
 
 
 @pytest.mark.parametrize(

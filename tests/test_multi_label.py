@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, fine_tuning_words
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers import BertTokenizerFast, pipeline
@@ -45,10 +45,8 @@ def test_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
     encoded = BertTokenizerFast(vocab=str(VOCAB_FILE))(list(TEXTS), padding=True, return_tensors="pt")
     expected = peer(**encoded, labels=torch.from_numpy(labels_NC).float())
     expected.loss.backward()
-    model, limits = (
-        load_pretrained(BertForSequenceClassification, tmp_path).eval(),
-        MicroBatchLimits.for_batch(8, 16, 0, num_sizes),
-    )
+    model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
+    limits = MicroBatchLimits.for_batch(8, 16, 0, num_sizes)
     (micro_batch,) = make_step_batch(dataset, np.arange(5), limits).micro_batches
     sums = task.sums(model, micro_batch)
     filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
@@ -64,14 +62,23 @@ def test_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
 def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.0}))
     path = write(tmp_path / "a.csv", TEXTS)
-    command = [
-        *("--config-file", tmp_path / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu"),
-        *("--output-dir", tmp_path, "--report-file", tmp_path / "report.json", "--show-config", "false"),
+    train = write(tmp_path / "b.csv", dict(reversed(TEXTS.items())))
+    flags = [
         *("--task-name", "multi-label", "--max-seq-length", 16, "--text-column", "text", "--label-column", "label"),
-        *("--do-train", "--train-file", path, "--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path),
+        *(
+            "--do-train",
+            "--train-file",
+            train,
+            "--do-eval",
+            "--eval-file",
+            path,
+            "--do-predict",
+            "--predict-file",
+            path,
+        ),
         *("--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60),
     ]
-    assert run_glue.main([str(word) for word in command]) == 0
+    assert run_glue.main(fine_tuning_words(tmp_path / "config.json", tmp_path, *flags)) == 0
     folder = tmp_path / "custom" / "multi-label"
     scores = json.loads((folder / "scores.json").read_text())
     assert {name: scores[name] for name in SPEC.metrics} == dict.fromkeys(SPEC.metrics, 1.0)

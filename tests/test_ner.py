@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, fine_tuning_words
 from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import BertTokenizerFast
@@ -125,14 +125,10 @@ def test_entities_are_those_of_seqeval():
 
 def run(folder: Path, *flags) -> Path:
     (folder / "config.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.0}))
-    command = [
-        *("--config-file", folder / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu", "--task-name", "ner"),
-        *("--output-dir", folder / "out", "--report-file", folder / "report.json", "--show-config", "false"),
-        *("--max-seq-length", 24, *flags),
-    ]
     if "--do-train" in flags:
-        command += ["--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 15]
-    assert run_glue.main([str(word) for word in command]) == 0
+        flags += ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 15)
+    flags = ("--task-name", "ner", "--max-seq-length", 24, *flags)
+    assert run_glue.main(fine_tuning_words(folder / "config.json", folder / "out", *flags)) == 0
     return folder / "out" / "custom" / "ner"
 
 
@@ -157,18 +153,15 @@ def test_json_lines_have_spans_of_characters(tmp_path):
     rows = []
     for words, tags in sentences(24, 0):
         text = " ".join(words[:-1]) + "."
-        spans = [
-            {
-                "start": text.index(words[first]),
-                "end": text.index(words[stop - 1]) + len(words[stop - 1]),
-                "label": kind,
-            }
-            for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1])
-        ]
+        spans = []
+        for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1]):
+            end = text.index(words[stop - 1]) + len(words[stop - 1])
+            spans.append({"start": text.index(words[first]), "end": end, "label": kind})
         rows.append({"text": text, "spans": spans})
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = ("--train-file", path, "--eval-file", path, "--predict-file", path)
+    (train := tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
+    files = ("--train-file", train, "--eval-file", path, "--predict-file", path)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
     assert json.loads((folder / "scores.json").read_text())["f1"] == 1
     assert [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()] == rows

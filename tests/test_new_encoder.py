@@ -36,6 +36,10 @@ class NovelBlock(nn.Module):
         self.gate_and_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False, stacked=2)
         self.down = Linear(config.intermediate_size, config.hidden_size)
 
+    def forward(self, hidden_TE: Tensor) -> Tensor:
+        gate_TI, up_TI = self.gate_and_up(self.scale(hidden_TE)).chunk(2, dim=1)
+        return hidden_TE + self.down(gate_TI.sigmoid() * up_TI)
+
 
 class NovelModel(EncoderModel):
     base_model_prefix = "novel"
@@ -56,10 +60,12 @@ class NovelModel(EncoderModel):
         value.fill_(0.5)
 
     def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
-        raise NotImplementedError
+        for block in self.blocks:
+            hidden_TE = block(hidden_TE)
+        return hidden_TE if output_R is None else hidden_TE[output_R]
 
     def prepare_attentions(self, stream, hidden_TE: Tensor) -> list[PreparedAttention]:
-        raise NotImplementedError
+        return []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ Sharding is in test_sharding.py and test_sharded_runs.py.
 """
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +23,7 @@ from encoders.bert import BertConfig, BertForPreTraining
 from optimizer import make_optimizer
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
-from parallelize import check_parallel, parallelize
+from parallelize import check_parallel, compile_model, parallelize
 from precision import Precision
 from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
@@ -124,6 +125,21 @@ def test_compile_applies_to_the_layers_or_the_model(what):
     assert is_compiled(model) == (what == "model")
     assert [is_compiled(layer) for layer in model.bert.encoder.layer] == [what == "layers"] * 2
     assert model.bert.attention_implementation == ("auto" if what == "none" else "padded")
+
+
+def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the_eager_one(monkeypatch):
+    """Traced as for a GPU, and run on the CPU without code generation."""
+    compile_function, (share,) = torch.compile, shares_of_step(7, 1)
+    monkeypatch.setattr(torch, "compile", partial(compile_function, backend="aot_eager"))
+    eager, compiled = make_parallel(), make_parallel()
+    compile_model(compiled.model, "layers", torch.device("cuda"))
+    for layer in compiled.model.layers:
+        layer._compiled_call_impl = None  # the layers are compared below
+    assert compiled.model.cross_entropy is not eager.model.cross_entropy
+    for parallel in (eager, compiled):
+        TASK.loss(TASK.sums(parallel.module, share.micro_batches[0]), 7, 7).backward()
+    for name, p in eager.model.named_parameters():
+        torch.testing.assert_close(compiled.model.get_parameter(name).grad, p.grad, msg=name)
 
 
 @pytest.mark.parametrize(("what", "graphs"), [("layers", 2), ("model", 1)])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
+from test_hdf5_shards import assert_opening_fails
 
 from data_loading.pretraining_dataset import PretrainingDataset
 from tasks.pretraining import PretrainingTask
@@ -142,13 +143,6 @@ def test_loss_is_the_sum_of_both_mean_losses():
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
-
-
-def assert_opening_fails(folder, *words):
-    with pytest.raises(UserError) as caught:
-        PretrainingDataset(folder, VOCAB_SIZE)
-    for word in words:
-        assert str(word) in str(caught.value)
 
 
 def test_folder_of_empty_shards_is_an_error(tmp_path, rows):

@@ -25,6 +25,9 @@ def repack(*arguments, code: int = 0) -> subprocess.CompletedProcess:
     return done
 
 
+ATTRIBUTES = {"names": ["a", "é"], "sizes": [1, 2], "share": 0.5, "is_cased": True, "note": "text"}
+
+
 def write_nvidia_shard(path: Path, n: int, seed: int) -> None:
     """As NVIDIA's create_pretraining_data.py writes them: wide types, gzip, chunks of h5py's choice."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +35,7 @@ def write_nvidia_shard(path: Path, n: int, seed: int) -> None:
         for key, values in sample_rows(n, 32, 5, seed).items():
             dtype = "i4" if key in ("input_ids", "masked_lm_positions", "masked_lm_ids") else "i1"
             file.create_dataset(key, data=values, dtype=dtype, compression="gzip")
+        file.attrs.update(ATTRIBUTES | {"none": h5py.Empty(np.int8)})
 
 
 @pytest.fixture
@@ -72,6 +76,7 @@ def test_nvidias_shards_become_contiguous_in_place(nvidia, workers):
         shard = Shard(path)
         assert shard.is_contiguous and shard.has_checksums
         assert shard.layouts["input_ids"].dtype == np.uint16
+        assert shard.attributes == ATTRIBUTES | {"none": None}
     assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
     assert "0 of 4 shards to repack" in repack(nvidia).stdout
 

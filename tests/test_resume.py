@@ -7,7 +7,6 @@ import random
 import re
 import resource
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -181,20 +180,6 @@ def test_phase_2_from_an_unfinished_phase_1_is_refused(inputs, tmp_path):
     assert steps_in(tmp_path, "phase2") == []
 
 
-def test_checkpoint_of_another_optimizer_is_an_error(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 2))
-    result = run_here(inputs.command(tmp_path, "--max-steps", 4, *resuming(tmp_path), "--optimizer", "AdamW"))
-    assert_refused(result, "phase1/2", "Lamb", "AdamW", "--from-pretrained-params")
-    assert steps_in(tmp_path) == ["2"]
-
-
-def test_checkpoint_of_another_phase_is_an_error(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 2))
-    folder = steps_folder(tmp_path) / "2"
-    result = run_here(inputs.command(tmp_path, "--max-steps", 4, "--phase2", "--from-checkpoint", folder))
-    assert_refused(result, str(folder), "phase1", "--from-phase1-final-params")
-
-
 def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
     train(inputs.command(tmp_path / "run", "--max-steps", 2))
     folder = steps_folder(tmp_path / "run")
@@ -220,18 +205,6 @@ def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
     before = files_of(steps_folder(tmp_path))
     assert "step 3 of 3" in train(command).stdout
     assert files_of(steps_folder(tmp_path)) == before
-
-
-def test_a_folder_of_steps_has_one_writer_until_that_process_ends(inputs, tmp_path):
-    flags = ("--max-steps", 100_000, "--log-freq", 1, "--num-steps-per-checkpoint", 2)
-    first = start(inputs.command(tmp_path, *flags), tmp_path / "first")
-    wait_until(lambda: any(name.isdigit() for name in steps_in(tmp_path)))  # a complete checkpoint
-    second = inputs.command(tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json")
-    assert_refused(run_here(second), str(steps_folder(tmp_path)), f"process {first.pid} on {socket.gethostname()}")
-    assert first.is_alive() and not (tmp_path / "second.json").exists()
-    first.kill()
-    first.join()
-    assert f"resumed from {steps_folder(tmp_path)}" in train([*second, "--steps-this-run", "1"]).stdout
 
 
 def test_a_disk_that_is_full_at_the_start_is_named_with_the_path(inputs, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, reported
+from conftest import TINY, fine_tuning_words, reported
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
@@ -57,8 +57,8 @@ def files(tmp_path_factory) -> Path:
     for name, rows in (("train", train), ("dev", dev)):
         scored = [("0", "g", "f", "y", "0", "n", "n", text, "a stone", f"{4.5 * int(y):.3f}") for text, y in rows]
         write_tsv(folder / "STS-B" / f"{name}.tsv", (*columns, "score"), *scored)
-    for name in ("train", "dev_matched", "dev_mismatched"):
-        labelled = [("0", text, "a stone", ("entailment", "contradiction")[int(label)]) for text, label in dev]
+    for name, rows in (("train", train), ("dev_matched", dev), ("dev_mismatched", dev)):
+        labelled = [("0", text, "a stone", ("entailment", "contradiction")[int(label)]) for text, label in rows]
         write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2", "gold_label"), *labelled)
     for name in ("test_matched", "test_mismatched"):
         pairs = [(index, text, "a stone") for index, text in texts]
@@ -73,12 +73,7 @@ def files(tmp_path_factory) -> Path:
 
 def words(files: Path, output: Path, *extra) -> list[str]:
     training = ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8) if "--do-train" in extra else ()
-    command = [
-        *("--config-file", files / "config.json", "--vocab-file", VOCAB_FILE, "--device", "cpu"),
-        *("--output-dir", output, "--report-file", output / "report.json", "--show-config", "false"),
-        *("--max-seq-length", 16, *training, *extra),
-    ]
-    return [str(word) for word in command]
+    return fine_tuning_words(files / "config.json", output, "--max-seq-length", 16, *training, *extra)
 
 
 def run(files: Path, output: Path, *extra) -> int:
@@ -135,15 +130,8 @@ def test_transformers_opens_the_checkpoint_and_predicts_the_same(trained):
 
 def test_a_checkpoint_is_scored_without_training_and_its_own_config_is_used(trained, files, tmp_path):
     argv = ["--output-dir", tmp_path, "--report-file", tmp_path / "report.json", "--show-config", "false"]
-    argv += [
-        "--max-seq-length",
-        16,
-        "--init-checkpoint",
-        trained,
-        "--device",
-        "cpu",
-        *sst_2(files, "--do-eval", "--do-predict"),
-    ]
+    argv += ["--max-seq-length", 16, "--init-checkpoint", trained, "--device", "cpu"]
+    argv += sst_2(files, "--do-eval", "--do-predict")
     assert run_glue.main([str(word) for word in argv]) == 0
     folder = tmp_path / "custom" / "sst-2"
     for name in ("scores.json", "SST-2.tsv"):
@@ -210,21 +198,6 @@ def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys
     assert "memory of each of 2 x cpu" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
 
 
-def test_labels_of_another_librarys_order_are_predicted_by_name(trained, files, tmp_path):
-    """The same weights with the ids of the labels swapped: the predictions are swapped too."""
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in ("config.json", "vocab.txt", "model.safetensors"):
-        (model / name).write_bytes((trained / "48" / name).read_bytes())
-    config = read_json(model / "config.json")
-    config |= {"id2label": {"0": "1", "1": "0"}, "label2id": {"1": 0, "0": 1}}
-    (model / "config.json").write_text(json.dumps(config))
-    assert run(files, tmp_path, *sst_2(files, "--do-eval", "--do-predict"), "--init-checkpoint", model) == 0
-    assert scores_in(tmp_path / "custom" / "sst-2") == {"accuracy": 0.0}
-    swapped = ["10"[int(label)] for label in predictions_in(trained / "SST-2.tsv")]
-    assert predictions_in(tmp_path / "custom" / "sst-2" / "SST-2.tsv") == swapped
-
-
 def own_files(files: Path, *tasks: str) -> tuple:
     given = {"--do-train": ("--train-file", "train.csv"), "--do-eval": ("--eval-file", "dev.csv")}
     given["--do-predict"] = ("--predict-file", "dev.csv")
@@ -268,7 +241,8 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
 
     other = tmp_path / "train.csv"
     other.write_text(other.read_text().replace(labels[0], "x").replace(labels[1], "y"))
-    flags = (*flags[:-1], other, "--init-checkpoint", model, "--output-dir", tmp_path / "other")
+    (tmp_path / "dev.csv").write_text("".join(other.read_text().splitlines(keepends=True)[:-1]))
+    flags = (*flags, "--init-checkpoint", model, "--output-dir", tmp_path / "other")
     assert run(files, tmp_path / "other", *flags) == 0
     output = capsys.readouterr()
     assert "classifier.weight" in output.out and "every text to score is in the training file" in output.out
@@ -291,11 +265,15 @@ def test_another_development_file_is_refused_when_the_run_is_resumed(files, tmp_
 
 def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path):
     flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--eval-steps", 6, "--resume-from-checkpoint")
-    flags += ("--num-steps-per-checkpoint", 10)
-    assert run(files, tmp_path / "whole", *flags) == 0
-    assert run(files, tmp_path / "parts", *flags, "--steps-this-run", 20) == 0
-    assert run(files, tmp_path / "parts", *flags) == 0
+    flags += ("--num-steps-per-checkpoint", 12)
     folders = [tmp_path / name / "custom" / "sst-2" for name in ("whole", "parts")]
+    assert run(files, tmp_path / "whole", *flags) == 0
+    assert run(files, tmp_path / "parts", *flags, "--steps-this-run", 24) == 0
+    assert not (folders[1] / "scores.json").exists()
+    history = read_json(folders[1] / "evaluations.json")
+    assert history.pop()["step"] == 24  # as if it was killed while it evaluated the checkpoint
+    (folders[1] / "evaluations.json").write_text(json.dumps(history))
+    assert run(files, tmp_path / "parts", *flags) == 0
     history = read_json(folders[0] / "evaluations.json")
     assert [entry["step"] for entry in history] == list(range(6, 49, 6))
     assert read_json(folders[1] / "evaluations.json") == history
@@ -347,21 +325,11 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
     assert all(torch.equal(weights[8][name], alone[name]) for name in alone)
     assert max(reported(tmp_path / "three" / "report-seed-9.json")) == 6
 
-
-def test_a_stopped_run_continues_to_the_same_weights_and_only_then_predicts(files, tmp_path):
-    config = {**read_json(files / "config.json"), "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 7, "--config-file", tmp_path / "config.json")
-    flags += ("--resume-from-checkpoint",)
-    assert run(files, tmp_path / "whole", *flags) == 0
-    assert run(files, tmp_path / "parts", *flags, "--steps-this-run", 3) == 0
-    folders = [tmp_path / name / "custom" / "sst-2" for name in ("whole", "parts")]
-    assert not (folders[1] / "scores.json").exists()
-    assert run(files, tmp_path / "parts", *flags) == 0
-    whole, parts = (load_file(folder / "7" / "model.safetensors") for folder in folders)
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert read_json(folders[0] / "scores.json") == read_json(folders[1] / "scores.json")
+    shutil.rmtree(folder / "seed-7")
+    with pytest.raises(UserError, match=r"seed-9 already holds step 6: add --resume-from-checkpoint .* or --overwrite"):
+        shutil.rmtree(folder / "seed-8")
+        run(files, tmp_path / "three", *flags, "--num-seeds", 3)
+    assert not (folder / "seed-7").exists()  # refused before the first seed's run
 
 
 def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
@@ -394,6 +362,7 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
+OWN = ("--eval-file", "{files}/dev.csv", "--text-column", "review", "--label-column", "verdict")
 SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("--init-checkpoint", "{model}")
 
 
@@ -408,6 +377,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
         (["--do-train", "--train-file", "a.csv", "--text-column", "a", "--label-column", "a"], "'a' is given twice"),
         (["--do-train", "--text-column", "a", "--label-column", "b"], "--do-train and --train-file go together"),
+        ([*OWN, "--do-train", "--train-file", "{files}/dev.csv"], "has the same content as the training file"),
         (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "--label-column"),
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
@@ -417,10 +387,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "64 positions"),
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
-        (
-            [*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED],
-            "--num-seeds has no effect without --do-train",
-        ),
+        ([*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED], "--num-seeds has no effect without --do-train"),
         (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
     ],
 )
@@ -434,12 +401,3 @@ def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, 
     (line,) = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
     assert says in line
     assert not (tmp_path / "output" / "custom").exists()
-
-
-def test_a_folder_with_checkpoints_names_the_flags_that_continue_and_start_again(files, tmp_path, capsys):
-    flags = (*sst_2(files, "--do-train"), "--max-steps", 1)
-    assert run(files, tmp_path, *flags) == 0
-    with pytest.raises(UserError, match=r"already holds step 1: add --resume-from-checkpoint .* or --overwrite"):
-        run(files, tmp_path, *flags)
-    assert run(files, tmp_path, *flags, "--overwrite") == 0
-    assert run(files, tmp_path, *flags, "--resume-from-checkpoint") == 0

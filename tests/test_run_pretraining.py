@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_refused, reported, sample_rows, write_shard
+from conftest import ROOT, reported, sample_rows, write_shard
 from processes import PATIENCE, exit_codes, start_several, torchrun, wait_until
 from safetensors.torch import load_file
-from small_runs import losses, run_here, steps_folder, steps_in, train, weights
+from small_runs import losses, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
 
 import precision
@@ -91,16 +91,7 @@ def test_seed_changes_the_losses(inputs, tmp_path):
 # --- what is learned --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        (),
-        ("--optimizer", "AdamW"),
-        ("--amp",),
-        ("--use-pure-fp16",),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("flags", [(), ("--optimizer", "AdamW"), ("--amp",), ("--use-pure-fp16",)], ids=" ".join)
 def test_loss_falls(inputs, tmp_path, flags):
     rate = 5e-3 if "AdamW" in flags else 3e-2
     train(inputs.command(tmp_path, "--max-steps", 80, "--learning-rate", rate, "--batch-size", 8, *flags))
@@ -116,13 +107,6 @@ def test_bfloat16_is_close_to_float32_and_saves_float32_weights(inputs, tmp_path
     assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=5e-3)
     assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")
     assert {tensor.dtype for tensor in weights(tmp_path / "bf16", 8).values()} == {torch.float32}
-
-
-def test_float16_is_an_error_on_a_processor_without_it(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(precision, "has_float16", lambda device: False)
-    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 2, "--amp", "--amp-dtype", "float16"))
-    assert_refused(result, "--amp-dtype float16", "bfloat16")
-    assert not (tmp_path / "output").exists()
 
 
 def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_path, monkeypatch):

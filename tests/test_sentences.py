@@ -104,7 +104,7 @@ def test_missing_or_foreign_parameters_are_an_error(tmp_path):
     path = tmp_path / "params.json"
     for content in ('{"abbreviations": []}', "[]", '{"abbreviations": 5}'):
         path.write_text(content)
-        with pytest.raises(UserError, match=r"params\.json do not have this project's format"):
+        with pytest.raises(UserError, match=r"sentence parameters .*params\.json"):
             get_splitter("punkt", params_file=path)
     path.write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):

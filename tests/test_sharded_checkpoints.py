@@ -21,6 +21,8 @@ import checkpoint.writer
 import run_pretraining
 from checkpoint.folder import checkpoint_steps, verify_checkpoint
 from checkpoint.writer import CheckpointWriter
+from optimizer import SPECS
+from optimizers.protocol import OptimizerSpec, StateLayout, StateTensor, adam_state
 from trainer import Trainer
 
 STEP = 2
@@ -72,10 +74,10 @@ def forbid_gathering() -> None:
         setattr(dist, name, guarded)
 
     Trainer.training_step = step
-    for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "all_gather_single"):
+    for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_single"):
         if hasattr(dist, name):  # the last one is new in torch 2.13
             guard(name)
-    for name in ("all_gather", "gather", "all_gather_object", "gather_object", "broadcast_object_list", "scatter"):
+    for name in ("gather", "all_gather_object", "gather_object", "broadcast_object_list", "scatter"):
         setattr(dist, name, refuse(f"dist.{name}"))
 
 
@@ -109,20 +111,6 @@ def step_folder(output: Path) -> Path:
 
 def test_save_and_resume_neither_pickle_nor_gather(saved):
     assert checkpoint_steps(steps_folder(saved)) == [1, 2] and progress(saved, STEP)["step"] == STEP
-
-
-def test_a_folder_of_a_sharded_run_opens_in_transformers(saved):
-    # Imported here, since the processes of the other tests would wait seconds for it.
-    from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
-
-    folder = step_folder(saved)
-    model, loading = AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    tensors = load_file(folder / "model.safetensors")
-    for name, p in model.named_parameters():
-        assert torch.equal(p, tensors[name]), name
-    assert AutoModel.from_pretrained(folder).config.vocab_size == 1210
-    assert len(AutoTokenizer.from_pretrained(folder)) == 1210
 
 
 def test_the_vocabularys_padding_is_not_in_the_folder(saved):
@@ -293,3 +281,39 @@ def test_storage_that_not_all_nodes_see_is_one_error_line(saved, inputs, tmp_pat
     assert "must be on storage that all machines share" in line and "output/custom/phase1" in line
     assert not (folders[1] / "output").exists()
     assert not list(folders[0].rglob(".probe-*"))
+
+
+# --- state that is no row of its parameter ----------------------------------------------------------------------------
+
+
+class AdamW(torch.optim.AdamW):
+    """With a vector per parameter that every rank has, such as a factor of a preconditioner."""
+
+    def step(self) -> None:
+        super().step()
+        for state in self.state.values():
+            state["factor"] = state.get("factor", torch.zeros(3)) + torch.arange(1.0, 4.0)
+
+
+def state_with_factors(model, shapes) -> StateLayout:
+    factor = {"factor": StateTensor((3,), "all")}
+    return {name: tensors | factor for name, tensors in adam_state(model, shapes).items()}
+
+
+def pretrain_with_factors(*commands: Command) -> int:
+    make = SPECS["AdamW"].make
+    torch.optim.AdamW = AdamW
+    SPECS["AdamW"] = OptimizerSpec(make, state_with_factors)
+    return pretrain(*commands)
+
+
+def test_state_that_every_rank_has_is_saved_once_and_restored_at_any_number_of_ranks(inputs, tmp_path):
+    argv = inputs.command(tmp_path, "--max-steps", 4, "--optimizer", "AdamW", *resuming(tmp_path))
+    commands = [
+        Command(count, [*argv, "--steps-this-run", str(steps), *map(str, SHARDED if count > 1 else ())])
+        for count, steps in ((2, 2), (1, 1), (2, 1))
+    ]
+    run_ranks(2, tmp_path / "logs", pretrain_with_factors, *commands).check()
+    tensors = load_file(steps_folder(tmp_path) / "4" / "model_optimizer.safetensors")
+    factors = [tensor.tolist() for name, tensor in tensors.items() if name.endswith(".factor")]
+    assert len(factors) == len(tensors) / 4 and all(factor == [4, 8, 12] for factor in factors)

@@ -203,6 +203,35 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(inputs,
     assert all(bool(torch.isfinite(value).all()) for value in weights(tmp_path / "run", 3).values())
 
 
+def pretrain_with_a_faulty_copy(commands: list[Command]) -> int:
+    """One weight of the last rank has another bit in the first run, and another size in the second one."""
+    take_gradients = LocalShards.take_gradients
+    faults = iter((lambda weight: weight.view(torch.int32)[:1].bitwise_xor_(16), lambda weight: weight[:1].fill_(1e3)))
+    for command in commands:
+        spoil = next(faults)
+
+        def take_and_spoil(shards: LocalShards, spoil=spoil) -> None:
+            take_gradients(shards)
+            if rank() == 3:
+                spoil(shards.shards["bert.pooler.dense.weight"].data)
+
+        LocalShards.take_gradients = take_and_spoil
+        if code := pretrain(command):
+            return code
+    return 0
+
+
+def test_copies_of_a_hybrid_mesh_are_compared_at_each_checkpoint(inputs, tmp_path):
+    argvs = [inputs.command(tmp_path / name, "--max-steps", 1, *LAYOUTS["hybrid 2x2"][1]) for name in ("bit", "size")]
+    commands = [Command(4, argv) for argv in argvs]
+    result = run_ranks(4, tmp_path / "logs", pretrain_with_a_faulty_copy, commands)
+    assert result.exit_codes == [2] * 4, result.errors
+    (line,) = result.error_lines()
+    assert "step 1: the copies of the weights" in line and steps_in(tmp_path / "size") == []
+    assert "warning: step 1: the copies" in (tmp_path / "logs" / "0.out").read_text()
+    assert steps_in(tmp_path / "bit") == ["1"]
+
+
 # --- one error line in total ------------------------------------------------------------------------------------------
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from encoders.modules import Linear
 from optimizer import apply_step
 from optimizers.lamb import Lamb
-from optimizers.muon import Muon, divide, muon_groups
-from optimizers.norms import total_norm
+from optimizers.muon import NorMuon, divide, muon_groups
+from optimizers.norms import sum_over_shards, total_norm
 from optimizers.protocol import gradients, parameter_groups
 from parallel.fsdp import fill_shards, make_mesh, shard_model
 from utils.errors import UserError
@@ -82,17 +82,18 @@ def make_adamw(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameter_groups(MODEL, 0.01, named), 0.01, fused=True)
 
 
-def make_muon(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return Muon(muon_groups(MODEL, 0.01, named), 0.01, shard_group=group)
+def make_normuon(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
+    return NorMuon(muon_groups(MODEL, 0.01, named), 0.01, shard_group=group)
 
 
-MAKERS = {"Muon": make_muon, "LAMB": make_lamb, "DeepSpeed's LAMB": make_lamb_of_deepspeed, "AdamW": make_adamw}
+MAKERS = {"NorMuon": make_normuon, "LAMB": make_lamb, "DeepSpeed's LAMB": make_lamb_of_deepspeed, "AdamW": make_adamw}
 
 
 def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
     """20 steps on shards against 20 steps on whole tensors, for each optimizer, with clipping in apply_step too."""
     dist.init_process_group("gloo")
     mesh = make_mesh("cpu", shard_degree, replicate_degree)
+    assert len(dist.distributed_c10d._world.pg_map) <= 3, "a rank makes no groups of others"
     group, shard_rank = mesh["shard"].get_group(), mesh["shard"].get_local_rank()
     for name, make in MAKERS.items():
         initial = random_tensors(0)
@@ -123,12 +124,12 @@ def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(tmp_pat
 
 
 def compare_replicas() -> None:
-    """20 steps of Muon with the matrices divided among replicas against one process."""
+    """20 steps of NorMuon with the matrices divided among replicas against one process."""
     dist.init_process_group("gloo")
     weights = random_tensors(0)
     alone, shared = ({key: nn.Parameter(value.clone()) for key, value in weights.items()} for _ in range(2))
     groups = [muon_groups(MODEL, 0.01, parameters) for parameters in (alone, shared)]
-    optimizers = Muon(groups[0], 0.01), Muon(groups[1], 0.01, replica_group=dist.group.WORLD)
+    optimizers = NorMuon(groups[0], 0.01), NorMuon(groups[1], 0.01, replica_group=dist.group.WORLD)
     for step in range(STEPS):
         for parameters, optimizer in zip((alone, shared), optimizers, strict=True):
             for key, gradient in random_tensors(1 + step).items():
@@ -149,9 +150,11 @@ def test_the_most_expensive_matrices_are_on_different_ranks():
     assert max(sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(3)) == 7
 
 
-def take_a_norm_with_nan() -> None:
+def take_norms() -> None:
     dist.init_process_group("gloo")
     group = make_mesh("cpu", 3)["shard"].get_group()
+    parts = torch.tensor([[1.0, 2**-53, 2**-53], [2**-53, 1.0, 2**-53], [2**-53, 2**-53, 1.0]], dtype=torch.float64)
+    assert torch.equal(sum_over_shards(parts[rank()], group), parts.sum(dim=0)), "the order of the sum matters"
     shards = {key: nn.Parameter(own_rows(value, 3, rank()).clone()) for key, value in random_tensors(0).items()}
     for number, factor in enumerate([1.0, torch.inf, torch.nan]):
         for shard in shards.values():
@@ -167,8 +170,8 @@ def take_a_norm_with_nan() -> None:
         assert not any(same) if number == 0 else all(same)
 
 
-def test_a_number_that_is_not_finite_on_one_rank_stops_the_step_of_all(tmp_path):
-    run_ranks(3, tmp_path, take_a_norm_with_nan).check()
+def test_norms_have_equal_bits_on_copies_and_one_that_is_not_finite_stops_the_step_of_all(tmp_path):
+    run_ranks(3, tmp_path, take_norms).check()
 
 
 # --- a model of the user's own ----------------------------------------------------------------------------------------

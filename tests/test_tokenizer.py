@@ -4,6 +4,7 @@ import bz2
 import json
 import re
 import sys
+import tracemalloc
 import unicodedata
 from functools import cache
 from itertools import pairwise
@@ -222,6 +223,15 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
 def test_uncased_examples(text, tokens):
     got = ours(True).tokenize(text)
     assert got == tokens if tokens is not None else got[0] != "[UNK]"
+
+
+def test_a_text_without_spaces_needs_little_memory():
+    tracemalloc.start()
+    text = "q" * 100_000
+    assert ours(True).encode_text(text)[1].tolist() == [[0, len(text)]]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * len(text)
 
 
 def test_cased_text_keeps_its_case_and_accents():

@@ -1,8 +1,11 @@
 // A stand-in for the CUDA runtime, its driver and cuBLAS: one H100 that takes every call and computes nothing. Device
 // memory is the host's, small copies copy, kernels do not run. build.py adds the functions that need only to succeed.
+// With STAND_IN_DELAYS_COPIES, copies and memsets run in order when the host waits for them, or one for each query of an
+// event, and the pinned memory that one will write is poisoned before.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,33 +73,68 @@ const char *cudaGetErrorName(cudaError_t error) { return "a stand-in's error"; }
 
 static struct { char *start; size_t size; } pinned[1 << 16];
 static int num_pinned;
+static struct { char *to, *from; size_t size; int value, is_snapshot; } delayed[1 << 20];
+static long num_delayed, num_run;  // since the start
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-cudaError_t cudaMalloc(void **pointer, size_t size) { return *pointer = malloc(size), cudaSuccess; }
-cudaError_t cudaFree(void *pointer) { return free(pointer), cudaSuccess; }
-cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
-  *pointer = malloc(size);
+static int pin(void *start, size_t size) {
+  pthread_mutex_lock(&lock);
   if (num_pinned < 1 << 16) {
-    pinned[num_pinned].start = *pointer;
+    pinned[num_pinned].start = start;
     pinned[num_pinned++].size = size;
   }
+  return pthread_mutex_unlock(&lock);
+}
+static int is_pinned(const char *pointer) {
+  for (int i = 0; i < num_pinned; i++)
+    if (pointer >= pinned[i].start && pointer < pinned[i].start + pinned[i].size) return 1;
+  return 0;
+}
+cudaError_t cudaMalloc(void **pointer, size_t size) { return *pointer = malloc(size), cudaSuccess; }
+cudaError_t cudaFree(void *pointer) { return free(pointer), cudaSuccess; }
+cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) { return pin(*pointer = malloc(size), size); }
+cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) { return pin(pointer, size); }
+cudaError_t cudaHostUnregister(void *pointer) {
+  for (int i = 0; i < num_pinned; i++)
+    if (pinned[i].start == pointer) pinned[i].size = 0;
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
   *attributes = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered};
-  for (int i = 0; i < num_pinned; i++)
-    if ((char *)pointer >= pinned[i].start && (char *)pointer < pinned[i].start + pinned[i].size)
-      attributes->type = cudaMemoryTypeHost;
+  if (is_pinned(pointer)) attributes->type = cudaMemoryTypeHost;
   return cudaSuccess;
+}
+
+static cudaError_t run_delayed(long count) {
+  pthread_mutex_lock(&lock);
+  for (; num_run < count; num_run++) {
+    if (!delayed[num_run].from) memset(delayed[num_run].to, delayed[num_run].value, delayed[num_run].size);
+    else memcpy(delayed[num_run].to, delayed[num_run].from, delayed[num_run].size);
+    if (delayed[num_run].is_snapshot) free(delayed[num_run].from);
+  }
+  return pthread_mutex_unlock(&lock);
+}
+static cudaError_t delay(char *to, const char *from, size_t size, int value, enum cudaMemcpyKind kind) {
+  pthread_mutex_lock(&lock);
+  long place = num_delayed++;
+  delayed[place].to = to, delayed[place].from = (char *)from, delayed[place].size = size, delayed[place].value = value;
+  if ((delayed[place].is_snapshot = kind == cudaMemcpyHostToDevice && !is_pinned(from)))
+    delayed[place].from = memcpy(malloc(size), from, size);
+  if (kind == cudaMemcpyDeviceToHost) memset(to, 0xff, size);
+  pthread_mutex_unlock(&lock);
+  return kind == cudaMemcpyDeviceToHost && !is_pinned(to) ? run_delayed(num_delayed) : cudaSuccess;
 }
 // Large ones would take the host's memory: it gives pages only to what is written.
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
+  run_delayed(num_delayed);
   if (size <= LARGE) memcpy(to, from, size);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-  return cudaMemcpy(to, from, size, kind);
+  return getenv("STAND_IN_DELAYS_COPIES") ? delay(to, from, size, 0, kind) : cudaMemcpy(to, from, size, kind);
 }
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t size, cudaStream_t stream) {
+  if (getenv("STAND_IN_DELAYS_COPIES")) return delay(pointer, NULL, size, value, cudaMemcpyDeviceToDevice);
   if (size <= LARGE) memset(pointer, value, size);
   return cudaSuccess;
 }
@@ -111,8 +149,20 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  return *event = (cudaEvent_t)HANDLE, cudaSuccess;
+  return *event = calloc(1, sizeof(long)), cudaSuccess;
 }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return *(long *)event = num_delayed, cudaSuccess; }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return run_delayed(*(long *)event); }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (*(long *)event <= num_run) return cudaSuccess;
+  return run_delayed(num_run + 1), cudaErrorNotReady;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return run_delayed(num_delayed); }
+cudaError_t cudaDeviceSynchronize(void) { return run_delayed(num_delayed); }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
   return *milliseconds = 0, cudaSuccess;
 }
