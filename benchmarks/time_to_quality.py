@@ -3,10 +3,10 @@
 
     python3 benchmarks/time_to_quality.py --books FOLDER --work FOLDER
 
-Contestants: transformers' ModernBERT with AdamW, the peer that a user would pick, and this recipe's with AdamW or Muon;
-for context, transformers' BERT with AdamW and this recipe's BERT with LAMB. transformers trains as in its example of
-masked language modelling: text packed to blocks of 128 tokens, new masks in every batch. All have the same text,
-vocabulary, batch and number of parameters (within 5%).
+Contestants: transformers' ModernBERT with AdamW, the peer that a user would pick, and this recipe's with AdamW, Muon or
+NorMuon; for context, transformers' BERT with AdamW and this recipe's BERT with LAMB. transformers trains as in its
+example of masked language modelling: text packed to blocks of 128 tokens, new masks in every batch. All have the same
+text, vocabulary, batch and number of parameters (within 5%).
 
 Every contestant gets the same search, at each of the `--search-budgets`: learning rates by factors of two, warmup with
 linear decay and warmup-stable-decay, mask rates 0.15 and 0.3, one value changed at a time until every change is worse.
@@ -83,6 +83,7 @@ CONTESTANTS = {
     "transformers ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3),
     "ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3, "AdamW"),
     "ModernBERT, Muon": Contestant(MODERN_CONFIG, 8e-3, "Muon"),
+    "ModernBERT, NorMuon": Contestant(MODERN_CONFIG, 8e-3, "NorMuon"),
     "transformers BERT, AdamW": Contestant(BERT_CONFIG, 1e-3),
     "BERT, LAMB": Contestant(BERT_CONFIG, 1.6e-2, "Lamb"),
 }
@@ -332,7 +333,7 @@ class Campaign:
         """Draws the losses with the chosen settings over CPU time, beside the result file: each run as a mark,
         and a line through the medians of the budgets."""
         figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-        for (name, setting), marker in zip(chosen.items(), "osD^v", strict=False):
+        for (name, setting), marker in zip(chosen.items(), "osD^vP", strict=False):
             by_budget: dict[int, list[tuple[float, float]]] = {}
             for run in sorted(self.runs_of(name, setting), key=lambda run: run["updates"]):
                 by_budget.setdefault(run["updates"], []).append((run["cpu_seconds"], run["loss"]))
