@@ -8,10 +8,9 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # The image's own PyTorch and NumPy are kept. transformers is for the benchmarks.
 RUN pip list --format=freeze | grep -E '^(torch|numpy)==' >/tmp/constraints.txt \
     && pip install --no-cache-dir --constraint /tmp/constraints.txt --requirement requirements.txt 'transformers>=4.51'
-# Fails the build of an image without flash attention; apex is needed for --optimizer FusedLAMB only.
+# Fails the build of an image without flash attention.
 RUN python3 -c "import torch, h5py, nltk, safetensors, tokenizers, tqdm; \
-        assert torch.backends.cuda.is_flash_attention_available(), 'PyTorch without flash attention'" \
-    && { python3 -c "import apex.optimizers" || echo "note: this image has no apex: --optimizer FusedLAMB is refused"; }
+        assert torch.backends.cuda.is_flash_attention_available(), 'PyTorch without flash attention'"
 COPY . .
 
 # Any user can run the image (docker run --user): results and data are written to mounted folders, the rest to /tmp.

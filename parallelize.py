@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, flash_supports
-from optimizer import SPECS
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
@@ -82,12 +81,7 @@ def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
 
 
 def check_parallel(config: RunConfig, device: torch.device) -> None:
-    """Raises UserError for a parallel strategy that the device or the optimizer does not support."""
-    if config.parallel.shard_degree != 1 and not SPECS[config.optimizer.name].updates_shards:
-        raise UserError(
-            f"--optimizer {config.optimizer.name} takes each rank's shard for a whole tensor, so its trust ratios "
-            f"would be wrong: use --optimizer Lamb, or --data-parallel-shard-degree 1"
-        )
+    """Raises UserError for a parallel strategy that the device does not support."""
     if not config.parallel.cpu_offload:
         return
     if device.type == "cpu":

@@ -31,7 +31,7 @@ from utils.command_line import (
 )
 
 PRE_TRAINING, FINE_TUNING = "pre-training", "fine-tuning"  # values of the tag `only`
-OPTIMIZERS = ("Lamb", "AdamW", "Muon", "NorMuon", "FusedLAMB")
+OPTIMIZERS = ("Lamb", "AdamW", "Muon", "NorMuon")
 DECAYS = ("poly", "linear", "cosine", "exponential", "constant", "noam", "warmup_exp_decay_exp", "warmup_stable_decay")
 AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
@@ -249,7 +249,7 @@ class OptimizerConfig:
     """Clipping is part of `grad_scale` (see optimizer.apply_step)."""
 
     name: str = option("--optimizer", OPTIMIZERS, "Lamb",
-        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest; FusedLAMB is apex's LAMB",
+        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest",
         result=True)
     eps: float = option("--epsilon --adam-epsilon", positive_float, 1e-6, "epsilon of the optimizer", TRAIN,
         result=True, deepspeed="optimizer.params.eps")

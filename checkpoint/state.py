@@ -276,13 +276,13 @@ class TrainState:
                 f"checkpoint {folder} was saved with {progress.optimizer}, not {type(self.optimizer).__name__}: "
                 f"use the same --optimizer, or take only its weights with --from-pretrained-params"
             )
-        self._restore_optimizer(folder, progress.step)
+        self._restore_optimizer(folder)
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress.loss_scale)
         self.step = progress.step
         self.device_step.fill_(self.step)
 
-    def _restore_optimizer(self, folder: Path, step: int) -> None:
+    def _restore_optimizer(self, folder: Path) -> None:
         """Restores the optimizer state. Raises UserError, naming the tensor, unless names, shapes and types match."""
         path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
         tensors, parameters = open_safetensors(path), self.parallel.named_parameters()
@@ -298,9 +298,6 @@ class TrainState:
                 state[key].copy_(value)
             else:
                 state[key] = value
-        if self.optimizer_spec.counts_in_groups:
-            for group in self.optimizer.param_groups:
-                group["step"] = step
 
 
 def read_progress(folder: Path, prefix: str) -> Progress:

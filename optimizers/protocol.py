@@ -77,8 +77,6 @@ class OptimizerSpec:
         `shard_group` and `replica_group` (see Muon), of which the optimizer may ignore the second.
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
-    counts_in_groups: whether the update count is in the parameter groups, as `step`.
-    updates_shards: whether it can update shards.
     update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor` (on GPUs and on
         shards), the number of ranks that shard it, and that of all ranks.
     """
@@ -86,8 +84,6 @@ class OptimizerSpec:
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
     groups: Callable[..., list[dict]] = parameter_groups
-    counts_in_groups: bool = False
-    updates_shards: bool = True
     update_elements: Callable[[nn.Module, bool, int, int], float] = lambda *_: 0
 
     def state_elements(self, model: nn.Module, shard_degree: int = 1) -> float:

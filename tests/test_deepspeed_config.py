@@ -309,7 +309,6 @@ REFUSED = {
     "LAMB by flag, ZeRO 1": (ZERO_1, LAMB, LAMB_ON_SHARDS),
     "LAMB by default, ZeRO 1": (ZERO_1, (), LAMB_ON_SHARDS),
     "Muon": ({}, ("--optimizer", "Muon"), ("--optimizer Muon needs whole matrices", "AdamW")),
-    "FusedLAMB, ZeRO 1": (ZERO_1, ("--optimizer", "FusedLAMB"), LAMB_ON_SHARDS),
     **{
         f"{name} in the JSON, ZeRO {stage}": (
             {"zero_optimization": {"stage": stage}, "optimizer": {"type": name}},

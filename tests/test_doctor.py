@@ -108,7 +108,6 @@ def other_vocabulary(folder: Path) -> None:
         (("--learning-rate", 50), None, "lower --learning-rate"),
         (("--learning-rate", 50, "--warmup-proportion", 1), None, "lower --learning-rate"),
         ((), other_vocabulary, "made with another vocabulary"),
-        (("--optimizer", "FusedLAMB"), None, "FusedLAMB needs apex"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

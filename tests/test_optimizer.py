@@ -2,8 +2,6 @@
 
 import copy
 import json
-import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from optimizers.muon import POLAR_EXPRESS, orthogonalize
 from optimizers.norms import total_norm
 from optimizers.protocol import parameter_groups, undecayed_parameters
 from run_config import OPTIMIZERS, OptimizerConfig
-from utils.errors import UserError
 
 SHAPES = {
     "dense.weight": (24, 16),
@@ -360,43 +357,6 @@ def test_bert_groups_are_those_of_nvidia(pre_layer_norm):
 
 def test_every_name_of_the_flag_has_an_optimizer():
     assert tuple(SPECS) == OPTIMIZERS
-
-
-def test_fused_lamb_without_apex_is_an_error_that_names_apex(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apex", None)
-    with pytest.raises(UserError, match=r"apex.*--optimizer Lamb"):
-        named_optimizer("FusedLAMB", as_parameters(initial_weights()))
-
-
-def test_fused_lamb_gets_the_learning_rate_and_unscaled_gradients(monkeypatch):
-    """apex's optimizer has neither a learning rate in a tensor nor the protocol of torch's fused optimizers."""
-
-    class FusedLAMB(torch.optim.Optimizer):
-        def __init__(self, groups, lr, betas, eps, weight_decay, max_grad_norm):
-            assert isinstance(lr, float) and max_grad_norm == float("inf")
-            super().__init__([{"params": group["params"]} for group in groups], {"lr": lr})
-
-        @torch.no_grad()
-        def step(self):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.sub_(p.grad, alpha=group["lr"])
-
-    apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
-    optimizers.FusedLAMB = FusedLAMB
-    monkeypatch.setitem(sys.modules, "apex", apex)
-    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
-
-    lr = torch.tensor(0.5)
-    p, unused = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
-    model = as_model({"dense.weight": p, "unused.weight": unused})
-    optimizer = make_optimizer(OptimizerConfig("FusedLAMB"), model, lr)
-    for value, found_inf in ((0.25, 0.0), (0.125, 0.0), (1.0, 1.0)):
-        lr.fill_(value)
-        p.grad = torch.full((3,), 8.0)
-        apply_step(optimizer, torch.tensor(8.0), torch.tensor(found_inf))
-    assert p.tolist() == [-0.375] * 3
 
 
 # --- against transformers ---------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Pre-training gives the same losses, gradients and weights however the model and the data are divided."""
 
-import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,15 +233,6 @@ def test_copies_of_a_hybrid_mesh_are_compared_at_each_checkpoint(inputs, tmp_pat
 # --- one error line in total ------------------------------------------------------------------------------------------
 
 
-def pretrain_with_apex(command: Command) -> int:
-    """A run where apex seems to be installed."""
-    apex = types.ModuleType("apex")
-    apex.optimizers = types.ModuleType("apex.optimizers")
-    apex.optimizers.FusedLAMB = torch.optim.SGD
-    sys.modules.update({"apex": apex, "apex.optimizers": apex.optimizers})
-    return pretrain(command)
-
-
 @pytest.mark.parametrize(
     "count, flags, words",
     [
@@ -264,7 +253,6 @@ def pretrain_with_apex(command: Command) -> int:
         (2, ("--enable-cpu-offload",), ["--enable-cpu-offload", "--data-parallel-shard-degree"]),
         (2, (*SHARDED, "--enable-cpu-offload"), ["--enable-cpu-offload", "CPU"]),
         (2, (*SHARDED, "--compile", "model"), ["--compile model", "--compile layers"]),
-        (2, (*SHARDED, "--optimizer", "FusedLAMB"), ["FusedLAMB", "--optimizer Lamb"]),
         (2, ("--global-batch-size", 8, "--gradient-merge-steps", 2), ["--global-batch-size", "--gradient-merge-steps"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
@@ -273,7 +261,7 @@ def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothi
     inputs, tmp_path, count, flags, words
 ):
     command = Command(count, inputs.command(tmp_path / "output", "--max-steps", 3, *flags))
-    result = run_ranks(count, tmp_path / "logs", pretrain_with_apex, command)
+    result = pretrain_ranks(tmp_path / "logs", command)
     assert result.exit_codes == [2] * count, result.errors
     (line,) = result.error_lines()
     assert "Traceback" not in "".join(result.errors)
