@@ -119,6 +119,9 @@ def shard_stage(
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
         counts = make_shards(folder, find_folders(), options, executor)
+        held_out = counts["test_documents"] / (counts["test_documents"] + counts["training_documents"])
+        if held_out > 2 * options.test_fraction:
+            print_line(f"shard: {held_out:.0%} of the documents are held out, as they are few and not divided")
         if options.test_fraction and not counts["test_documents"]:
             few = f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
             if needs_test:

@@ -111,9 +111,10 @@ def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])
-def test_few_documents_leave_two_for_the_test_or_none(tmp_path, count, for_test):
+def test_few_documents_leave_two_for_the_test_or_none(tmp_path, capsys, count, for_test):
     found = documents_in(shard(write_formatted(tmp_path / "text", documents_of(9, count)), tmp_path, 1_000_000, 0.001))
     assert (len(found["training"]), len(found["test"])) == (count - for_test, for_test)
+    assert (f"{for_test / count:.0%} of the documents are held out" in capsys.readouterr().out) == bool(for_test)
 
 
 def test_copies_of_one_document_are_all_for_training(tmp_path):
