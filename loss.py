@@ -136,7 +136,7 @@ def contrastive_losses(vectors_nkE: Tensor, texts_nk: Tensor, temperature: float
     known_nc[:, : len(own_n)] |= same_anchor_nn
 
     def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
-        known[own_n, own_n] = False
+        known.fill_diagonal_(False)  # indexing would wait for a GPU
         return F.cross_entropy((logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none")
 
     losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)

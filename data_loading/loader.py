@@ -20,8 +20,10 @@ from run_config import LoaderConfig
 from token_stream import STREAM_INPUTS
 
 STEPS_AHEAD = 2  # per worker
-MODEL_INPUTS = (*STREAM_INPUTS, "max_seqlen")
-MicroBatch = dict[str, Any]  # the arrays of a token stream; without fixed sizes also `max_seqlen`, an int on the host
+HOST_VALUES = ("num_sequences", "max_seqlen")
+# The arrays of a token stream, and ints on the host: the number of sequences before filler, 0 in a micro-batch without
+# loss, and `max_seqlen`, unless sizes are fixed.
+MicroBatch = dict[str, Any]
 
 
 class Samples(Protocol):
@@ -77,13 +79,15 @@ class StepBatch:
         """The first micro-batch with filler for its labels, so without loss."""
         filler = self.make_filler()
         first = self.micro_batches[0] if self.micro_batches else filler
-        labels = {name: value.flatten()[0] for name, value in filler.items() if name not in MODEL_INPUTS}
-        return first | {name: torch.full_like(first[name], value) for name, value in labels.items()}
+        labels = {name: value for name, value in filler.items() if name not in (*STREAM_INPUTS, *HOST_VALUES)}
+        labels = {name: torch.full_like(first[name], value.flatten()[0]) for name, value in labels.items()}
+        return first | labels | {"num_sequences": 0}
 
 
 def to_tensors(
     stream: dict[str, np.ndarray], labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool
 ) -> MicroBatch:
+    num_sequences = len(stream["cu_seqlens"]) - 1
     if limits.num_sizes is not None:
         stream = pad_stream(stream, labels, limits)
     tensors: MicroBatch = {name: torch.from_numpy(array) for name, array in stream.items()}
@@ -91,12 +95,12 @@ def to_tensors(
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     if limits.num_sizes is None:
         tensors["max_seqlen"] = int(np.diff(stream["cu_seqlens"]).max())
-    return tensors
+    return tensors | {"num_sequences": num_sequences}
 
 
 @functools.lru_cache(maxsize=4)
 def filler_micro_batch(labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool = False) -> MicroBatch:
-    return to_tensors(filler_stream(labels), labels, limits, pin_memory)
+    return to_tensors(filler_stream(labels), labels, limits, pin_memory) | {"num_sequences": 0}
 
 
 def make_step_batch(

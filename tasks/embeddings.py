@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_loading.loader import MicroBatch, to_device
-from data_loading.packing import IGNORED_LABEL, Label
+from data_loading.packing import Label
 from encoders.config import ModelConfig
 from loss import contrastive_losses, cosent_losses
 from tasks import BatchForward, FineTuningTask, PredictionSet
@@ -119,9 +119,9 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return retrieval_scores(ranked, list(relevant.values()))
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """The embeddings [N, E], not normalized, in float32; in the order of the labels."""
+        """The embeddings [N, E], not normalized, in float32, without filler; in the order of the labels."""
         embeddings_NE = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits.float()
-        return embeddings_NE[micro_batch["places"].clamp(min=0)]
+        return embeddings_NE[micro_batch["places"][: micro_batch["num_sequences"]]]
 
     def for_batch(
         self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: "Runtime", seed: int
@@ -166,47 +166,50 @@ class GlobalBatch(BatchForward):
         self.task, self.distributed, self.seed = task, runtime.distributed, seed
         self.done, self.is_cached = 0, len(micro_batches) > 1
         self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
+        # Gathered on the host, before the GPU has anything to wait for.
+        texts, scores = (self.gather_labels(name, micro_batches, runtime.device) for name in ("texts", "scores"))
+        self.texts_nk, self.scores_n = texts, scores[:, 0].float()
         if not self.is_cached:
             return
         outputs = []
         with torch.no_grad():
             for number, micro_batch in enumerate(micro_batches):
-                micro_batch = to_device(micro_batch, runtime.device)
                 torch.manual_seed(seed + number)
                 with runtime.precision.context(runtime.device):
-                    outputs.append((task.embed(model, micro_batch), micro_batch["texts"], micro_batch["scores"]))
-        sizes = [len(texts) for _, texts, _ in outputs]
-        results = self.gradient(*map(torch.cat, zip(*outputs, strict=True)))
-        self.parts = list(zip(*(each.split(sizes) for each in results), strict=True))
+                    outputs.append(task.embed(model, to_device(micro_batch, runtime.device)))
+        sizes = [len(embeddings_NE) for embeddings_NE in outputs]
+        self.parts = list(zip(*(each.split(sizes) for each in self.gradient(torch.cat(outputs))), strict=True))
+
+    def gather_labels(self, name: str, micro_batches: Sequence[MicroBatch], device: torch.device) -> Tensor:
+        """The labels [n, k] of the global batch, on the device."""
+        mine = torch.cat([micro_batch[name][: micro_batch["num_sequences"]] for micro_batch in micro_batches])
+        labels, _ = self.distributed.gather_rows(mine)
+        labels = labels.pin_memory() if device.type == "cuda" else labels
+        return labels.view(-1, self.task.texts_per_sample).to(device, non_blocking=True)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        texts_N, scores_N = micro_batch["texts"], micro_batch["scores"]
-        if bool((texts_N == IGNORED_LABEL).all()):
+        if not micro_batch["num_sequences"]:
             return {"loss": (self.task.embed(model, micro_batch) * 0).sum()}
         if self.is_cached:
             torch.manual_seed(self.seed + self.done)
         embeddings_NE = self.task.embed(model, micro_batch)
-        losses_N, gradient_NE = (
-            self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach(), texts_N, scores_N)
-        )
+        losses_N, gradient_NE = self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach())
         self.done += 1
         linear = (embeddings_NE * gradient_NE).sum()
         return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
 
-    def gradient(self, embeddings_NE: Tensor, texts_N: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
         """The losses of this rank's samples, at the samples' first sequences [N], and the gradient [N, E] of the sum of
         all ranks' losses."""
-        gather, real = self.distributed.gather_rows, (texts_N != IGNORED_LABEL).nonzero().squeeze(1)
-        rows, first = gather(embeddings_NE[real])
-        (texts, _), (scores, _) = gather(texts_N[real]), gather(scores_N[real])
+        rows, first = self.distributed.gather_rows(embeddings_NE)
         k = self.task.texts_per_sample
         with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
             rows.requires_grad_()
-            losses_n = self.task.losses(rows.view(-1, k, rows.shape[1]), texts.view(-1, k), scores.view(-1, k)[:, 0])
+            losses_n = self.task.losses(rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_n)
             (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
-        stop, losses_N = first + len(real), embeddings_NE.new_zeros(len(texts_N))
-        losses_N[real[::k]] = losses_n.detach()[first // k : stop // k]
-        return losses_N, torch.zeros_like(embeddings_NE).index_copy(0, real, gradient[first:stop])
+        stop, losses_N = first + len(embeddings_NE), embeddings_NE.new_zeros(len(embeddings_NE))
+        losses_N[::k] = losses_n.detach()[first // k : stop // k]
+        return losses_N, gradient[first:stop]
 
 
 def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDataset:

@@ -230,26 +230,38 @@ def test_copies_that_run_late_have_the_right_values_because_the_host_waits(stand
     assert json.loads(printed) == dict.fromkeys(("loader", "checkpoint", "offload"), not mode)
 
 
-def test_fine_tuning_evaluation_and_inference_run_without_waiting_in_an_update(stand_in, tmp_path):
+def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_path):
     """With 16-bit weights for SQuAD, and from there on with `--amp`."""
+    shards, held_out = (write_shards(tmp_path / name, 128) for name in ("shards", "held-out"))
+    with h5py.File(held_out / "shard_000.hdf5", "a") as file:
+        file["input_ids"][:, 1] += 1
     texts = [("a great ship", "good"), ("a poor house", "bad")] * 24
-    (tmp_path / "texts.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "label"), *texts]))
-    (tmp_path / "words.txt").write_text("Great B-ship\nships I-ship\nsail O\n\n" * 24)
+    for name, count in (("train", 48), ("dev", 40)):
+        rows = [("text", "label"), *texts[:count]]
+        (tmp_path / f"{name}.csv").write_text("".join(f"{text},{label}\n" for text, label in rows))
+        (tmp_path / f"{name}.txt").write_text("Great B-ship\nships I-ship\nsail O\n\n" * count)
     model = ("--config-file", "bert_configs/bert-mini-uncased.json", "--vocab-file")
     model = (*model, "vocab/bert-base-uncased-vocab.txt", "--output-dir", tmp_path, "--show-config", "false")
     training = (*model, "--train-batch-size", 8, "--max-steps", 5, "--do-train", "--do-eval", "--device", "cuda")
     squad = ("--train-file", "data/sample/squad/train-v1.1.json", "--predict-file", "data/sample/squad/dev-v1.1.json")
-    table = ("--train-file", tmp_path / "texts.csv", "--eval-file", tmp_path / "texts.csv")
-    named = ("--task-name", "ner", "--train-file", tmp_path / "words.txt", "--eval-file", tmp_path / "words.txt")
+    table = ("--train-file", tmp_path / "train.csv", "--eval-file", tmp_path / "dev.csv")
+    named = ("--task-name", "ner", "--train-file", tmp_path / "train.txt", "--eval-file", tmp_path / "dev.txt")
     columns, pair = (("--text-column", "text", flag, "label") for flag in ("--label-column", "--pair-column"))
+    pairs = (*training, *table, *pair, "--amp", "--task-name", "embedding")
     question = ("--question", "What sails?", "--context", "Ships sail.")
+    phase1 = (*model, "--input-dir", shards, "--eval-dir", held_out, "--eval-steps", 2, "--max-steps", 3, "--amp")
+    phase1 = (*phase1, "--batch-size", 64, "--max-predictions-per-seq", 20, "--max-seq-length", 128, "--device", "cuda")
     cases = {
         "SQuAD": ("run_squad", *training, *squad, "--use-pure-fp16"),
         "classes": ("run_glue", *training, *table, *columns, "--amp", "--eval-steps", 2),
         "classes, 8 GPUs": ("run_glue", *training, *table, *columns, "--amp", "--overwrite"),
         "several labels": ("run_glue", *training, *table, *columns, "--amp", "--task-name", "multi-label"),
         "NER": ("run_glue", *training, *named, "--amp"),
-        "pairs": ("run_glue", *training, *table, *pair, "--amp", "--task-name", "embedding"),
+        "pairs": ("run_glue", *pairs),
+        "pairs, micro-batches": ("run_glue", *pairs, "--gradient-merge-steps", 2, "--overwrite"),
+        "pairs, 8 GPUs": ("run_glue", *pairs, "--overwrite"),
+        "pre-training": ("run_pretraining", *phase1),
+        "pre-training, 8 GPUs": ("run_pretraining", *phase1, "--overwrite"),
         "answer": ("inference", "--init-checkpoint", tmp_path / "bert-mini-uncased" / "squad", *question),
     }
     found = stand_in.run(

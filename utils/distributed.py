@@ -74,12 +74,12 @@ class DistributedContext(RankEnvironment):
         counts[self.rank] = len(rows)
         with translate_peer_failure():
             dist.all_reduce(counts, group=self.cpu_group)
-            padded = torch.zeros(int(counts.max()), *rows.shape[1:], dtype=rows.dtype)
-            padded[: len(rows)] = rows.cpu()
+            padded = rows.new_zeros(int(counts.max()), *rows.shape[1:])
+            padded[: len(rows)] = rows
             parts = [torch.empty_like(padded) for _ in counts]
-            dist.all_gather(parts, padded, group=self.cpu_group)
+            dist.all_gather(parts, padded, group=self.cpu_group if rows.is_cpu else None)
         found = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
-        return found.to(rows.device), int(counts[: self.rank].sum())
+        return found, int(counts[: self.rank].sum())
 
     def barrier(self) -> None:
         self.all_reduce_sum([0])

@@ -16,9 +16,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import evaluation
 import run_setup
+import trainer
 from encoders.base import PreTrainedModel
 from parallel import ddp
-from tasks.embeddings import EmbeddingTask
 from trainer import Trainer
 from utils.distributed import DistributedContext
 
@@ -62,22 +62,25 @@ def initial_values(self, _parts=""):
         yield name, torch.empty(p.shape, device=GPU)
 
 
-def without_waiting(method):
-    """The method, in which a call that makes the host wait for the GPU is an error."""
+def without_waiting(function, is_checked=lambda *_: True):
+    """The function, in which a call that makes the host wait for the GPU is an error, if `is_checked`."""
 
-    def checked(self, *args, **kwargs):
-        self.calls = getattr(self, "calls", 0) + 1
-        # The first update compiles. With offload, FSDP2 waits for the gradients that it adds on the CPU; the loss of
-        # embeddings reads which texts are filler.
-        waits = self.parallel.optimizer_device.type == "cpu" and self.parallel.shard_group is not None
-        if self.calls > 2 and not waits and not isinstance(self.task, EmbeddingTask):
-            torch.cuda.set_sync_debug_mode("error")
+    def checked(*args, **kwargs):
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error" if is_checked(*args) else before)
         try:
-            return method(self, *args, **kwargs)
+            return function(*args, **kwargs)
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode(before)
 
     return checked
+
+
+def is_warm(checked: Trainer, *_) -> bool:
+    """The first update compiles. With offload, FSDP2 waits for the gradients that it adds on the CPU."""
+    checked.calls = getattr(checked, "calls", 0) + 1
+    parallel = checked.parallel
+    return checked.calls > 2 and not (parallel.optimizer_device.type == "cpu" and parallel.shard_group is not None)
 
 
 def adam_with_any_rate(init):
@@ -95,12 +98,15 @@ def patch() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.optim.Adam.__init__ = adam_with_any_rate(torch.optim.Adam.__init__)
     Trainer._read_step, Trainer._weights_are_finite = lambda *_: None, lambda _: True
-    Trainer.training_step = without_waiting(Trainer.training_step)
-    Trainer.optimizer_step = without_waiting(Trainer.optimizer_step)
+    Trainer.training_step = without_waiting(Trainer.training_step, is_warm)
+    Trainer.optimizer_step = without_waiting(Trainer.optimizer_step, is_warm)
     evaluation.check_finite = lambda _: None
+    # Of an evaluation, all but the last read. A prediction reads what each forward pass gives.
+    trainer.sum_without_dropout = evaluation.sum_without_dropout = without_waiting(evaluation.sum_without_dropout)
+    PreTrainedModel.__call__ = without_waiting(PreTrainedModel.__call__)
     PreTrainedModel.init_weights, PreTrainedModel.initial_values = lambda *_: None, initial_values
     DistributedContext.new_group = lambda _self, ranks=None, backend=None: dist.new_group(ranks, backend="fake")
-    DistributedContext.wait_for_device = lambda *_: None
+    DistributedContext.wait_for_device = lambda *_: torch.cuda.set_sync_debug_mode("default")
     run_setup.init_distributed, ddp.sum_gradients = fake_group, sum_gradients
     single = hasattr(dist, "all_gather_single")
     for name in ("all_reduce", *(("all_gather_single", "reduce_scatter_single") if single else ())):
