@@ -65,6 +65,7 @@ BAD = [
     ("a.csv", b"text\na\0b\n", ":2: NUL bytes"),
     ("a.csv", "text\na\n".encode("utf-16"), ": UTF-16, not UTF-8: convert it with iconv -f UTF-16"),
     ("a.jsonl", "{}".encode("utf-16"), ": UTF-16, not UTF-8"),
+    ("a.jsonl", "{}".encode("utf-32"), ": UTF-32, not UTF-8: convert it with iconv -f UTF-32"),
     ("a.tsv", b"text\tb\na\tb\tc\n", ":2: 3 cells, more than the 2 columns: correct"),
     ("a.jsonl", b"[]\n", ":1: not a JSON object"),
     ("a.jsonl", b"{\n", ":1: not valid JSON"),

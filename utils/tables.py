@@ -32,6 +32,7 @@ MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".txt", ".xml")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
+OTHER_MARKS = [(getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}") for bits in (32, 16) for end in ("LE", "BE")]
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
@@ -137,8 +138,8 @@ class TextFile:
                 for raw in self.split(file, size):
                     self.number += 1
                     starts_file = self.number == 1 and self.first == 0
-                    if starts_file and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                        self.on_bad(self.path, "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
+                    if starts_file and (found := [name for mark, name in OTHER_MARKS if raw.startswith(mark)]):
+                        self.on_bad(self.path, f"{found[0]}, not UTF-8: convert it with iconv -f {found[0]} -t UTF-8")
                         return
                     if (line := self.decode(raw, "utf-8-sig" if starts_file else "utf-8")) is not None:
                         yield line
