@@ -396,9 +396,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:
-            with closing(lock_folder(args.output_dir)):
+            with closing(lock_folder(args.output_dir)) as lock:
                 for stage in chosen:
                     run(stage, executor)
+                    if lock.current_path() != args.output_dir:
+                        raise UserError(
+                            f"{args.output_dir} was renamed or removed while this program used it: move it back, and "
+                            "run the same command again"
+                        )
 
 
 if __name__ == "__main__":

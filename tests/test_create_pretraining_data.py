@@ -27,6 +27,8 @@ from benchmarks.data_creation_reference import (
     read_documents,
     truncate_pair,
 )
+from data_preparation.engine.executors import InProcessExecutor
+from data_preparation.engine.work_units import WorkUnit, run_units
 from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
 from data_preparation.samples.create_shards import create_shard
@@ -412,9 +414,28 @@ def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder
     assert output.stat().st_mtime_ns == before
     create_pretraining_data.main([*words, "--overwrite"])
     assert output.stat().st_mtime_ns > before
-    output.write_bytes(output.read_bytes()[:500])
-    with pytest.raises(UserError, match="has changed since"):
-        create_pretraining_data.main(words)
+    content, record = output.read_bytes(), output.parent / ".records" / "text.hdf5.json"
+    edited = json.loads(record.read_text()) | {"counts": {}}
+    for path, damaged in (
+        (output, content[:500]),
+        (output, content[:-1] + bytes([content[-1] ^ 1])),
+        (record, json.dumps(edited).encode()),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="has changed since"):
+            create_pretraining_data.main(words)
+        create_pretraining_data.main([*words, "--overwrite"])
+
+
+def test_an_output_that_is_removed_during_the_work_is_an_error(tmp_path):
+    def remove_the_first(path: Path) -> dict:
+        (path.parent / "a").unlink(missing_ok=True)
+        path.touch()
+        return {}
+
+    units = [WorkUnit(name, remove_the_first, (), 1) for name in "ab"]
+    with pytest.raises(UserError, match="a was removed or changed while this program ran"):
+        run_units(tmp_path, units, InProcessExecutor())
 
 
 def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made, tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data_preparation.engine.input_files import identity_of, is_remote, size_of
-from data_preparation.engine.work_units import RECORDS, package_versions, read_record
+from data_preparation.engine.work_units import RECORDS, disturbed, package_versions, read_record
 from utils.errors import UserError
 from utils.files import TEMPORARY_SUFFIX, from_json, json_digest, publish_folder, read_json, write_json
 from utils.progress import print_line
@@ -96,7 +96,8 @@ def run(stage: Stage, executor: Executor) -> None:
         replaced = stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}{TEMPORARY_SUFFIX}*")
         for leftover in (*partial_folders(stage.folder), *replaced):
             shutil.rmtree(leftover)
-    made = read_manifest(stage.folder)
+    if (made := read_manifest(stage.folder)) is None:
+        raise disturbed(stage.folder)
     size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
     counts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items())
     seconds = tqdm.format_interval(time.monotonic() - started)
