@@ -1,6 +1,7 @@
 """Where units of work run: this process, a pool of processes on this machine, or a Dask cluster."""
 
 import asyncio
+import errno
 import logging
 import multiprocessing
 import os
@@ -69,6 +70,8 @@ def open_pool(workers: int) -> Iterator[Executor]:
     try:
         pool = LocalPool(workers)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
         raise UserError(
             f"worker processes cannot be started, as /dev/shm holds no semaphores ({error.strerror}): make room there, "
             "or use --num-workers 1"
@@ -156,7 +159,14 @@ def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
             cluster = LocalCluster(workers, **settings)
     try:
         with cluster as address, Client(address, set_as_default=False) as client:
-            yield client.get_executor(pure=False)
+            try:
+                yield client.get_executor(pure=False)
+            except KeyboardInterrupt:
+                for nanny in getattr(address, "workers", {}).values():
+                    nanny.auto_restart = False
+                for process in multiprocessing.active_children():
+                    process.kill()  # Dask would wait four seconds for a busy worker
+                raise
     except KilledWorker as error:
         raise UserError(
             f"several workers of the Dask cluster died in the same task ({error}), most likely because memory ran out: "
