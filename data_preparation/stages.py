@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from data_preparation.engine.input_files import find_files, is_remote
+from data_preparation.engine.input_files import find_files, is_remote, size_of
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from data_preparation.engine.work_units import WorkUnit, run_units
 from data_preparation.options import (
@@ -24,11 +24,11 @@ from data_preparation.options import (
     TextShardOptions,
     VocabularyOptions,
 )
-from data_preparation.sources.spans import plan_spans, total_size
+from data_preparation.sources.spans import Span, SpanFile, plan_spans, total_size
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import print_line, progress_bar
-from utils.tables import TABLES, kind_of
+from utils.tables import TABLES, kind_of, read_rows
 
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
@@ -68,6 +68,7 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         files = find_inputs()
         if options.columns and not any(kind_of(path)[0] in TABLES for path in files):
             raise UserError("--columns has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it out")
+        check_columns(files, options)
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
         parameters = options.sentence_parameters and options.sentence_parameters.absolute()
@@ -106,6 +107,21 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
             raise UserError(f"{path} contains --output-dir {output_dir}, whose files would become text: choose another")
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
     return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
+
+
+def check_columns(files: Sequence[str], options: FormatOptions) -> None:
+    """Raises UserError if no line of the JSON lines has one of `--columns`. Reads as far as the last of them is found;
+    other tables have a header, and are checked as they are read."""
+    missing, known = set(options.columns), {}
+    for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
+        for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
+            known |= dict.fromkeys(row)
+            missing -= row.keys()
+            if not missing:
+                return
+    if missing and known:
+        names = ", ".join(map(repr, known))
+        raise UserError(f"--columns: no line has {min(missing)!r}; they have {names}: check the column's name")
 
 
 def shard_stage(

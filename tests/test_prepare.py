@@ -88,7 +88,8 @@ def test_a_folder_of_text_becomes_verified_shards(built):
         assert file["input_ids"].shape[1] == 64
         assert file.attrs["dupe_factor"] == 2
     assert (built / "hdf5" / "seq_64_pred_10" / "test" / "shard-00000.hdf5").exists()
-    assert "next sentence" in (training / "report.txt").read_text()
+    report = (training / "report.txt").read_text()
+    assert "next sentence" in report and "of 30522 in bert-large-uncased-vocab.txt" in report  # without its folder
     assert (training / "vocab.txt").read_bytes() == (ROOT / "vocab" / "bert-base-uncased-vocab.txt").read_bytes()
 
 
@@ -327,6 +328,8 @@ def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
     assert columns == [{"id": f"d{n}", "score": n / 10} for n in (6, 7, 8, 9)]
     assert [document.splitlines()[0] for document in documents] == [f"Text {n}." for n in (6, 7, 8, 9)]
     assert json.loads((folder / "manifest.json").read_text())["counts"]["filtered"] == 6
+    refused = run(*words, "--columns", "url", "score", code=2, cwd=tmp_path)
+    assert "no line has 'url'; they have 'text', 'id', 'score'" in refused.stderr
     (tmp_path / "quality.py").write_text(FILTER.replace("0.5", "0.7"))
     assert "made again, filter_sha256" in run(*words, cwd=tmp_path).stdout
     (tmp_path / "quality.py").write_text(FILTER.replace("score", "rating"))

@@ -141,7 +141,7 @@ def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> l
     f = statistics
     shares = [count / max(1, f.masked) for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)]
     nsp = "no labels" if f.labels[0] == f.samples else f"{f.random_next_share:.1%} random (expected 50%)"
-    vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file}" if tokenizer else "(unknown vocabulary)"
+    vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file.name}" if tokenizer else "(unknown vocabulary)"
     lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
     masked = [
         f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
