@@ -9,18 +9,24 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from run_config import ModelSelection
+from utils.command_line import ArgumentParser
 from utils.errors import run_main
 
 
-def main(flag: str, path: Path) -> None:
-    if flag == "--config-file":
-        print(ModelSelection(config_file=path).given_name)
+def main() -> None:
+    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config-file", type=Path, help="config of the model")
+    source.add_argument("--init-checkpoint", type=Path, help="model folder, or a folder of steps")
+    args = parser.parse_args()
+    if args.config_file is not None:
+        print(ModelSelection(config_file=args.config_file).given_name)
         return
     from checkpoint.folder import find_model_folder  # here, because they import torch
     from checkpoint.model_choice import model_name
 
-    print(model_name(ModelSelection(), find_model_folder(path, log=lambda _: None)))
+    print(model_name(ModelSelection(), find_model_folder(args.init_checkpoint, log=lambda _: None)))
 
 
 if __name__ == "__main__":
-    run_main(lambda: main(sys.argv[1], Path(sys.argv[2])))
+    run_main(main)
