@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
+from tasks.file_predictions import check_files, predict_file
 from tasks.squad_file import SquadOptions
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
 from utils.errors import UserError, one_line, run_main
@@ -192,8 +193,6 @@ def open_model(args: Arguments) -> Predictor:
 
 
 def predict_all_rows(model: Predictor, args: Arguments) -> None:
-    from tasks.file_predictions import predict_file
-
     names = {"text_column": "text", "pair_column": "pair", "question_column": "question", "context_column": "context"}
     columns = {field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None}
     if repeated := [name for name in columns.values() if list(columns.values()).count(name) > 1]:
@@ -279,6 +278,8 @@ def ask_about(model: Predictor, context: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.init_checkpoint)
+    if args.input is not None:
+        check_files(args.input, args.output, args.embed)
     model = open_model(args)
     text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:

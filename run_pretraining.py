@@ -74,6 +74,7 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
         dataset,
         str(Path("phase2" if options.phase2 else "phase1", seed_name)),
         runtime,
+        result_files=("scores.json",) if seed_name else (),
         initial_loss=math.log(bert_config.vocab_size) + (math.log(2) if next_sentence else 0),
         eval_dataset=eval_dataset,
     )

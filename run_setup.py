@@ -1,7 +1,7 @@
 """Setup shared by all programs: starts the runtime, completes the configuration, builds model, trainer and loader."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -231,6 +231,13 @@ class TrainingPlan:
         )
 
 
+def check_results(folder: Path, names: Iterable[str]) -> None:
+    """Raises UserError if the results `names` cannot be written to `folder`."""
+    for path in (folder / name for name in names):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, and results have that name: remove it, or change --output-dir")
+
+
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
     """Refuses before the first seed's run what the runs of later seeds would refuse."""
 
@@ -263,12 +270,14 @@ def plan_run(
     files that select the best checkpoint.
     """
     max_steps, trainer = count_steps(config, len(dataset)), config.trainer
+    folder = trainer.checkpoint_folder / choice.name / phase
     record, data, hyperparameters = None, None, config.hyperparameters
     if not trainer.benchmark:
         hyperparameters = hyperparameters | {
             "the global batch size": config.loader.global_batch_size,
             "--max-steps": max_steps,
         }
+        runtime.distributed.on_main(partial(check_results, folder, result_files))
         # The other ranks wait here, where the timeout is long, while the main process reads the starting weights.
         identity = runtime.distributed.on_main(
             lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed, development_data)
@@ -277,7 +286,7 @@ def plan_run(
     config = config.with_values(
         trainer={
             "max_steps": max_steps,
-            "checkpoint_folder": trainer.checkpoint_folder / choice.name / phase,
+            "checkpoint_folder": folder,
             "record": record,
             "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
         },

@@ -32,7 +32,10 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
     """Resolves the model flags. Raises UserError for files that are missing or do not match.
 
     folder: the model folder that the run starts from, used unless flags name the architecture."""
-    if selection.config_file or selection.is_named or (folder is not None and not (folder / CONFIG_FILE).is_file()):
+    has_config = folder is not None and (folder / CONFIG_FILE).is_file()
+    if folder is not None and not has_config and selection.given_name is None and selection.name == CUSTOM:
+        raise UserError(f"{folder} has no {CONFIG_FILE}: copy it there, or give --config-file")
+    if selection.config_file or selection.is_named or not has_config:
         folder = None
     name, do_lower_case = model_name(selection, folder), selection.do_lower_case
     path = selection.config_file or (folder / CONFIG_FILE if folder is not None else CONFIGS / f"{name}.json")

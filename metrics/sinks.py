@@ -40,6 +40,8 @@ class DLLoggerSink(Sink):
     """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first record."""
 
     def __init__(self, path: Path, flag: str):
+        if path.exists() and not (path.is_file() or path.is_char_device()):  # opening a FIFO would block
+            raise UserError(f"{path} is not a regular file: choose another {flag}")
         self.path, self.flag = path, flag
         self.started = time.monotonic()
         self.file: TextIO | None = None
@@ -48,8 +50,6 @@ class DLLoggerSink(Sink):
         try:
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                if self.path.is_fifo() or self.path.is_socket():  # opening it would block
-                    raise UserError(f"{self.path} is not a regular file: choose another {self.flag}")
                 end_last_line(self.path)
                 self.file = self.path.open("a", encoding="utf-8")
             self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n")

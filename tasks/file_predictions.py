@@ -57,6 +57,18 @@ class Parts:
         self.folder.rmdir()
 
 
+def check_files(source: Path, target: Path, embed: bool) -> None:
+    """Raises UserError if the rows of `source` cannot be predicted to the file `target`, without reading them."""
+    extensions = (*OUTPUTS, ".npy") if embed else OUTPUTS
+    if not target.name.lower().endswith(extensions):
+        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
+    if target.is_dir():
+        raise UserError(f"{target} is a folder: give the name of a file")
+    TextFile(source).open().close()
+    if target.exists() and target.samefile(source):
+        raise UserError(f"--output {target} is the file to predict, which would be replaced: give another name")
+
+
 def predict_file(
     source: Path,
     target: Path,
@@ -70,13 +82,6 @@ def predict_file(
     predicts them. All rows are prepared before the first one is predicted. columns: column of each field. settings: all
     else that the predictions depend on.
     """
-    extensions = (*OUTPUTS, ".npy") if settings["embed"] else OUTPUTS
-    if not target.name.lower().endswith(extensions):
-        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
-    if target.is_dir():
-        raise UserError(f"{target} is a folder: give the name of a file")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise UserError(f"--output {target} is the file to predict, which would be replaced: give another name")
     rows = read_texts(source, list(columns.values()))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here

@@ -56,7 +56,9 @@ def models(tmp_path_factory) -> dict[str, Path]:
     parent = tmp_path_factory.mktemp("models")
     for name, model in made.items():
         save(model, parent / name)
-    return {name: parent / name for name in made}
+    (parent / "no config").mkdir()
+    (parent / "no config" / "model.safetensors").write_bytes((parent / "classes" / "model.safetensors").read_bytes())
+    return {name: parent / name for name in (*made, "no config")}
 
 
 @pytest.fixture
@@ -237,6 +239,7 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
         ("none", ["--text", "a"], "has no head"),
+        ("no config", ["--text", "a"], "has no config.json: copy it there, or give --config-file"),
         ("tokens", ["--text", "a"], "does not predict tags such as B-PER, but no classes"),
         ("classes", ["--text", "word " * 63], "the text has 65 tokens, and at most 64 are possible"),
         ("classes", ["--text", "word " * 31, "--text-pair", "word " * 31], "the text has 65 tokens"),

@@ -181,6 +181,14 @@ def test_mnli_is_scored_and_predicted_on_both_sets(files, tmp_path):
         assert set(predictions_in(folder / name)) <= {"entailment", "neutral", "contradiction"}
 
 
+def test_a_folder_in_the_place_of_a_result_is_found_before_training(files, tmp_path):
+    (folder := tmp_path / "custom" / "sst-2" / "scores.json").mkdir(parents=True)
+    flags = ("--task-name", "sst-2", "--data-dir", files / "SST-2", "--do-train", "--do-eval")
+    with pytest.raises(UserError, match=f"{folder} is a folder, and results have that name"):
+        run_glue.main(words(files, tmp_path, *flags))
+    assert list(folder.parent.iterdir()) == [folder]
+
+
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"
