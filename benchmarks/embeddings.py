@@ -42,7 +42,7 @@ THIS_PROJECT, SENTENCE_TRANSFORMERS = "this project", "sentence-transformers"
 STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
 
 
-def parse_arguments() -> Arguments:
+def parse_arguments(argv: list[str] | None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
@@ -57,7 +57,7 @@ def parse_arguments() -> Arguments:
     add("--learning-rate", type=positive_float, default=2e-5, help="peak learning rate")
     add("--max-seq-length", type=positive_int, default=256, help="most tokens of a text")
     add("--output", type=optional_path, help="result file; by default in benchmarks/results")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def timed(batches: Iterable, seconds: list[float]) -> Iterator:
@@ -69,11 +69,9 @@ def timed(batches: Iterable, seconds: list[float]) -> Iterator:
         seconds.append(time.process_time() - started)
 
 
-def run_this_project(args: Arguments, data: dict[str, Any], seed: int) -> dict[str, float]:
+def run_this_project(args: Arguments, model_folder: Path, data: dict[str, Any], seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="embeddings_") as work:
-        flags = {"init-checkpoint": args.model_folder, "output-dir": work, "seed": seed, "device": "cpu"} | data[
-            "flags"
-        ]
+        flags = {"init-checkpoint": model_folder, "output-dir": work, "seed": seed, "device": "cpu"} | data["flags"]
         flags |= {"train-batch-size": args.batch_size, "max-seq-length": args.max_seq_length, "epochs": 1000}
         flags |= {"max-steps": data["steps"], "learning-rate": args.learning_rate, "show-config": "false"}
         flags |= {"train-file": data["train"], "eval-file": data["dev"]}
@@ -93,12 +91,12 @@ def run_this_project(args: Arguments, data: dict[str, Any], seed: int) -> dict[s
         return dev.finish(logits, None) | {"pairs_per_second": rate}
 
 
-def run_sentence_transformers(args: Arguments, data: dict[str, Any], seed: int) -> dict[str, float]:
+def run_sentence_transformers(args: Arguments, model_folder: Path, data: dict[str, Any], seed: int) -> dict[str, float]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import losses
 
     torch.manual_seed(seed)
-    model = SentenceTransformer(str(args.model_folder), device="cpu")
+    model = SentenceTransformer(str(model_folder), device="cpu")
     model.max_seq_length = args.max_seq_length
     columns, score = (
         [data["flags"].get(name) for name in ("text-column", "pair-column")],
@@ -150,9 +148,9 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return result | {"ratio": compare(*rates)}
 
 
-def main() -> None:
-    args = parse_arguments()
-    args = args.replace(model_folder=args.model_folder or package_model_folder())
+def main(argv: list[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    model_folder = args.model_folder or package_model_folder()
     files = {"train": args.squad_dir / "train-v1.1.json", "dev": args.squad_dir / "dev-v1.1.json"}
     tasks: dict[str, dict[str, Any]] = {"squad": files | {"flags": {}, "steps": args.squad_steps}}
     if args.sts_dir is not None:
@@ -163,7 +161,7 @@ def main() -> None:
     for seed in range(1, args.num_seeds + 1):
         for task, data in tasks.items():
             for name, run in contestants.items():
-                found = run(args, data, seed)
+                found = run(args, model_folder, data, seed)
                 runs[task][name].append(found)
                 print_line(f"{task}, {name}, seed {seed}: " + "  ".join(f"{k} {v:.4g}" for k, v in found.items()))
         results = {task: summary(found) for task, found in runs.items()}

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from conftest import ROOT, TINY, VOCAB_FILE
 
+from benchmarks import embeddings
 from benchmarks.compare_fine_tuning import main, summarize
 from utils.errors import UserError
 
@@ -46,6 +47,18 @@ def model_folder(tmp_path):
     tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return tmp_path / "model"
+
+
+def test_embeddings_are_compared_with_those_of_sentence_transformers(model_folder, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    write_squad(tmp_path)
+    command = ("--squad-dir", tmp_path, "--model-folder", model_folder, "--output", tmp_path / "result.json")
+    command = (*command, "--max-seq-length", 80, "--batch-size", 6, "--num-seeds", 1, "--squad-steps", 2)
+    embeddings.main([*map(str, command)])
+    result = json.loads((tmp_path / "result.json").read_text())["results"]["squad"]
+    assert result["ratio"]["ratio_of_medians"] > 0
+    ours, theirs = (result["recall@10"][name]["mean"] for name in (OURS, "sentence-transformers"))
+    assert ours == theirs == 1.0
 
 
 @pytest.mark.parametrize(
