@@ -247,6 +247,6 @@ def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
     """The mean of the hidden states of each sequence, [N, E]."""
     tokens_T = torch.arange(len(hidden_TE), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)  # N for filler
-    sums = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1], dtype=torch.float32)
-    sums_NE = sums.index_add(0, sequence_T, hidden_TE.float())[:-1]
+    hidden_TE = hidden_TE.float()
+    sums_NE = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1]).index_add(0, sequence_T, hidden_TE)[:-1]
     return sums_NE / cu_seqlens.diff().clamp(min=1)[:, None]
