@@ -28,9 +28,19 @@ from typing import TYPE_CHECKING
 
 from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
+from run_config import MAX_LENGTH
 from tasks.file_predictions import check_files, predict_file
 from tasks.squad_file import SquadOptions
-from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, from_flags, optional_path, positive_int
+from utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Arguments,
+    Flag,
+    bounded_int,
+    from_flags,
+    optional_path,
+    positive_int,
+)
 from utils.errors import UserError, one_line, run_main
 from utils.files import LOCK_FILE, file_digest
 from utils.progress import print_line
@@ -50,7 +60,7 @@ FLAGS = {
         Flag("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one"),
         Flag("--amp", bool, None, "compute in bfloat16; by default on GPUs that have it"),
         Flag("--n-best-size", positive_int, 5, "results to show"),
-        Flag("--max-seq-length", positive_int, None,
+        Flag("--max-seq-length", bounded_int(8, MAX_LENGTH), None,
              f"maximum tokens of question and window together, by default {SquadOptions.max_seq_length}; or of a text, "
              "by default as many as the model has positions"),
         Flag("--truncate", bool, False, "cut texts that are too long, instead of an error"),

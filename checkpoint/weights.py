@@ -164,7 +164,7 @@ def check_head(folder: Path, architecture: str) -> None:
     may have the same names and shapes."""
     named = architecture_of(folder) or ""
     if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
-        raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task, so add --do-train")
+        raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use another")
 
 
 def has_other_labels(folder: Path, config: ModelConfig) -> bool:
@@ -233,7 +233,9 @@ def select_weights(
         )
     missing = sorted(wanted.keys() - given.keys())
     if has_head and (untrained := [name for name in missing if name.startswith(model.optional_heads)]):
-        raise UserError(f"{source} has no {untrained[0]}: it was not fine-tuned for this task, so add --do-train")
+        raise UserError(
+            f"{source} has no {untrained[0]}: it was not fine-tuned for this task: fine-tune it, or use another"
+        )
     if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
         raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
     unexpected = sorted(given.keys() - wanted.keys())

@@ -1,6 +1,7 @@
 """GLUE (Wang et al., 2018) and SuperGLUE (2019) tasks, and the samples in their files and in custom ones."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,7 @@ def to_text(value: Any, is_label: bool, where: str) -> str:
     """Converts a value to a string. JSON labels may also be booleans and numbers."""
     if isinstance(value, str) and (not is_label or (value and value == value.strip())):
         return value
-    if is_label and isinstance(value, bool | int | float):
+    if is_label and isinstance(value, bool | int | float) and -math.inf < value < math.inf:
         return json.dumps(value)
     expected = "a label without space around it" if is_label else "a string"
     raise UserError(f"{where} is {value!r}, expected {expected}: correct the line")

@@ -27,6 +27,8 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
     """Raises UserError if two of the labels in `path` are the same number or look the same: another Unicode form, or a
     character that is not shown. Prints a warning if they differ in case only."""
     labels = sorted(labels)
+    if missing := [label for label in labels if label.casefold() == "nan"]:
+        print_line(f"warning: {path}: the label {missing[0]!r} is most likely a missing value: leave out such lines")
 
     def find_equal(key: Callable[[str], str | float]) -> str | None:
         seen: dict[str | float, str] = {}

@@ -139,6 +139,7 @@ def test_json_lines_may_have_numbers_as_labels(tmp_path):
         ("own.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ":2 has no 'label'"),
         ("own.jsonl", b'{"text": 5, "label": 1}\n', ":1: 'text' is 5, expected a string"),
         ("own.jsonl", b'{"text": "a", "label": null}\n', ":1: 'label' is None, expected a label"),
+        ("own.jsonl", b'{"text": "a", "label": NaN}\n', ":1: 'label' is nan, expected a label"),
         ("own.csv", b"text,label\na, 1\n", ":2: 'label' is ' 1', expected a label without space"),
         ("own.xlsx", b"PK", "unknown file extension: give a file of .csv, .tsv, .jsonl, .parquet"),
     ],

@@ -1,6 +1,7 @@
 """What belongs together is known by content: a run's data, settings, folder, record and best model."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -60,7 +61,13 @@ PROGRESS = "2/model_progress.json"
         (PROGRESS, {"step": True}, "step is True, expected a whole number"),
         (PROGRESS, {"step": 2.0}, "step is 2.0, expected a whole number"),
         (PROGRESS, {"samples_consumed": -8}, "is impossible"),
+        (PROGRESS, {"samples_consumed": 1}, "is impossible"),  # of two updates
+        (PROGRESS, {"samples_consumed": 2**62}, "is impossible"),
         (PROGRESS, {"schedule_start": 3}, "is impossible"),
+        (PROGRESS, {"schedule_start": -1}, "is impossible"),
+        (PROGRESS, {"train_seconds": 10**400}, "is impossible"),
+        (PROGRESS, {"loss_scale": {}}, "is impossible"),
+        (PROGRESS, {"loss_scale": {"value": 1, "clean_steps": math.inf}}, "is impossible"),
         (PROGRESS, {"loss_scale": {"value": "x", "clean_steps": 0}}, "loss_scale: value is 'x', expected a number"),
         (PROGRESS, {"train_seconds": None}, "train_seconds is None, expected a number"),
         (PROGRESS, {"arguments": []}, "arguments is [], expected an object"),

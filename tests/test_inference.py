@@ -253,6 +253,7 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt does not exist"),
         ("span", ["--question", "?", "--context", " "], "the passage has no words"),
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
+        ("classes", ["--text", "a", "--max-seq-length", "7"], ">= 8, not 7"),
         ("span", ["--question", "a", "--context", "b", "--text", "c"], "--text cannot be combined with --question"),
         ("classes", ["--text-pair", "a"], "--text-pair has no effect without --text"),
         ("classes", ["--input", "a.csv"], "--input has no effect without --output"),
