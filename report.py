@@ -19,7 +19,7 @@ import argparse
 from reporting.glue_table import Suite
 from reporting.page import render
 from reporting.records import printable, read_runs
-from utils.command_line import ArgumentParser
+from utils.command_line import ArgumentParser, required_path
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line
@@ -28,7 +28,7 @@ from utils.progress import print_line
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder to search for log files, or a log file"
+        "runs", nargs="+", type=required_path, metavar="RUN", help="folder to search for log files, or a log file"
     )
     parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
     args = parser.parse_args(argv)

@@ -169,6 +169,8 @@ def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
     rows: list[list[str]] = []
     for line in itertools.chain(file, [""]):
         line = line.rstrip("\r\n")
+        if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
+            raise UserError(f"{file.where()}: a carriage return inside the line: end lines with a line feed")
         columns = line.split("\t") if "\t" in line else line.split()
         if columns and columns[0] == "-DOCSTART-":
             continue

@@ -218,6 +218,8 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
     capsys.readouterr()
     assert find_labels(examples_of(path, "ab", labels=["Ok", "ok"]), OWN) == ("Ok", "ok")
     assert "labels 'Ok' and 'ok' differ in case only: they are two labels" in capsys.readouterr().out
+    assert find_labels(examples_of(path, "ab", labels=["1", "nan"]), OWN) == ("1", "nan")
+    assert "the label 'nan' is most likely a missing value" in capsys.readouterr().out
 
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path):

@@ -174,6 +174,7 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
     ("name", "content", "says"),
     [
         ("a.conll", "Anna B-PER\nlives\n", ":2: 'lives' does not end in a tag"),
+        ("a.conll", "Anna B-PER\rlives O\n", ":1: a carriage return inside the line"),
         ("a.conll", "Anna NNP\n", ":1: 'Anna NNP' does not end in a tag"),
         ("a.conll", "\n\n", "has no sentences"),
         ("a.conll", "Anna O\n", "all tags are 'O'"),
