@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot
+import matplotlib.ticker
 import numpy as np
 import torch
 
@@ -339,10 +340,13 @@ class Campaign:
                 by_budget.setdefault(run["updates"], []).append((run["cpu_seconds"], run["loss"]))
             (line,) = axes.plot(*np.array([np.median(points, axis=0) for points in by_budget.values()]).T)
             points = np.concatenate([*by_budget.values()])
-            axes.plot(*points.T, marker, color=line.get_color(), markersize=4, label=name)
+            label = f"this recipe: {name}" if CONTESTANTS[name].optimizer else name
+            axes.plot(*points.T, marker, color=line.get_color(), markersize=4, label=label)
         axes.set(
             xscale="log", xlabel="CPU seconds of training, one thread", ylabel="held-out loss, nats per masked token"
         )
+        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            which(matplotlib.ticker.FuncFormatter(lambda seconds, _: f"{seconds:,.0f}"))
         axes.grid(alpha=0.3)
         axes.legend()
         path = self.path.with_suffix(".svg")
