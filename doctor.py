@@ -51,8 +51,8 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     from diagnostics import checks  # here, so that --help and errors of the command line do not wait for torch
-    from diagnostics.estimates import MemorySettings
-    from fine_tuning import TrainingSet, in_sequences
+    from diagnostics.estimates import MemorySettings, in_sequences
+    from fine_tuning import TrainingSet
     from run_setup import start_runtime
 
     findings, config = checks.Findings(), make_run_config(args, processes)

@@ -3,24 +3,22 @@
 Legend: n samples.
 """
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from data_loading.loader import MicroBatch, StreamDataset, batches_in_order, filler_micro_batch, to_device, to_tensors
+from data_loading.loader import StreamDataset, batches_in_order, filler_micro_batch, to_tensors
 from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import PredictionConfig
 from tasks import SeparableTask
 from tasks.text_sequences import SequenceDataset
-from token_stream import TokenStream
+from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 from utils.progress import progress_bar
 
@@ -43,30 +41,9 @@ def evaluate(
 
         make_filler = partial(filler_micro_batch, dataset.stream_labels, limits)
         filled = parallel.equalize_inference(micro_batches(), make_filler)
-        sums = sum_without_dropout(parallel, task, filled, runtime)
+        sums = parallel.sum_without_dropout(task.sums, filled, runtime)
     sequences, labelled, *values = distributed.all_reduce_sum([*counts, *sums.values()])
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, labelled)
-
-
-@torch.no_grad()
-def sum_without_dropout(
-    parallel: ParallelModel, task: SeparableTask, micro_batches: Iterable[MicroBatch], runtime: Runtime
-) -> dict[str, float]:
-    """The task's sums over this rank's micro-batches, without dropout; called on all ranks."""
-    parallel.model.eval()
-    sums: dict[str, Tensor] = {}  # on the device: a read would wait for each batch, and the next would not be prepared
-    for micro_batch in micro_batches:
-        with runtime.precision.context(runtime.device):
-            found = task.sums(parallel.model, to_device(micro_batch, runtime.device))
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + value.double()
-    runtime.distributed.wait_for_device(runtime.device)
-    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
-
-
-def eager(parallel: ParallelModel) -> contextlib.AbstractContextManager:
-    """Runs a model that is compiled without its graphs."""
-    return torch.compiler.set_stance("force_eager") if parallel.model.is_compiled else contextlib.nullcontext()
 
 
 def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
@@ -103,7 +80,7 @@ def predict(
     done, thousand_started = 0, time.perf_counter()
     nothing = np.zeros(0, np.int64)
     # Compiled graphs need streams of one fixed size, which would be mostly filler here.
-    with eager(parallel), progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
+    with parallel.eager(), progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
         for indices in parallel.equalize_inference(batches, lambda: nothing):
             started = time.perf_counter()
             stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)

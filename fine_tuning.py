@@ -13,7 +13,6 @@ from checkpoint.folder import BEST_FOLDER, CONFIG_FILE, find_checkpoint, find_mo
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
-from diagnostics.estimates import print_estimate
 from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
@@ -45,18 +44,9 @@ MODEL_FILES = re.compile(
 
 def fine_tuning_main(config: RunConfig, task: FineTuningTask, title: str) -> int:
     """Trains, scores and predicts as the flags request; returns the exit code."""
-    if config.estimate_memory is not None:
-        return print_estimate(task.head, in_sequences(config, task))
     with start_runtime(config, title) as runtime:
         work = train_and_predict if config.fine_tuning.do_train else predict_only
         return work(config, task, runtime)
-
-
-def in_sequences(config: RunConfig, task: FineTuningTask) -> RunConfig:
-    """The config with batches counted in sequences, of which a sample may have several, for estimates of memory."""
-    per_sample, loader = task.max_sample_length // task.max_seq_length, config.loader
-    sizes = {name: per_sample * getattr(loader, name) for name in ("batch_size", "global_batch_size")}
-    return config.with_values(loader=sizes)
 
 
 @dataclasses.dataclass(frozen=True)

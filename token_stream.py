@@ -1,4 +1,4 @@
-"""The model's input: a token stream, its padded view, and the sizes that determine the memory of a pass.
+"""The model's input: a token stream, its padded view, batches of streams, and the sizes that determine a pass's memory.
 
 A token stream is a micro-batch of concatenated sequences without padding:
 
@@ -10,10 +10,11 @@ and the labels that a data set declares (data_loading/packing.py).
 Legend: T tokens in the stream, N sequences, M masked tokens, B batch, S padded length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +22,10 @@ from torch import Tensor
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
+HOST_VALUES = ("num_sequences", "max_seqlen")
+# The arrays of a token stream, and ints on the host: the number of sequences before filler, 0 in a micro-batch without
+# loss, and `max_seqlen`, unless sizes are fixed.
+MicroBatch = dict[str, Any]
 
 
 class TokenStream(NamedTuple):
@@ -63,6 +68,46 @@ class TokenStream(NamedTuple):
         tokens = (values.flatten()[flat_T] for values in (input_ids, token_type_ids, position_BS))
         cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
         return cls(*tokens, cu_seqlens, input_ids.shape[1], has_filler=False), flat_T
+
+
+# --- batches of streams -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and masked tokens of each sample."""
+
+    first_position: int
+    micro_batches: list[MicroBatch]
+    lengths: np.ndarray
+    num_labelled: np.ndarray
+    make_filler: Callable[[], MicroBatch]
+    metrics: dict[str, float]
+
+    @property
+    def sequence_lengths(self) -> np.ndarray:
+        """The length of each sequence in the micro-batches, without filler; a sample may be several sequences."""
+        lengths = [np.diff(micro_batch["cu_seqlens"].numpy()) for micro_batch in self.micro_batches]
+        return np.concatenate([np.zeros(0, np.int32), *(values[values > 0] for values in lengths)])
+
+    def filled_to(self, count: int) -> list[MicroBatch]:
+        """The micro-batches, padded to `count` with micro-batches without loss."""
+        return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
+
+    def first_without_labels(self) -> MicroBatch:
+        """The first micro-batch with filler for its labels, so without loss."""
+        filler = self.make_filler()
+        first = self.micro_batches[0] if self.micro_batches else filler
+        labels = {name: value for name, value in filler.items() if name not in (*STREAM_INPUTS, *HOST_VALUES)}
+        labels = {name: torch.full_like(first[name], value.flatten()[0]) for name, value in labels.items()}
+        return first | labels | {"num_sequences": 0}
+
+
+def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in micro_batch.items()
+    }
 
 
 # --- the padded view of a stream --------------------------------------------------------------------------------------

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
-from data_loading.loader import StepBatch, to_device
-from evaluation import eager, sum_without_dropout
 from lr_scheduler import rate_table
 from metrics.text import format_duration, format_metrics
 from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
+from token_stream import StepBatch, to_device
 from utils.device import FreedMemory, peak_flops
 from utils.distributed import RankFailure, translate_peer_failure
 from utils.errors import PeerError, UserError
@@ -298,8 +297,8 @@ class Trainer:
         batch = self._next(batches)
         stats, max_micro_batches, _ = self._exchange(batch, False)
         filled = batch.filled_to(max_micro_batches)
-        with eager(self.parallel):  # a graph for one batch is not worth its compilation
-            metrics = self._metrics(sum_without_dropout(self.parallel, self.task, filled, self.runtime), stats)
+        with self.parallel.eager():  # a graph for one batch is not worth its compilation
+            metrics = self._metrics(self.parallel.sum_without_dropout(self.task.sums, filled, self.runtime), stats)
         text = f"{self._place()}  before the first update, without dropout: {format_metrics(metrics)}"
         self.reporter.log(self._log_step(), metrics, text)
         if self.evaluate is not None:

@@ -39,7 +39,7 @@ from benchmarks.common.attention_check import check
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.optimizer_step import check_forms
-from data_loading.loader import StepBatch, make_step_batch
+from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForPreTraining
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
@@ -51,6 +51,7 @@ from parallel.runtime import Runtime
 from precision import Precision, has_float16
 from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
+from token_stream import StepBatch
 from trainer import Trainer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.device import select_device, set_num_threads

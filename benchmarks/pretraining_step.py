@@ -36,7 +36,7 @@ from benchmarks.common.training import (
 )
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
-from data_loading.loader import StepBatch, make_step_batch, to_device
+from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
@@ -45,7 +45,7 @@ from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
 from run_setup import likely_sequences
 from tasks.pretraining import PretrainingTask
-from token_stream import IGNORED_LABEL
+from token_stream import IGNORED_LABEL, StepBatch, to_device
 from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
 from utils.device import peak_flops, set_num_threads
 from utils.errors import run_main

@@ -6,10 +6,10 @@ Legend: n samples.
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,13 +17,9 @@ import torch
 from data_loading.packing import Label, MicroBatchLimits, filler_stream, pack, pad_stream
 from data_loading.sample_order import rank_positions, sample_order, sample_seeds
 from run_config import LoaderConfig
-from token_stream import STREAM_INPUTS
+from token_stream import MicroBatch, StepBatch
 
 STEPS_AHEAD = 2  # per worker
-HOST_VALUES = ("num_sequences", "max_seqlen")
-# The arrays of a token stream, and ints on the host: the number of sequences before filler, 0 in a micro-batch without
-# loss, and `max_seqlen`, unless sizes are fixed.
-MicroBatch = dict[str, Any]
 
 
 class Samples(Protocol):
@@ -52,36 +48,6 @@ class StreamDataset(Protocol):
     def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> Samples:
         """The samples `indices` [n]. What is random in them, such as masks, follows from `seeds` [n], or is the same
         each time without them, for evaluation. progress: share of the run's updates that are done, for schedules."""
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: see Samples."""
-
-    first_position: int
-    micro_batches: list[MicroBatch]
-    lengths: np.ndarray
-    num_labelled: np.ndarray
-    make_filler: Callable[[], MicroBatch]
-    metrics: dict[str, float]
-
-    @property
-    def sequence_lengths(self) -> np.ndarray:
-        """The length of each sequence in the micro-batches, without filler; a sample may be several sequences."""
-        lengths = [np.diff(micro_batch["cu_seqlens"].numpy()) for micro_batch in self.micro_batches]
-        return np.concatenate([np.zeros(0, np.int32), *(values[values > 0] for values in lengths)])
-
-    def filled_to(self, count: int) -> list[MicroBatch]:
-        """The micro-batches, padded to `count` with micro-batches without loss."""
-        return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
-
-    def first_without_labels(self) -> MicroBatch:
-        """The first micro-batch with filler for its labels, so without loss."""
-        filler = self.make_filler()
-        first = self.micro_batches[0] if self.micro_batches else filler
-        labels = {name: value for name, value in filler.items() if name not in (*STREAM_INPUTS, *HOST_VALUES)}
-        labels = {name: torch.full_like(first[name], value.flatten()[0]) for name, value in labels.items()}
-        return first | labels | {"num_sequences": 0}
 
 
 def to_tensors(
@@ -200,10 +166,3 @@ def batches_in_order(dataset: StreamDataset, indices: np.ndarray, limits: MicroB
     """Yields the samples `indices` once, in batches of bounded memory; for evaluation."""
     for start in range(0, len(indices), limits.sequences):
         yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, first_position=start)
-
-
-def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
-    return {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in micro_batch.items()
-    }

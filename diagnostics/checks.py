@@ -23,7 +23,7 @@ import torch
 from checkpoint.folder import checkpoint_steps
 from checkpoint.start import Start
 from checkpoint.writer import KEPT_CHECKPOINTS
-from data_loading.loader import StepBatch, make_step_batch
+from data_loading.loader import make_step_batch
 from data_preparation.samples.sample_statistics import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics.sinks import RecordingSink, Reporter
@@ -31,6 +31,7 @@ from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from run_config import OptimizerConfig, RunConfig, ScheduleConfig
 from run_setup import TrainingPlan
+from token_stream import StepBatch
 from tokenizer import Tokenizer
 from utils import requirements
 from utils.errors import UserError, one_line

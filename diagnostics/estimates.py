@@ -25,6 +25,7 @@ from optimizer import SPECS
 from parallelize import check_parallel
 from precision import DTYPES, Precision
 from run_config import RunConfig
+from tasks import FineTuningTask
 from token_stream import PassSizes
 from utils.errors import reports_errors
 from utils.progress import print_line
@@ -211,6 +212,13 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     if settings.updates_all_tensors_at_once and not parallel.cpu_offload:
         step += update_buffers(model, settings)
     yield "optimizer step", step
+
+
+def in_sequences(config: RunConfig, task: FineTuningTask) -> RunConfig:
+    """The config with batches counted in sequences, of which a task's sample may have several."""
+    per_sample, loader = task.max_sample_length // task.max_seq_length, config.loader
+    sizes = {name: per_sample * getattr(loader, name) for name in ("batch_size", "global_batch_size")}
+    return config.with_values(loader=sizes)
 
 
 def print_estimate(head: str, config: RunConfig) -> int:

@@ -4,6 +4,7 @@ A `ParallelModel` gives the trainer and the optimizer the module to call, the gr
 tensors to update.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -11,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch, StepBatch
 from optimizer import apply_step
 from optimizers.norms import total_norm
 from optimizers.protocol import gradients
+from parallel.runtime import Runtime
 from precision import MasterWeights, Precision
+from token_stream import MicroBatch, StepBatch, to_device
 from utils.distributed import DistributedContext
 
 Batch = TypeVar("Batch")
@@ -102,6 +104,25 @@ class ParallelModel:
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
         """Yields `batches`, and filler if the strategy needs the same number of forward passes on every rank."""
         return iter(batches)
+
+    @torch.no_grad()
+    def sum_without_dropout(
+        self, sums_of: Callable[..., dict[str, Tensor]], micro_batches: Iterable[MicroBatch], runtime: Runtime
+    ) -> dict[str, float]:
+        """The sums of a task's `sums_of(model, micro_batch)` over this rank's micro-batches; called on all ranks."""
+        self.model.eval()
+        sums: dict[str, Tensor] = {}  # on the device: a read would wait for each batch before the next is prepared
+        for micro_batch in micro_batches:
+            with runtime.precision.context(runtime.device):
+                found = sums_of(self.model, to_device(micro_batch, runtime.device))
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value.double()
+        runtime.distributed.wait_for_device(runtime.device)
+        return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+
+    def eager(self) -> contextlib.AbstractContextManager:
+        """Runs a model that is compiled without its graphs."""
+        return torch.compiler.set_stance("force_eager") if self.model.is_compiled else contextlib.nullcontext()
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         """Optimizes the model for inference; it cannot be trained afterwards."""

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from data_loading.loader import MicroBatch, StepBatch
 from parallel.base import ParallelModel
 from precision import Precision
+from token_stream import MicroBatch, StepBatch
 
 
 class ReplicatedModel(ParallelModel):

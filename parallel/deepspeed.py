@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch, StepBatch
 from optimizer import spec_of
 from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
+from token_stream import MicroBatch, StepBatch
 from utils.distributed import DistributedContext, set_timeout
 from utils.errors import UserError
 from utils.progress import print_line

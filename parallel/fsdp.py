@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from data_loading.loader import MicroBatch, StepBatch
 from parallel.base import Batch, ParallelModel, equalize_over_ranks
 from precision import Precision
 from run_config import RESHARD_MODES, ParallelConfig
+from token_stream import MicroBatch, StepBatch
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from data_loading.loader import MicroBatch, StepBatch
 from parallel.base import ParallelModel
 from precision import MasterWeights, Precision
+from token_stream import MicroBatch, StepBatch
 from utils.device import pin_memory
 
 

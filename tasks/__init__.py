@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch w
     import numpy as np
     from torch import Tensor, nn
 
-    from data_loading.loader import MicroBatch
     from encoders.config import ModelConfig
     from parallel.runtime import Runtime
     from tasks.text_sequences import SequenceDataset
+    from token_stream import MicroBatch
 
 
 class BatchForward(Protocol):

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch, to_device
 from data_loading.packing import Label
 from encoders.config import ModelConfig
 from loss import contrastive_losses, cosent_losses
@@ -28,7 +27,7 @@ from tasks.glue_files import MAX_SEQ_LENGTH, Examples
 from tasks.retrieval import CUTOFF, nearest, normalized, retrieval_scores
 from tasks.sentence_folders import EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
-from token_stream import TokenStream
+from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 
 if TYPE_CHECKING:  # a layer above this one

@@ -17,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
 from tasks.labels import check_spelling, is_number, sort_labels
 from tasks.text_sequences import SequenceDataset, encode
-from token_stream import IGNORED_LABEL, TokenStream
+from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.progress import print_line

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling
 from tasks.text_sequences import SequenceDataset, encode
-from token_stream import IGNORED_LABEL, TokenStream
+from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError, one_line
 from utils.files import write_atomically
 from utils.progress import print_line

@@ -2,9 +2,8 @@
 
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch
 from tasks import SeparableTask
-from token_stream import TokenStream
+from token_stream import MicroBatch, TokenStream
 
 
 class PretrainingTask(SeparableTask):

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from data_loading.loader import MicroBatch
 from loss import span_sum
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.squad_features import DEFAULTS, LABELS, SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tasks.squad_scores import check_scored, evaluate
-from token_stream import TokenStream
+from token_stream import MicroBatch, TokenStream
 from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import print_line

@@ -11,13 +11,13 @@ import torch
 from conftest import InMemoryDataset
 
 from data_loading.hdf5_shards import max_documents
-from data_loading.loader import HOST_VALUES, StepLoader, batches_in_order, make_step_batch, to_device
+from data_loading.loader import StepLoader, batches_in_order, make_step_batch
 from data_loading.packing import COMPILED_SIZES, CPU_SIZES, MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from run_setup import likely_sequences
-from token_stream import TokenStream
+from token_stream import HOST_VALUES, TokenStream, to_device
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
 

@@ -17,7 +17,7 @@ from small_runs import losses, train
 from torch._dynamo.utils import counters
 
 import run_setup
-from data_loading.loader import StepBatch, StepLoader
+from data_loading.loader import StepLoader
 from data_loading.packing import COMPILED_SIZES
 from encoders.bert import BertConfig, BertForPreTraining
 from optimizer import make_optimizer
@@ -27,6 +27,7 @@ from parallelize import check_parallel, compile_model, parallelize
 from precision import Precision
 from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
+from token_stream import StepBatch
 from utils.distributed import DistributedContext, init_distributed
 from utils.errors import UserError
 

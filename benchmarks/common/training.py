@@ -9,7 +9,6 @@ from torch import nn
 
 from benchmarks.common.results import ROOT
 from checkpoint.model_choice import read_config
-from data_loading.loader import StepBatch
 from data_loading.pretraining_dataset import PretrainingDataset
 from encoders.base import PreTrainedModel
 from encoders.bert import BertConfig
@@ -29,6 +28,7 @@ from run_config import (
 )
 from run_setup import build_trainer
 from tasks import Task
+from token_stream import StepBatch
 from trainer import Trainer
 from utils.device import select_device
 

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from benchmarks.common.training import RandomDataset
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter
-from data_loading.loader import StepLoader, to_device
+from data_loading.loader import StepLoader
 from encoders.bert import BertConfig
 from parallel.offload import OffloadedWeights
 from run_config import CheckpointMetadata, LoaderConfig
+from token_stream import to_device
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 

@@ -16,9 +16,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import evaluation
 import run_setup
-import trainer
 from encoders.base import PreTrainedModel
 from parallel import ddp
+from parallel.base import ParallelModel
 from trainer import Trainer
 from utils.distributed import DistributedContext
 
@@ -102,7 +102,7 @@ def patch() -> None:
     Trainer.optimizer_step = without_waiting(Trainer.optimizer_step, is_warm)
     evaluation.check_finite = lambda _: None
     # Of an evaluation, all but the last read. A prediction reads what each forward pass gives.
-    trainer.sum_without_dropout = evaluation.sum_without_dropout = without_waiting(evaluation.sum_without_dropout)
+    ParallelModel.sum_without_dropout = without_waiting(ParallelModel.sum_without_dropout)
     PreTrainedModel.__call__ = without_waiting(PreTrainedModel.__call__)
     PreTrainedModel.init_weights, PreTrainedModel.initial_values = lambda *_: None, initial_values
     DistributedContext.new_group = lambda _self, ranks=None, backend=None: dist.new_group(ranks, backend="fake")
