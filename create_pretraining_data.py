@@ -36,29 +36,23 @@ from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positiv
 from utils.errors import UserError, print_error
 from utils.files import file_digest, lock_folder
 
+# fmt: off
 FLAGS = (
-    Flag(
-        "--input-file --input-dir",
-        Path,
-        REQUIRED,
+    Flag("--input-file --input-dir", Path, REQUIRED,
         "text, one sentence per line, an empty line between documents: a file, or a folder of .txt, .txt.gz files",
-        options={"dest": "input_path"},
-    ),
+        options={"dest": "input_path"}),
     Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
     Flag("--vocab-file", Path, REQUIRED, "vocabulary with one token per line, or a tokenizer.json"),
     CASING,
     Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
-    Flag(
-        "--max-predictions-per-seq",
-        positive_int,
-        SampleOptions.predictions_per_sequence,
-        "maximum number of masked tokens per sample",
-    ),
+    Flag("--max-predictions-per-seq", positive_int, SampleOptions.predictions_per_sequence,
+        "maximum number of masked tokens per sample"),
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
     *EXECUTOR_FLAGS,
     Flag("--overwrite", bool, False, "replace shards that were made from other text or with other options"),
 )
+# fmt: on
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -215,15 +215,19 @@ LANGUAGE = [
     Flag("--language", plain_name, "en", "language code, as in <code>.wikipedia.org"),
     Flag("--dump-date", str, "latest", "date of the Wikipedia dump: YYYYMMDD or latest"),
 ]
-MIRROR = "address to try first, with the files as on the original server; repeatable"
+# fmt: off
 DOWNLOAD = [
-    Flag("--mirror", str, [], MIRROR, options={"action": "append"}),
+    Flag("--mirror", str, [], "address to try first, with the files as on the original server; repeatable",
+        options={"action": "append"}),
     Flag("--books", Path, None, "text file with the address of one book per line; for `all`, or a folder of books"),
     Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
     Flag("--tasks", tuple(TASKS), None, "tasks of GLUE; all if not given", options={"nargs": "+", "metavar": "TASK"}),
 ]
-EMPTY_LINE = "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"
-FORMAT = [*flags_of(FormatOptions), Flag("--empty-line", ("paragraph", "document"), None, EMPTY_LINE)]
+FORMAT = [
+    *flags_of(FormatOptions),
+    Flag("--empty-line", ("paragraph", "document"), None,
+        "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"),
+]
 SHARD = flags_of(TextShardOptions)
 SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
@@ -232,22 +236,17 @@ OWN_VOCABULARY = [  # besides --do-lower-case
     Flag("--reserved-words", Path, None, "text file with one word per line that must become a token"),
     Flag("--bert-config", Path, CONFIG, "model config to copy with the size of the vocabulary"),
 ]
-LENGTHS = (
-    "tokens per sample, and maximum number of masked tokens, such as 128:20; with --dynamic-masking, only the tokens "
-    "per sample"
-)
 HDF5 = [
     CASING,
-    Flag(
-        "--vocab-file", Path, None, "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"
-    ),
-    Flag(
-        *("--lengths", length_and_predictions, [(128, 20), (512, 80)], LENGTHS),
-        options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"},
-    ),
+    Flag("--vocab-file", Path, None,
+        "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"),
+    Flag("--lengths", length_and_predictions, [(128, 20), (512, 80)],
+        "tokens per sample, and maximum number of masked tokens, such as 128:20; with --dynamic-masking, only the "
+        "tokens per sample", options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"}),
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
 ]
+# fmt: on
 TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
 
 
