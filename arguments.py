@@ -11,45 +11,26 @@ from parallel.deepspeed_config import differences, engine_config, parse_with_dee
 from run_config import (
     BERT_MODELS,
     FINE_TUNING,
+    FLAG_GROUPS,
     MAX_BATCH,
+    OWN_CONFIGS,
     PRE_TRAINING,
-    CheckpointMetadata,
-    FineTuningConfig,
-    LoaderConfig,
-    ModelSelection,
-    OptimizerConfig,
     ParallelConfig,
     PrecisionConfig,
-    PredictionConfig,
-    PretrainingConfig,
     RunConfig,
-    RuntimeConfig,
     ScheduleConfig,
-    StartConfig,
-    TrainerConfig,
 )
 from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, flags_of, format_arguments, from_flags
 from utils.errors import UserError
 from utils.rank_environment import read_environment
 
 INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-loss
-GROUPS = {
-    "task": (PretrainingConfig, FineTuningConfig, PredictionConfig),
-    "model and start": (ModelSelection, StartConfig),
-    "run": (TrainerConfig, RunConfig, CheckpointMetadata),
-    "batches": (LoaderConfig,),
-    "optimizer and schedule": (OptimizerConfig, ScheduleConfig),
-    "memory and parallelism": (ParallelConfig,),
-    "precision": (PrecisionConfig,),
-    "device and logs": (RuntimeConfig,),
-}
-OWN_GROUPS = {PRE_TRAINING: PretrainingConfig, FINE_TUNING: FineTuningConfig}
 
 
 def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> None:
     """Adds the flags of a training program. program: PRE_TRAINING or FINE_TUNING. `defaults` are program-specific."""
-    others = [config for name, config in OWN_GROUPS.items() if name != program]
-    for title, configs in GROUPS.items():
+    others = [config for name, config in OWN_CONFIGS.items() if name != program]
+    for title, configs in FLAG_GROUPS.items():
         flags = flags_of(*(config for config in configs if config not in others))
         parser.add_flags(title, [flag for flag in flags if flag.tags.get("only", program) == program], **defaults)
     parser.foreign = foreign_flags(program)

@@ -474,3 +474,17 @@ class RunConfig:
     def with_seed(self, seed: int) -> Self:
         arguments = self.metadata.arguments | {"seed": seed}
         return self.with_values(metadata={"seed": seed, "arguments": arguments}, prediction={"seed": seed})
+
+
+# The groups of flags in --help. A kind of program lacks the configs of other kinds.
+FLAG_GROUPS = {
+    "task": (PretrainingConfig, FineTuningConfig, PredictionConfig),
+    "model and start": (ModelSelection, StartConfig),
+    "run": (TrainerConfig, RunConfig, CheckpointMetadata),
+    "batches": (LoaderConfig,),
+    "optimizer and schedule": (OptimizerConfig, ScheduleConfig),
+    "memory and parallelism": (ParallelConfig,),
+    "precision": (PrecisionConfig,),
+    "device and logs": (RuntimeConfig,),
+}
+OWN_CONFIGS = {PRE_TRAINING: PretrainingConfig, FINE_TUNING: FineTuningConfig}
