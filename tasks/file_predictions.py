@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, file_digest, read_json, write_atomically, write_json
+from utils.files import (
+    LOCK_FILE,
+    TEMPORARY_SUFFIX,
+    file_digest,
+    json_digest,
+    lock_folder,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from utils.progress import print_line, progress_bar
 from utils.tables import TABLES, Row, TextFile, encode_table, kind_of, read_rows
 
@@ -22,7 +31,8 @@ PART_FILE = re.compile(rf"(\d+|settings)\.json({TEMPORARY_SUFFIX}-\w+)?")
 
 
 class Parts:
-    """The folder of intermediate predictions: a file for each ROWS_PER_PART rows, named by its first row.
+    """The folder of intermediate predictions: a file for each ROWS_PER_PART rows, named by its first row, with a digest
+    of these predictions and what they were made with. One process uses it at a time.
 
     Raises UserError if `folder` contains anything else, or predictions made with other `settings`.
     """
@@ -30,11 +40,12 @@ class Parts:
     def __init__(self, folder: Path, settings: dict[str, Any]):
         self.folder, self.settings = folder, json.loads(json.dumps(settings, default=str))
         folder.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir()} - {LOCK_FILE}
         strange = sorted(name for name in names if not PART_FILE.fullmatch(name))
         if strange or (names and SETTINGS_FILE not in names):
             what = f"contains {strange[0]}" if strange else f"has no {SETTINGS_FILE}"
             raise UserError(f"{folder} {what}, so it is no folder of this program: rename it, or change --output")
+        self.lock = lock_folder(folder)
         if len(names) > 1 and read_json(folder / SETTINGS_FILE, "the settings of the predictions") != self.settings:
             raise UserError(f"{folder} has predictions of another input, model or flags: remove it, or change --output")
         write_json(folder / SETTINGS_FILE, self.settings)
@@ -42,14 +53,16 @@ class Parts:
     def read(self, first: int, count: int) -> list[Row] | None:
         """The predictions for `count` rows; None if they are not there or damaged."""
         try:
-            rows = json.loads((self.folder / f"{first}.json").read_bytes())
-        except (OSError, ValueError):
+            rows, digest = read_json(self.folder / f"{first}.json", "predictions", list[Any])
+        except (OSError, ValueError, UserError):
             return None
-        is_valid = isinstance(rows, list) and len(rows) == count and all(isinstance(row, dict) and row for row in rows)
-        return rows if is_valid else None
+        return rows if digest == self.digest(first, rows) and len(rows) == count else None
 
     def write(self, first: int, rows: list[Row]) -> None:
-        write_json(self.folder / f"{first}.json", rows, indent=None)
+        write_json(self.folder / f"{first}.json", [rows, self.digest(first, rows)], indent=None)
+
+    def digest(self, first: int, rows: list[Row]) -> str:
+        return json_digest([self.settings, first, rows])
 
     def remove(self) -> None:
         for path in self.folder.iterdir():

@@ -26,6 +26,7 @@ from tasks import file_predictions
 from tasks.ner import entities
 from tasks.predictors import ClassPredictor
 from utils.errors import UserError
+from utils.files import lock_folder
 
 TEXTS = ["a gripping film", "dull, and twice as long as it should be", "naïve", "so so", "the sea", "a, b\nc"]
 
@@ -127,7 +128,12 @@ def test_the_same_command_continues_and_another_is_refused(folder, tmp_path, mon
         with pytest.raises(UserError, match="has predictions of another input, model or flags"):
             run(*flags)
         (model / name).write_bytes(content)
-    (parts / "0.json").write_text('[{"label": "LABEL_0"}]')  # damaged: predicted again
+    part = (parts / "0.json").read_text()
+    (parts / "0.json").write_text(part.replace('"label": "', '"label": "x'))  # edited: predicted again
+    lock = lock_folder(parts)
+    with pytest.raises(UserError, match="is in use by process"):
+        run(*flags)
+    lock.close()
     run(*flags)
     assert predicted == [2] * 5
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
