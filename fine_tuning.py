@@ -180,10 +180,11 @@ class BestCheckpoint:
         self.trainer, self.task, self.patience = trainer, trainer.task, config.fine_tuning.early_stopping
         self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
         self.config = config.prediction
-        self.folder = trainer.config.checkpoint_folder
+        self.folder, record = trainer.config.checkpoint_folder, trainer.config.record
+        self.development_data = record and record.identity["development data"]  # on the main process
         # When resuming: the evaluations up to the checkpoint.
-        read = partial(read_evaluations, self.folder, self.task.metric, trainer.state.step)
-        self.history: list[dict[str, float]] = trainer.distributed.on_main(read)
+        read = partial(read_evaluations, self.folder, self.task.metric, trainer.state.step, self.development_data)
+        self.history: list[dict[str, Any]] = trainer.distributed.on_main(read)
 
     @property
     def lacks_checkpoint(self) -> bool:
@@ -192,7 +193,7 @@ class BestCheckpoint:
         is_due = step == config.max_steps or (step and step % config.eval_steps == 0)
         return bool(is_due) and all(entry["step"] != step for entry in self.history)
 
-    def best(self) -> dict[str, float]:
+    def best(self) -> dict[str, Any]:
         return max(self.history, key=lambda entry: entry[self.task.metric])  # the first on ties
 
     @property
@@ -211,7 +212,7 @@ class BestCheckpoint:
         if step == 0 or (step % trainer.config.eval_steps and step < trainer.config.max_steps):
             # Skipped updates only, or the end of --steps-this-run, where an uninterrupted run does not evaluate.
             return scores
-        self.history.append({"step": step, **scores})
+        self.history.append({"step": step, "development_data": self.development_data, **scores})
         trainer.is_finished = self.is_exhausted
         if trainer.is_finished or self.best() is self.history[-1]:
             trainer.save()
@@ -220,6 +221,8 @@ class BestCheckpoint:
         return scores
 
     def write(self) -> None:
+        if self.trainer.folder_moved():  # the run stops
+            return
         if self.best() is self.history[-1]:
             with atomic_folder(self.folder / BEST_FOLDER) as best:
                 step, further = self.folder / str(self.trainer.state.step), self.trainer.state.metadata.files
@@ -249,14 +252,17 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     return 0
 
 
-def read_evaluations(folder: Path, metric: str, last_step: int) -> list[dict[str, Any]]:
-    """The evaluations in a folder of steps up to `last_step`. Raises UserError if the best model is missing."""
-    path, entry = folder / EVALUATIONS_FILE, {"step": int, metric: float}
+def read_evaluations(folder: Path, metric: str, last_step: int, data: str | None = None) -> list[dict[str, Any]]:
+    """The evaluations in a folder of steps up to `last_step`. Raises UserError if the best model is missing, or if they
+    are of other development data than that with the digest `data`."""
+    path, entry = folder / EVALUATIONS_FILE, {"step": int, metric: float, "development_data": str | None}
     found = read_json(path, "the evaluations", list[entry]) if last_step and path.exists() else []
     if found and not has_weights(folder / BEST_FOLDER):
         raise UserError(
             f"{folder / BEST_FOLDER}, the model with the best score, is gone: restore it, or add --overwrite"
         )
+    if any(entry["development_data"] not in (None, data) for entry in found):
+        raise UserError(f"{path} has the scores of other development data: restore that, or add --overwrite")
     return [entry for entry in found if entry["step"] <= last_step]
 
 

@@ -86,7 +86,7 @@ class Trainer:
                 batch = self._next(batches)
                 waited = time.perf_counter() - started
                 stats, max_micro_batches, stops = self._exchange(
-                    batch, stop.received or self.writer.error or self._folder_moved()
+                    batch, stop.received or self.writer.error or self.folder_moved()
                 )
                 step = state.step + 1  # this update, unless it is skipped
                 logs = step == 1 or is_due(step, config.log_freq, last_step)
@@ -185,7 +185,7 @@ class Trainer:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
         return MeasuringWindow(self.device, self.distributed.world_size, peak)
 
-    def _folder_moved(self) -> bool:
+    def folder_moved(self) -> bool:
         """Whether the run's folder is not the one that it locked, on the main process."""
         return self.state.lock is not None and self.state.lock.current_path() != self.config.checkpoint_folder
 
@@ -332,7 +332,7 @@ class Trainer:
         self.saved_step = self.state.step
         self.state.read_clock()
         if self.writer.is_writer:
-            self.writer.parent = self.state.current_folder(self.config.checkpoint_folder)
+            self.writer.move_to(self.state.current_folder(self.config.checkpoint_folder))
             self.writer.write(self.state.capture())
 
     def _check_replicas(self) -> None:

@@ -220,7 +220,7 @@ def remove_leftovers(parent: Path) -> None:
     """Removes temporary files and folders of killed runs in the folder of steps `parent`, which must be locked."""
     for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
         name = path.name.partition(TEMPORARY_SUFFIX)[0]
-        if is_step(name) or name == RECORD_FILE:
+        if is_step(name) or name in (RECORD_FILE, BEST_FOLDER, AVERAGES_FOLDER):
             remove(path)
 
 

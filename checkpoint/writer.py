@@ -155,6 +155,13 @@ class CheckpointWriter:
             pin_memory(self.memory, gpu, self)
         return True
 
+    def move_to(self, parent: Path) -> None:
+        """Writes to `parent` from now on. If that is another folder, the last write may have failed, which is no error
+        then."""
+        if parent != self.parent:
+            self.finish()
+            self.parent, self.writing = parent, None
+
     def wait(self) -> None:
         """Waits until the last checkpoint is durable. Raises its error if it failed."""
         writing, self.writing = self.writing, None

@@ -151,7 +151,7 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
 
 def test_leftovers_are_only_temporary_folders_of_steps(tmp_path, small):
     write(tmp_path, small(3))
-    for name in ("4.tmp-1a2b3c4d", "2.tmp-removed", "notes.tmp-1", "x.tmp"):
+    for name in ("4.tmp-1a2b3c4d", "2.tmp-removed", "best.tmp-1", "notes.tmp-1", "x.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("")
     remove_leftovers(tmp_path)

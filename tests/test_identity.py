@@ -103,28 +103,37 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
     (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1}, entry]))
     with pytest.raises(UserError, match=r"evaluations.json\[1\]: (step|f1) is"):
         read_evaluations(tmp_path, "f1", 3)
-    (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1}]))
+    (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1, "development_data": "of one file"}]))
     with pytest.raises(UserError, match="best, the model with the best score, is gone"):
         read_evaluations(tmp_path, "f1", 3)
+    (tmp_path / BEST_FOLDER).mkdir()
+    (tmp_path / BEST_FOLDER / "model.safetensors").touch()
+    assert read_evaluations(tmp_path, "f1", 3, "of one file")[0]["f1"] == 1
+    with pytest.raises(UserError, match="has the scores of other development data"):
+        read_evaluations(tmp_path, "f1", 3, "of another file")
 
 
-@pytest.mark.parametrize("change", ["renamed", "removed"])
+@pytest.mark.parametrize("change", ["renamed", "removed", "removed while it is written"])
 def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypatch, change):
     """And writes no second folder in its place."""
     folder, moved = steps_folder(tmp_path / "out"), tmp_path / "moved"
-    read_step = trainer_module.Trainer._read_step
+    module, name = trainer_module.Trainer, "_read_step"
+    if change == "removed while it is written":
+        module, name = writer, "_hash_blocks"
+    original = getattr(module, name)
 
-    def change_folder(self, *arguments):
-        read_step(self, *arguments)
-        if self.state.step == 2:
+    def change_folder(*arguments):
+        result = original(*arguments)
+        if folder.is_dir() and (module is writer or arguments[0].state.step == 2):
             folder.rename(moved) if change == "renamed" else shutil.rmtree(folder)
+        return result
 
-    monkeypatch.setattr(trainer_module.Trainer, "_read_step", change_folder)
-    result = run_here(inputs.command(tmp_path / "out", "--max-steps", 50, "--num-steps-per-checkpoint", 20))
-    assert_refused(result, str(folder), "was renamed or removed", "step 3 is saved in")
+    monkeypatch.setattr(module, name, change_folder)
+    result = run_here(inputs.command(tmp_path / "out", "--max-steps", 50, "--num-steps-per-checkpoint", 2))
+    assert_refused(result, str(folder), "was renamed or removed", "is saved in")
     assert not folder.exists()
     saved = moved if change == "renamed" else next(folder.parent.glob("phase1-removed-*"))
-    assert (saved / "3" / "manifest.json").is_file()
+    assert list(saved.glob("*/manifest.json"))
     assert read_json(moved / RECORD_FILE, "", RunRecord).identity if change == "renamed" else True
 
 

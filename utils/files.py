@@ -132,10 +132,12 @@ def publish_folder(temporary: Path, folder: Path) -> None:
     """Syncs the folder `temporary` with its files and renames it to `folder`, replacing an existing folder."""
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    if folder.is_dir():
-        remove(folder)
+    old = temporary_path(folder)
+    if folder.is_dir():  # renamed, so that a kill while it is removed leaves the new folder
+        folder.rename(old)
     temporary.rename(folder)
     sync(folder.parent)
+    remove(old)
 
 
 def remove(path: Path) -> None:
