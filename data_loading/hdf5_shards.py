@@ -31,7 +31,7 @@ import h5py
 import numpy as np
 
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import last_change, read_json
 
 KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 SCHEMA_VERSION = 2  # of new shards: increases when the format changes, or the samples that the same options give
@@ -320,7 +320,7 @@ def open_shards(folder: str | Path) -> list[Shard]:
     index = Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]
-    made, content = index.stat().st_mtime_ns, read_json(index, "index of the shards")
+    made, content = last_change(index), read_json(index, "index of the shards")
     try:
         if content["version"] != INDEX_VERSION:
             return [Shard(path) for path in paths]
@@ -331,8 +331,8 @@ def open_shards(folder: str | Path) -> list[Shard]:
         }
         shards = []
         for path in paths:
-            status, entry = path.stat(), entries.get(path.name)
-            is_described = entry and status.st_size == entry["bytes"] and status.st_mtime_ns <= made
+            entry = entries.get(path.name)
+            is_described = entry and path.stat().st_size == entry["bytes"] and last_change(path) <= made
             shards.append(Shard(path, entry if is_described else None))
         return shards
     except (KeyError, TypeError, AttributeError, ValueError) as error:

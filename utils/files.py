@@ -175,6 +175,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def last_change(path: Path) -> int:
+    """The time in nanoseconds; also that of a rename, since a file that is moved to `path` may be older."""
+    status = path.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
 class FolderLock:
     """An exclusive lock of a folder, until `close` or the end of the process. Made by `lock_folder`.
 

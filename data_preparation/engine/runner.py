@@ -20,7 +20,7 @@ from tqdm import tqdm
 from data_preparation.engine.input_files import identity_of, is_remote, size_of
 from data_preparation.engine.work_units import RECORDS, disturbed, package_versions, read_record
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, from_json, json_digest, publish_folder, read_json, write_json
+from utils.files import TEMPORARY_SUFFIX, from_json, json_digest, last_change, publish_folder, read_json, write_json
 from utils.progress import print_line
 
 MANIFEST = "manifest.json"
@@ -210,15 +210,13 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -
             return f"{name} was {old}, is {new}"
     if {entry["path"] for entry in content["inputs"]} != {relative_path(path, folder) for path in inputs}:
         return "the list of input files has changed"
-    manifest_time = (folder / MANIFEST).stat().st_mtime
+    made = (folder / MANIFEST).stat().st_mtime_ns
     for entry in content["inputs"] + content["outputs"]:
         path = entry["path"] if is_remote(entry["path"]) else folder.resolve() / entry["path"]
         if isinstance(path, Path):
             if not path.is_file():
                 return f"{path} is missing"
-            status = path.stat()
-            is_newer = max(status.st_mtime, status.st_ctime) > manifest_time
-            if status.st_size == entry["bytes"] and not is_newer:
+            if path.stat().st_size == entry["bytes"] and last_change(path) <= made:
                 continue
         if identity_of(str(path)) != entry["sha256"]:
             return f"{path} has changed"
