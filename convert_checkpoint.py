@@ -22,6 +22,7 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 # isort: split
 import dataclasses
 import glob
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from encoders.bert import BertConfig
 from encoders.config import HIDDEN_ACTS, ModelConfig
 from encoders.modernbert import ModernBertConfig
 from modeling import config_from_dict
+from tasks.sentence_folders import sentence_files
 from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
 from tokenizer_formats.files import TOKENIZER_JSON, find_tokenizer
 from utils.command_line import ArgumentParser, Arguments, positive_int
@@ -155,6 +157,10 @@ def derive(command: str, argv: Sequence[str]) -> None:
     with atomic_folder(args.folder.resolve()) as folder:
         write_tokenizer(folder, vocab_file, config, model_max_length=config.max_length)
         write_model(folder, config, values, weights)
+        for path in sentence_files(source) if command != "grow" else ():  # grow leaves the encoder only
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
     print_line(f"wrote {len(weights)} tensors to {args.folder}")
 
 

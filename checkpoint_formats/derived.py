@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from checkpoint.weights import open_model_weights, select_weights
 from encoders.config import ModelConfig
 from encoders.modules import Linear
 from modeling import make_model
+from tasks.sentence_folders import sentence_files
+from tokenizer import load_tokenizer
+from tokenizer_formats.files import find_tokenizer, read_settings
 from utils.errors import UserError
 
 POSITIONS = "position_embeddings.weight"
@@ -28,14 +32,27 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
         raise UserError(f"{first} is one model: give two or more")
     weights = [open_model_weights(folder) for folder in folders]
     shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in weights]
-    configs = [read_config(folder / CONFIG_FILE) for folder in folders]
-    for folder, found, config in zip(others, shapes[1:], configs[1:], strict=True):
-        if found != shapes[0] or config != configs[0] or config.labels != configs[0].labels:
-            raise UserError(f"{first} and {folder} have other tensors or another config: average steps of one model")
+    surroundings = [surroundings_of(folder) for folder in folders]
+    for folder, found, values in zip(others, shapes[1:], surroundings[1:], strict=True):
+        different = [name for name, value in surroundings[0].items() if values[name] != value]
+        if found != shapes[0] or different:
+            what = f"another {different[0]}" if different else "other tensors"
+            raise UserError(f"{folder} has {what} than {first}: average steps of one model")
     return {
         name: sum(tensors[name].read().double() for tensors in weights) / len(weights)
         for name, tensor in weights[0].items()
         if tensor.dtype.is_floating_point
+    }
+
+
+def surroundings_of(folder: Path) -> dict[str, Any]:
+    """What must be equal besides the tensors."""
+    config, vocab_file = read_config(folder / CONFIG_FILE), find_tokenizer(folder)
+    return {
+        "config": (config, config.labels),
+        "vocabulary": vocab_file and load_tokenizer(vocab_file).vocab_sha256,
+        "casing": read_settings(folder)["do_lower_case"],
+        "pooling or prompt": [(path.relative_to(folder), path.read_bytes()) for path in sentence_files(folder)],
     }
 
 

@@ -1,6 +1,7 @@
 """convert_checkpoint.py average, lengthen and grow: the folders load here and in transformers."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from checkpoint_formats.derived import tile
+from tasks.sentence_folders import EmbeddingSettings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(45))]
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -61,7 +63,28 @@ def test_average_refuses_other_models(tmp_path):
     save(tmp_path / "a", "Bert"), save(tmp_path / "b", "Bert", num_attention_heads=4)
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config")
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "out"), "give two or more")
+    for name, content, words in (
+        ("vocab.txt", "\n".join([*WORDS[:5], *WORDS[:4:-1]]), "another vocabulary"),
+        ("tokenizer_config.json", '{"do_lower_case": false}', "another casing"),
+        ("modules.json", "[]", "another pooling"),
+    ):
+        shutil.copytree(tmp_path / "a", tmp_path / words)
+        (tmp_path / words / name).write_text(content)
+        assert_refused(convert_with("average", tmp_path / "a", tmp_path / words, tmp_path / "out"), words)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", [("average", "in", "in", "out"), ("lengthen", "in", "out", "--max-length", 30)])
+def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path, command):
+    save(tmp_path / "in", "Bert")
+    settings = EmbeddingSettings("first", True, {"query": "find: "})
+    for name, content in settings.files(16, 10).items():
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(content)
+    done = convert_with(*(tmp_path / word if word in ("in", "out") else word for word in command))
+    assert done.returncode == 0, done.stderr
+    found = EmbeddingSettings.read(tmp_path / "out")
+    assert (found.pooling, found.normalize, found.prompts) == ("first", True, {"query": "find: "})
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("Bert", {}), ("Roberta", {"type_vocab_size": 1})])
