@@ -102,12 +102,12 @@ def predict(
                     thousand_started = now
     if distributed.world_size > 1:
         dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero in other ranks' rows
-    check_finite(torch.from_numpy(logits))
+    check_finite(logits)
     return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
 
 
-def check_finite(logits: torch.Tensor) -> None:
-    if not logits.isfinite().all():
+def check_finite(logits: np.ndarray) -> None:
+    if not np.isfinite(logits).all():
         raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
 
 

@@ -78,10 +78,10 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
-def open_report(config: RunConfig, folder: Path, runtime: Runtime, name: str = "report.json") -> None:
-    """Logs to the file `name` in the run's folder, unless the flags give a report file."""
+def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
+    """Logs to report.json in the run's folder, unless the flags give a report file."""
     if config.runtime.reports_in_folder and runtime.distributed.is_main:
-        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / name, "--report-file"))
+        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
 
 
 def seeds_of(config: RunConfig) -> dict[str, RunConfig]:

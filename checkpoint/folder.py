@@ -165,7 +165,7 @@ def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_lin
     return None
 
 
-def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str], None] = print_line) -> Path | None:
+def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
     """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
 
     last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest valid checkpoint in
@@ -175,7 +175,7 @@ def find_checkpoint(path: str | Path, last_step: str | None, log: Callable[[str]
     path = Path(path)
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     if last_step == "auto" and not is_checkpoint:
-        newest = newest_checkpoint(path, log)
+        newest = newest_checkpoint(path)
         if newest is None:
             refuse_foreign(path)
             if checkpoint_steps(path):

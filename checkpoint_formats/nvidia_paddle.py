@@ -19,11 +19,7 @@ from checkpoint_formats.source_weights import SourceWeights, find_file
 from encoders.bert import BertConfig
 from utils.errors import UserError
 
-try:
-    from numpy._core.multiarray import _reconstruct
-except ImportError:  # NumPy 1
-    from numpy.core.multiarray import _reconstruct
-
+reconstruct = np.empty(0).__reduce__()[0]  # of whichever module this NumPy has it in
 ENCODER_LAYER_NORM_EPS = 1e-5  # of paddle.nn.TransformerEncoderLayer, which the recipe does not change
 STRUCTURED_NAMES_KEY = "StructuredToParameterName@@"  # paddle.save adds it to a state dict
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
@@ -61,8 +57,8 @@ class ArrayUnpickler(pickle.Unpickler):
     ALLOWED = {  # noqa: RUF012
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
-        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
         ("_codecs", "encode"): latin1_bytes,
         ("collections", "OrderedDict"): OrderedDict,
     }

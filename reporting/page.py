@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from metrics.text import format_duration
 from reporting.charts import Series, make_chart
 from reporting.glue_table import PUBLISHED, Suite
 from reporting.records import STAGE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
@@ -84,7 +85,7 @@ def stage_facts(stage: RunPhase) -> dict[tuple[str, bool], str]:
         limits = [stage.settings.get(name) for name in ("max_steps", "steps")]  # max_steps is -1 if epochs are given
         of = next((f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), "")
         facts["Steps", False] = f"{stage.points[-1].step:,}{of}"
-        facts["Training time", False] = show_duration(stage.points[-1].seconds)
+        facts["Training time", False] = format_duration(stage.points[-1].seconds)
     facts["Started", False] = show_time(stage.sessions[0].started)
     counts = {"Resumes": len(stage.resumes), "Skipped updates": sum(point.skipped for point in stage.points)}
     facts |= {(label, False): f"{count:,}" for label, count in counts.items() if count}
@@ -135,10 +136,6 @@ def show(name: str, value: float) -> str:
 
 def show_setting(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def show_duration(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def show_time(timestamp: float) -> str:

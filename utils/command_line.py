@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -270,7 +271,7 @@ def hyphenated(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def bounded(kind: type, minimum: float, maximum: float, exclusive: bool = False) -> Callable[[str], Any]:
+def bounded(kind: type, minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], Any]:
     """Argument type: an `int` or `float` from `minimum` to `maximum`; `exclusive`: greater than `minimum`."""
     expected = "expected a whole number" if kind is int else "expected a number"
 
@@ -289,14 +290,7 @@ def bounded(kind: type, minimum: float, maximum: float, exclusive: bool = False)
     return parse
 
 
-def bounded_int(minimum: int, maximum: int) -> Callable[[str], int]:
-    return bounded(int, minimum, maximum)
-
-
-def bounded_float(minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], float]:
-    return bounded(float, minimum, maximum, exclusive)
-
-
+bounded_int, bounded_float = partial(bounded, int), partial(bounded, float)
 positive_int = bounded_int(1, 2**31 - 1)
 non_negative_int = bounded_int(0, 2**31 - 1)
 random_seed = bounded_int(-(2**63), 2**64 - 1)  # what torch.manual_seed takes

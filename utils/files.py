@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -21,7 +21,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from utils.errors import UserError
 
-HASH_BLOCK = 1 << 20  # bytes hashed between two progress reports
 LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
 TEMPORARY_SUFFIX = ".tmp"
@@ -260,12 +259,7 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def file_digest(path: str | Path, algorithm: str = "sha256", progress: Callable[[int], Any] | None = None) -> str:
-    """The hash of a file in hex. `progress` is called with the number of bytes of each block."""
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+def file_digest(path: str | Path, algorithm: str = "sha256") -> str:
+    """The hash of a file in hex."""
     with Path(path).open("rb") as file:
-        while block := file.read(HASH_BLOCK):
-            digest.update(block)
-            if progress is not None:
-                progress(len(block))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from data_preparation.engine.input_files import identity_of, is_remote, size_of
 from data_preparation.engine.work_units import RECORDS, disturbed, package_versions, read_record
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, from_json, json_digest, last_change, publish_folder, read_json, write_json
+from utils.files import TEMPORARY_SUFFIX, json_digest, last_change, publish_folder, read_json, write_json
 from utils.progress import print_line
 
 MANIFEST = "manifest.json"
@@ -28,24 +28,9 @@ SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from 
 DIGITS = 8  # of the hash in the name of an unfinished folder
 
 Files = list[dict[str, Any]]  # path, bytes and sha256 of each
-
-
-@dataclass(frozen=True)
-class ManifestFile:
-    path: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a manifest must have."""
-
-    schema_version: int
-    options: dict[str, Any]
-    counts: dict[str, Any]
-    inputs: list[ManifestFile]
-    outputs: list[ManifestFile]
+FILE = {"path": str, "bytes": int, "sha256": str}
+MANIFEST_VALUES = {"schema_version": int, "inputs": list[FILE], "outputs": list[FILE]}
+MANIFEST_VALUES |= dict.fromkeys(("options", "counts"), dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -188,8 +173,7 @@ def describe(paths: Sequence[str], folder: Path, executor: Executor) -> Files:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of `folder`; None if there is none, or none that this version can read."""
     try:
-        content = read_json(folder / MANIFEST, "manifest")
-        from_json(Manifest, content, "manifest")
+        content = read_json(folder / MANIFEST, "manifest", MANIFEST_VALUES)
     except UserError:
         return None
     return content if content["schema_version"] == SCHEMA_VERSION else None
