@@ -7,7 +7,7 @@ import torch
 from conftest import TINY
 from rank_runs import Command, pretrain, run_ranks
 from small_runs import losses
-from test_modernbert import SMALL, logits_of, make_input, relative_error
+from test_encoders import MODERNBERT, logits_of, make_input, relative_error
 from torch import nn
 
 import precision as precision_module
@@ -21,7 +21,7 @@ pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CONFIGS = {
     "bert": {**TINY, "model_type": "bert", "vocab_size": 130, "max_position_embeddings": 512, "num_hidden_layers": 4},
-    "modernbert": SMALL,
+    "modernbert": MODERNBERT,
 }
 
 

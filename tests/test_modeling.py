@@ -1,17 +1,17 @@
-"""The model against transformers' BERT: logits, losses and gradients."""
+"""BERT's pre-training against transformers, and what holds of every model. Other heads: test_encoders.py."""
 
 import numpy as np
 import pytest
 import torch
 from conftest import SHARED, TINY, VOCAB_FILE, needs_shared_data
+from test_encoders import relative_error
 from transformers import AutoModel
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
-from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel
-from loss import pretraining_sums, span_sum
+from loss import pretraining_sums
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 
@@ -63,32 +63,6 @@ def as_stream(padded: dict, lengths: list[int]) -> TokenStream:
     )
 
 
-def hugging_face_twin(model, hf_class, **config):
-    """A transformers model with the same weights, through the state dict's names alone."""
-    twin = hf_class(HFConfig(**{**TINY, **NO_DROPOUT, **config}, attn_implementation="eager"))
-    missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not unexpected
-    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    twin.tie_weights()
-    return twin
-
-
-def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    ours, theirs = ours.detach().double(), theirs.detach().double()
-    return float((ours - theirs).norm() / theirs.norm())
-
-
-def assert_gradients_agree(model, twin, zero: tuple[str, ...]) -> None:
-    """Compares every parameter's gradient to 1e-5. Those named `zero` are zero but for rounding."""
-    theirs = {name: p.grad for name, p in twin.named_parameters()}
-    for name, p in model.named_parameters():
-        gradient = p.grad[: TINY["vocab_size"]] if "word_embeddings" in name else p.grad
-        if name.endswith(zero):
-            assert gradient.norm() < 1e-5, name
-        else:
-            assert relative_error(gradient, theirs[name]) < 1e-5, name
-
-
 def with_large_weights(model):
     """Replaces the initial weights by larger ones, so that attention is far from uniform and no term is negligible."""
     torch.manual_seed(1)
@@ -105,7 +79,10 @@ def with_large_weights(model):
 def test_pretraining_logits_loss_and_every_gradient_agree_with_transformers(batch, implementation):
     model = with_large_weights(BertForPreTraining(BertConfig(**{**TINY, **NO_DROPOUT})))
     model.bert.attention_implementation = implementation
-    twin = hugging_face_twin(model, HFForPreTraining)
+    twin = HFForPreTraining(HFConfig(**{**TINY, **NO_DROPOUT}, attn_implementation="eager"))
+    missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
+    assert not unexpected and all("predictions.decoder" in name for name in missing)
+    twin.tie_weights()
     theirs = twin(**batch["padded"], labels=batch["labels"], next_sentence_label=batch["nsp"])
     theirs.loss.backward()
 
@@ -121,53 +98,13 @@ def test_pretraining_logits_loss_and_every_gradient_agree_with_transformers(batc
     assert relative_error(output.prediction_logits[:, : TINY["vocab_size"]], their_logits) < 1e-5
     assert relative_error(output.seq_relationship_logits, theirs.seq_relationship_logits) < 1e-5
     assert relative_error(loss, theirs.loss) < 1e-5
-    # Softmax over the keys is not changed by a value that is added to all keys.
-    assert_gradients_agree(model, twin, zero=("key.bias",))
-
-
-@pytest.mark.parametrize("hidden_act", ["gelu_new", "gelu_pytorch_tanh"])
-def test_tanh_gelu_in_layers_and_head_agrees_with_transformers(batch, hidden_act):
-    model = with_large_weights(BertForPreTraining(BertConfig(**{**TINY, "hidden_act": hidden_act}))).eval()
-    twin = hugging_face_twin(model, HFForPreTraining, hidden_act=hidden_act).eval()
-    real = batch["padded"]["attention_mask"].bool()
-    found, expected = (m(**batch["padded"]).prediction_logits[real] for m in (model, twin))
-    assert relative_error(found, expected) < 1e-5
-    twin_with_erf = hugging_face_twin(model, HFForPreTraining).eval()
-    assert relative_error(found, twin_with_erf(**batch["padded"]).prediction_logits[real]) > 1e-5
-
-
-@pytest.mark.parametrize("implementation", ["padded", "length_bucketed"])
-def test_span_logits_loss_and_every_gradient_agree_with_transformers(batch, implementation):
-    model = with_large_weights(BertForQuestionAnswering(BertConfig(**{**TINY, **NO_DROPOUT})))
-    model.bert.attention_implementation = implementation
-    twin = hugging_face_twin(model, HFForQuestionAnswering)
-    starts, ends = torch.tensor([1, 0, 2, 5]), torch.tensor([3, 0, 2, 9])
-    theirs = twin(**batch["padded"])
-    # The loss of transformers gives probability to padding, so its logits go through one that does not.
-    floor = torch.finfo(torch.float32).min
-    masked = [x.masked_fill(~batch["padded"]["attention_mask"].bool(), floor) for x in theirs[:2]]
-    cross_entropy = torch.nn.functional.cross_entropy
-    their_loss = (cross_entropy(masked[0], starts) + cross_entropy(masked[1], ends)) / 2
-    their_loss.backward()
-
-    stream = as_stream(batch["padded"], batch["lengths"])
-    output = model(stream)
-    loss = span_sum(*output, starts, ends, stream.cu_seqlens, stream.max_seqlen) / len(starts)
-    loss.backward()
-    assert relative_error(output.start_logits, theirs.start_logits[batch["padded"]["attention_mask"].bool()]) < 1e-5
-    assert relative_error(loss, their_loss) < 1e-5
-    # Softmax over the tokens is not changed by a value that is added to all tokens.
-    assert_gradients_agree(model, twin, zero=("key.bias", "layer.1.output.LayerNorm.bias", "qa_outputs.bias"))
-
-
-def test_padded_input_and_stream_give_the_same_logits(batch):
-    model = with_large_weights(BertForPreTraining(BertConfig(**TINY))).eval()
-    from_padding = model(**batch["padded"])
-    from_stream = model(as_stream(batch["padded"], batch["lengths"]))
-    real = batch["padded"]["attention_mask"].bool()
-    assert from_padding.prediction_logits.shape == (*real.shape, TINY["vocab_size"])
-    torch.testing.assert_close(from_padding.prediction_logits[real], from_stream.prediction_logits)
-    torch.testing.assert_close(from_padding.seq_relationship_logits, from_stream.seq_relationship_logits)
+    their_gradients = {name: p.grad for name, p in twin.named_parameters()}
+    for name, p in model.named_parameters():
+        gradient = p.grad[: TINY["vocab_size"]] if "word_embeddings" in name else p.grad
+        if name.endswith("key.bias"):  # softmax over the keys is not changed by a value that is added to all keys
+            assert gradient.norm() < 1e-5, name
+        else:
+            assert relative_error(gradient, their_gradients[name]) < 1e-5, name
 
 
 def test_logits_at_mlm_positions_match_those_of_all_tokens(batch):

@@ -1,4 +1,4 @@
-"""ModernBERT against transformers' ModernBERT: logits, gradients, initial weights, model folders, runs."""
+"""ModernBERT: its configs, initial weights and runs. Its logits and folders: test_encoders.py."""
 
 import json
 from functools import partialmethod
@@ -10,156 +10,27 @@ import torch
 import transformers
 from conftest import ROOT, write_shards
 from rank_runs import Command, pretrain_ranks
-from safetensors.torch import save_file
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
-from test_modeling import relative_error
+from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
 
 import inference
 import run_glue
 import run_squad
-from attention import IMPLEMENTATIONS
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertModel
-from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM, ModernBertModel
+from encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
 from loss import summed_cross_entropy
-from modeling import MODELS, config_from_dict
+from modeling import config_from_dict, make_model
 from parallelize import parallelize
 from precision import Precision
 from run_config import ParallelConfig
-from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
-SMALL = {
-    "model_type": "modernbert",
-    "vocab_size": 130,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "local_attention": 16,
-    "max_position_embeddings": 512,
-    "global_attn_every_n_layers": 3,
-    "pad_token_id": 0,
-    "cls_token_id": 1,
-    "sep_token_id": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-# Lengths below, at and far above the window and the blocks of the CPU's attention.
-LENGTHS = [5, 9, 10, 300, 290, 128, 129, 40]
-HEADS = {
-    "masked_lm": "ModernBertForMaskedLM",
-    "question_answering": "ModernBertForQuestionAnswering",
-    "sequence_classification": "ModernBertForSequenceClassification",
-    "token_classification": "ModernBertForTokenClassification",
-}
-
-
-def make_pair(head: str, **changes):
-    """A model of this project with large weights, and transformers' with the same weights."""
-    values = {**SMALL, **changes}
-    torch.manual_seed(0)
-    model = MODELS[ModernBertConfig][head](config_from_dict(values))
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(torch.randn_like(p) * 0.2 + (1 if "norm.weight" in name else 0))
-        model.word_embeddings.weight[values["vocab_size"] :] = 0
-    config = transformers.ModernBertConfig(**values, attn_implementation="sdpa")
-    twin = getattr(transformers, HEADS[head])(config)
-    missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not unexpected and set(missing) <= {"decoder.weight"}
-    twin.tie_weights()
-    return model, twin
-
-
-def make_input() -> tuple[TokenStream, dict[str, torch.Tensor], torch.Tensor]:
-    """The same sequences as a stream and padded, and where the real tokens are."""
-    torch.manual_seed(1)
-    rows = [torch.randint(3, SMALL["vocab_size"], (length,)) for length in LENGTHS]
-    stream = TokenStream(
-        torch.cat(rows),
-        torch.zeros(sum(LENGTHS), dtype=torch.long),
-        torch.cat([torch.arange(length) for length in LENGTHS]),
-        torch.tensor(np.append(0, np.cumsum(LENGTHS)), dtype=torch.int32),
-        max(LENGTHS),
-    )
-    padded = {
-        "input_ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
-        "attention_mask": torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None],
-    }
-    return stream, padded, padded["attention_mask"]
-
-
-def logits_of(output) -> torch.Tensor:
-    if hasattr(output, "start_logits"):
-        return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    return output.prediction_logits if hasattr(output, "prediction_logits") else output.logits
-
-
-@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
-@pytest.mark.parametrize(
-    ("head", "changes"),
-    [
-        ("masked_lm", {}),
-        ("masked_lm", {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}),
-        ("masked_lm", {"decoder_bias": False, "hidden_activation": "gelu_new", "local_attention": 2}),
-        ("question_answering", {}),
-        ("sequence_classification", {"classifier_pooling": "cls"}),
-        ("sequence_classification", {"classifier_pooling": "mean"}),
-        ("token_classification", {}),
-    ],
-)
-def test_logits_and_gradients_agree_with_transformers(head, changes, implementation):
-    model, twin = make_pair(head, **changes)
-    model.base_model.attention_implementation = implementation
-    stream, padded, real = make_input()
-    theirs = logits_of(twin(**padded))
-    is_per_sequence = head == "sequence_classification"
-    theirs = theirs if is_per_sequence else theirs[real]
-    torch.manual_seed(2)
-    weights = torch.randn_like(theirs)
-    (theirs * weights).sum().backward()
-    their_gradients = {name: p.grad for name, p in twin.named_parameters()}
-    for form in ("stream", "padded"):
-        model.zero_grad()
-        ours = logits_of(model(stream) if form == "stream" else model(**padded))
-        ours = ours[real] if form == "padded" and not is_per_sequence else ours
-        assert relative_error(ours, theirs) < 1e-5, form
-        (ours * weights).sum().backward()
-        for name, p in model.named_parameters():
-            gradient = p.grad[: SMALL["vocab_size"]] if name.endswith("tok_embeddings.weight") else p.grad
-            assert relative_error(gradient, their_gradients[name]) < 1e-5, (form, name)
-
-
-# --- folders and configs ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_folder_of_transformers_gives_the_same_logits_here_and_the_other_way_round(tmp_path, head):
-    model, twin = make_pair(head)
-    _, padded, real = make_input()
-    expected = logits_of(twin.eval()(**padded))
-    expected = expected if head == "sequence_classification" else expected[real]
-    twin.save_pretrained(tmp_path / "theirs")
-    loaded = load_pretrained(MODELS[ModernBertConfig][head], tmp_path / "theirs").eval()
-    found = logits_of(loaded(**padded))
-    found = found if head == "sequence_classification" else found[real]
-    assert relative_error(found, expected) < 1e-5
-    ours = tmp_path / "ours"
-    ours.mkdir()
-    save_file(model.state_dict(), ours / "model.safetensors", metadata={"format": "pt"})
-    config = {**model.config.to_dict(), "architectures": [HEADS[head]]}
-    (ours / "config.json").write_text(json.dumps(config))
-    back = getattr(transformers, HEADS[head]).from_pretrained(ours).eval()
-    found = logits_of(back(**padded))
-    assert relative_error(found if head == "sequence_classification" else found[real], expected) < 1e-6
-
 
 def test_the_encoder_is_loaded_from_a_folder_with_a_head_and_a_head_from_one_without(tmp_path):
-    _, twin = make_pair("masked_lm")
+    _, twin = make_pair("modernbert", "masked_lm")
     twin.save_pretrained(tmp_path / "with_head")
     encoder = load_pretrained(ModernBertModel, tmp_path / "with_head").eval()
     _, padded, real = make_input()
@@ -174,7 +45,7 @@ def test_the_encoder_is_loaded_from_a_folder_with_a_head_and_a_head_from_one_wit
 
 def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versions_read_is_written():
     changes = {"global_attn_every_n_layers": 2, "global_rope_theta": 9e4, "local_rope_theta": 5e3}
-    config = config_from_dict({**SMALL, **changes})
+    config = config_from_dict({**MODERNBERT, **changes})
     theirs = transformers.ModernBertConfig(**config.to_dict())
     written = json.loads(theirs.to_json_string(use_diff=False))
     assert "rope_parameters" in written and "layer_types" in written and "global_rope_theta" not in written
@@ -210,7 +81,7 @@ def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versio
     ],
 )
 def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
-    values = {key: value for key, value in {**SMALL, **change}.items() if value is not None}
+    values = {key: value for key, value in {**MODERNBERT, **change}.items() if value is not None}
     with pytest.raises(ValueError, match=words):
         config_from_dict(values)
 
@@ -226,10 +97,10 @@ def test_shipped_configs_with_the_vocabulary_of_modernbert_have_its_published_si
 
 def test_initial_weights_have_the_standard_deviations_of_transformers():
     torch.manual_seed(0)
-    values = {**SMALL, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 1000}
+    values = {**MODERNBERT, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 1000}
     for head in ("masked_lm", "sequence_classification"):
-        model = MODELS[ModernBertConfig][head](config_from_dict(values))
-        twin = getattr(transformers, HEADS[head])(transformers.ModernBertConfig(**values))
+        model = make_model(head, config_from_dict(values))
+        twin = getattr(transformers, f"ModernBertFor{HEADS[head]}")(transformers.ModernBertConfig(**values))
         theirs = dict(twin.named_parameters())
         for key, p in model.named_parameters():
             other = theirs[key]
@@ -249,7 +120,7 @@ def forward_and_backward(
 ) -> tuple[float, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = ModernBertForMaskedLM(config_from_dict({**SMALL, "attention_dropout": dropout}))
+        model = ModernBertForMaskedLM(config_from_dict({**MODERNBERT, "attention_dropout": dropout}))
     parallel = parallelize(model, ParallelConfig(compile, mode), Precision(), torch.device("cpu"), DistributedContext())
     model.train()
     stream, _, _ = make_input()
@@ -282,7 +153,7 @@ def test_the_compiled_model_equals_the_eager_one(monkeypatch, what):
 def inputs(tmp_path_factory) -> RunInputs:
     made = RunInputs.make(tmp_path_factory.mktemp("inputs"))
     words = json.loads(made.config.read_text())["vocab_size"]
-    made.config.write_text(json.dumps({**SMALL, "vocab_size": words}))
+    made.config.write_text(json.dumps({**MODERNBERT, "vocab_size": words}))
     return made
 
 
@@ -392,7 +263,7 @@ def test_fine_tuning_and_prediction_work_and_know_their_tasks(inputs, tmp_path):
 
 @pytest.mark.parametrize("window", [2, 16, 10_000])
 def test_flops_count_only_pairs_inside_the_window(window):
-    config = config_from_dict({**SMALL, "local_attention": window})
+    config = config_from_dict({**MODERNBERT, "local_attention": window})
     with torch.device("meta"):
         model = ModernBertForMaskedLM(config)
     hidden, inner, layers = config.hidden_size, config.intermediate_size, range(config.num_hidden_layers)

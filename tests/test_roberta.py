@@ -1,122 +1,23 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: logits, gradients and folders are those of transformers, and every program works
-with them, with byte-level BPE and Unigram tokenizers."""
+"""RoBERTa and XLM-RoBERTa: every program works with them, with byte-level BPE and Unigram tokenizers. Their logits and
+folders: test_encoders.py."""
 
 import json
 
 import pytest
-import torch
 import transformers
 from conftest import ROOT, TINY, assert_refused
-from safetensors.torch import save_file
 from small_runs import run_here, steps_folder, train
+from test_encoders import ROBERTA
 from test_hugging_face_tokenizers import TEXT, file_of, ours
-from test_modeling import relative_error
-from test_modernbert import SMALL, logits_of, make_input
 
 import create_pretraining_data
 import inference
 import run_glue
 import run_squad
-from checkpoint.weights import load_pretrained
-from encoders.modernbert import ModernBertConfig
 from encoders.roberta import RobertaConfig
-from modeling import MODELS, config_from_dict, make_model
 from utils.errors import UserError
 
-FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-HEADS = {
-    "masked_lm": "MaskedLM",
-    "question_answering": "QuestionAnswering",
-    "sequence_classification": "SequenceClassification",
-    "token_classification": "TokenClassification",
-}
-VALUES = {
-    **{name: SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
-    **{"intermediate_size": 48, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
-    **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 1},
-}
-CASES = [("roberta", head) for head in HEADS] + [(kind, "sequence_classification") for kind in FAMILY if "-" in kind]
-CASES += [("xlm-roberta", "masked_lm"), ("camembert", "masked_lm"), ("camembert", "token_classification")]
-
-
-def make_pair(kind: str, head: str, **changes):
-    """A model of this project with large weights, and transformers' with the same weights."""
-    torch.manual_seed(0)
-    values = {**VALUES, **changes, "model_type": kind}
-    model = make_model(head, config_from_dict(values))
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(torch.randn_like(p) * 0.1 + (1 if "orm.weight" in name else 0))
-        model.word_embeddings.weight[values["vocab_size"] :] = 0
-    config = getattr(transformers, f"{FAMILY[kind]}Config")(**values, num_labels=2)
-    twin = getattr(transformers, f"{FAMILY[kind]}For{HEADS[head]}")(config)
-    missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not unexpected and all("lm_head.decoder" in name for name in missing)
-    twin.tie_weights()
-    return model, twin
-
-
-@pytest.mark.parametrize(("kind", "head"), CASES)
-def test_logits_and_gradients_agree_with_transformers(kind, head):
-    model, twin = make_pair(kind, head)
-    stream, padded, real = make_input()
-    padded["input_ids"] = padded["input_ids"].masked_fill(~real, 1)
-    theirs = logits_of(twin(**padded))
-    theirs = theirs if head == "sequence_classification" else theirs[real]
-    torch.manual_seed(2)
-    weights = torch.randn_like(theirs)
-    (theirs * weights).sum().backward()
-    gradients = {name: p.grad for name, p in twin.named_parameters(remove_duplicate=False)}
-    for form in ("stream", "padded"):
-        model.zero_grad()
-        found = logits_of(model(stream) if form == "stream" else model(**padded))
-        found = found[real] if form == "padded" and head != "sequence_classification" else found
-        assert relative_error(found, theirs) < 1e-5, form
-        (found * weights).sum().backward()
-        for name, p in model.named_parameters():
-            gradient = p.grad[: len(gradients[name])]
-            if not name.endswith("key.bias"):  # zero but for rounding
-                assert relative_error(gradient, gradients[name]) < 1e-5, (form, name)
-
-
-@pytest.mark.parametrize(("kind", "head"), CASES)
-def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, head):
-    model, twin = make_pair(kind, head, classifier_dropout=0.3)
-    _, padded, real = make_input()
-    padded["input_ids"] = padded["input_ids"].masked_fill(~real, 1)
-    expected = logits_of(twin.eval()(**padded))
-    rows = ... if head == "sequence_classification" else real
-    twin.save_pretrained(tmp_path / "theirs")
-    loaded = load_pretrained(MODELS[RobertaConfig][head], tmp_path / "theirs").eval()
-    assert relative_error(logits_of(loaded(**padded))[rows], expected[rows]) < 1e-5
-    assert loaded.config.head_dropout == 0.3 and loaded.config.max_length == 512
-    ours = tmp_path / "ours"
-    ours.mkdir()
-    save_file(model.state_dict(), ours / "model.safetensors", metadata={"format": "pt"})
-    assert model.architecture == f"{FAMILY[kind]}For{HEADS[head]}"
-    (ours / "config.json").write_text(json.dumps({"architectures": [model.architecture], **model.config.to_dict()}))
-    auto = getattr(transformers, "AutoModelForMaskedLM" if head == "masked_lm" else f"AutoModelFor{HEADS[head]}")
-    back = auto.from_pretrained(ours).eval()
-    assert type(back).__name__ == model.architecture and back.config.classifier_dropout == 0.3
-    assert relative_error(logits_of(back(**padded))[rows], expected[rows]) < 1e-6
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("config_class", MODELS)
-def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(config_class, prepared):
-    values = {RobertaConfig: VALUES, ModernBertConfig: SMALL}.get(
-        config_class, {**TINY, "max_position_embeddings": 512}
-    )
-    for head in ("question_answering", "sequence_classification", "token_classification"):
-        torch.manual_seed(0)
-        model = make_model(head, config_class.from_dict(values)).eval()
-        with torch.no_grad():
-            expected = logits_of(model(make_input()[0]))
-            if prepared:
-                model.prepare_for_inference(torch.bfloat16)
-            with torch.autocast("cpu", torch.bfloat16):
-                found = logits_of(model(make_input()[0]))
-        assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.02
+FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +32,7 @@ def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(config
 )
 def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
     with pytest.raises(ValueError, match=words):
-        RobertaConfig.from_dict({**VALUES, **change})
+        RobertaConfig.from_dict({**ROBERTA, **change})
 
 
 @pytest.fixture(scope="module", params=["roberta", "xlm-r"])

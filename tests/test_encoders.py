@@ -1,0 +1,155 @@
+"""Every encoder against transformers' model with the same weights: logits, gradients and model folders."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from attention import IMPLEMENTATIONS
+from checkpoint.weights import load_pretrained
+from modeling import config_from_dict, make_model
+from token_stream import TokenStream
+
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
+# Lengths below, at and far above ModernBERT's window and the blocks of the CPU's attention.
+LENGTHS = [5, 9, 10, 300, 290, 128, 129, 40]
+SIZES = {"vocab_size": 130, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+BERT = {
+    **SIZES,
+    **{"intermediate_size": 48, "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02},
+    **{"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}
+ROBERTA = {**BERT, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+MODERNBERT = {
+    **SIZES,
+    **{"model_type": "modernbert", "intermediate_size": 48, "max_position_embeddings": 512, "local_attention": 16},
+    **{"global_attn_every_n_layers": 3, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+    **{"bos_token_id": 1, "eos_token_id": 2},
+}
+# Of each model type: the config, and what the names of transformers' classes begin with.
+ENCODERS = {
+    **{"bert": (BERT, "Bert"), "modernbert": (MODERNBERT, "ModernBert"), "roberta": (ROBERTA, "Roberta")},
+    **{"xlm-roberta": (ROBERTA, "XLMRoberta"), "camembert": (ROBERTA, "Camembert")},
+}
+HEADS = {
+    "masked_lm": "MaskedLM",
+    "question_answering": "QuestionAnswering",
+    "sequence_classification": "SequenceClassification",
+    "token_classification": "TokenClassification",
+}
+CASES = [(kind, head) for kind in ("bert", "modernbert", "roberta") for head in HEADS]
+CASES += [(kind, head) for kind in ("xlm-roberta", "camembert") for head in ("masked_lm", "sequence_classification")]
+BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+VARIANTS = [
+    *((*case, {}) for case in CASES),
+    *(("bert", "masked_lm", {"hidden_act": act}) for act in ("gelu_new", "gelu_pytorch_tanh")),
+    ("modernbert", "masked_lm", dict.fromkeys(BIASES, True)),
+    ("modernbert", "masked_lm", {"decoder_bias": False, "hidden_activation": "gelu_new", "local_attention": 2}),
+    ("modernbert", "sequence_classification", {"classifier_pooling": "mean"}),
+]
+
+
+def make_pair(kind: str, head: str, **changes):
+    """A model of this project with large weights, and transformers' with the same weights."""
+    values, prefix = ENCODERS[kind]
+    values = {**values, "model_type": kind, **changes}
+    torch.manual_seed(0)
+    model = make_model(head, config_from_dict(values))
+    size = 0.2 if kind == "modernbert" else 0.1  # with larger ones, post-LN amplifies rounding
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.randn_like(p) * size + (1 if "orm.weight" in name else 0))
+        model.word_embeddings.weight[values["vocab_size"] :] = 0
+    config = getattr(transformers, f"{prefix}Config")(**values, num_labels=2, attn_implementation="sdpa")
+    twin = getattr(transformers, f"{prefix}For{HEADS[head]}")(config)
+    missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
+    assert not unexpected and all("decoder" in name for name in missing)
+    twin.tie_weights()
+    return model, twin
+
+
+def make_input(pad_token_id: int = 0) -> tuple[TokenStream, dict[str, torch.Tensor], torch.Tensor]:
+    """The same sequences as a stream and padded, and where the real tokens are."""
+    torch.manual_seed(1)
+    rows = [torch.randint(3, SIZES["vocab_size"], (length,)) for length in LENGTHS]
+    stream = TokenStream(
+        torch.cat(rows),
+        torch.zeros(sum(LENGTHS), dtype=torch.long),
+        torch.cat([torch.arange(length) for length in LENGTHS]),
+        torch.tensor(np.append(0, np.cumsum(LENGTHS)), dtype=torch.int32),
+        max(LENGTHS),
+    )
+    real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
+    return stream, {"input_ids": ids, "attention_mask": real}, real
+
+
+def logits_of(output) -> torch.Tensor:
+    if hasattr(output, "start_logits"):
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    return output.prediction_logits if hasattr(output, "prediction_logits") else output.logits
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@pytest.mark.parametrize(("kind", "head", "changes"), VARIANTS)
+def test_logits_and_gradients_agree_with_transformers(kind, head, changes, implementation):
+    model, twin = make_pair(kind, head, **changes)
+    model.base_model.attention_implementation = implementation
+    stream, padded, real = make_input(twin.config.pad_token_id)
+    rows = ... if head == "sequence_classification" else real
+    theirs = logits_of(twin(**padded))[rows]
+    torch.manual_seed(2)
+    weights = torch.randn_like(theirs)
+    (theirs * weights).sum().backward()
+    gradients = {name: p.grad for name, p in twin.named_parameters(remove_duplicate=False)}
+    for form in ("stream", "padded"):
+        model.zero_grad()
+        found = logits_of(model(stream)) if form == "stream" else logits_of(model(**padded))[rows]
+        assert relative_error(found, theirs) < 1e-5, form
+        (found * weights).sum().backward()
+        for name, p in model.named_parameters():
+            if not name.endswith("key.bias"):  # zero but for rounding
+                assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, (form, name)
+
+
+@pytest.mark.parametrize(("kind", "head"), CASES)
+def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, head):
+    model, twin = make_pair(kind, head, classifier_dropout=0.3)
+    _, padded, real = make_input(twin.config.pad_token_id)
+    rows = ... if head == "sequence_classification" else real
+    expected = logits_of(twin.eval()(**padded))[rows]
+    twin.save_pretrained(tmp_path / "theirs")
+    loaded = load_pretrained(type(model), tmp_path / "theirs").eval()
+    assert relative_error(logits_of(loaded(**padded))[rows], expected) < 1e-5
+    assert loaded.config.head_dropout == 0.3 and loaded.config.max_length == 512
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    save_file(model.state_dict(), ours / "model.safetensors", metadata={"format": "pt"})
+    (ours / "config.json").write_text(json.dumps({"architectures": [model.architecture], **model.config.to_dict()}))
+    back = getattr(transformers, f"AutoModelFor{HEADS[head]}").from_pretrained(ours).eval()
+    assert type(back).__name__ == model.architecture == f"{ENCODERS[kind][1]}For{HEADS[head]}"
+    assert back.config.classifier_dropout == 0.3
+    assert relative_error(logits_of(back(**padded))[rows], expected) < 1e-6
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
+def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(kind, prepared):
+    for head in ("question_answering", "sequence_classification", "token_classification"):
+        torch.manual_seed(0)
+        model = make_model(head, config_from_dict({**ENCODERS[kind][0], "model_type": kind})).eval()
+        with torch.no_grad():
+            expected = logits_of(model(make_input()[0]))
+            if prepared:
+                model.prepare_for_inference(torch.bfloat16)
+            with torch.autocast("cpu", torch.bfloat16):
+                found = logits_of(model(make_input()[0]))
+        assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.02
