@@ -82,6 +82,7 @@ def parse_arguments(argv=None) -> Arguments:
     add("--seq-length", type=positive_int, default=128, help="longest sequence")
     add("--batch-size", type=positive_int, default=16, help="sequences")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--part", choices=("all", "eager", "compiled"), default="all", help="which checks: compiling takes minutes")
     add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -382,8 +383,8 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
         checks[name] = partial(check_optimizer, args, device, name)
     checks["forms of LAMB"] = partial(check_forms, args.model, device)
     if device.type == "cuda":
-        for compile in ("none", "layers", "model"):
-            checks[f"no step waits, --compile {compile}"] = partial(check_waiting, args, device, compile)
+        for name, compile in {"eager": "none", "compiled layers": "layers", "compiled model": "model"}.items():
+            checks[f"no step waits, {name}"] = partial(check_waiting, args, device, compile)
         checks["BERT-large, 256 x 128"] = partial(check_preset_size, device)
     return checks
 
@@ -408,7 +409,8 @@ def main(argv: list[str] | None = None) -> int:
     results: list[dict] = []
     try:
         for title, check in all_checks(args, device).items():
-            results.append(run_check(title, check))
+            if args.part in ("all", "compiled" if "compile" in title else "eager"):
+                results.append(run_check(title, check))
     finally:
         result = {"arguments": args.as_dict(), "checks": results}
         path = write_result(args.output, f"device_checks-{device.type}-{args.model}", device, result)

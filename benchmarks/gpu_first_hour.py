@@ -2,11 +2,11 @@
 """The first hour on a GPU, in calls of under ten minutes: are the results right, and then how fast is it?
 
     python3 benchmarks/gpu_first_hour.py prepare                    # before, on any machine: shards, losses on the CPU
-    python3 benchmarks/gpu_first_hour.py kernels --output $OUT      # on the GPU, one call after another
-    for call in kernels tests training compiled tasks faults speed speed_compiled defaults costs ranks; do ... done
+    python3 benchmarks/gpu_first_hour.py correctness --output $OUT  # on the GPU, one call after another
+    python3 benchmarks/gpu_first_hour.py speed --output $OUT
 
 `prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call has a log file and
-a time limit; a command that fails does not end the others, and no command starts or goes on after CALL_SECONDS.
+a time limit; a command that fails does not end the others. The limits of a call add up to at most CALL_SECONDS.
 <call>.json in the output folder, written after each command, says what was expected, what was found, and whether that
 fits; <call>.tar.gz has the logs and reports. The exit code is 1 if something does not fit. docs/gpu_first_hour.md
 explains what to do then. `--toy` runs a call with a small model on the CPU.
@@ -36,7 +36,7 @@ from utils.progress import print_line
 
 FOLDER = ROOT / ".gpu"  # of `prepare`
 UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
-CALL_SECONDS = 570
+CALL_SECONDS = 550
 ARCHIVED = (".log", ".json")
 # Predicted tokens/s of BERT-large at length 128 on an H100, written down before anything was measured.
 PREDICTIONS = {
@@ -66,6 +66,7 @@ MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
     "CPU offload": (("--amp", "--enable-cpu-offload"), "amp", 1e-3, None),
     "ModernBERT, Muon": (("--dropout", "0", *MODERN_BERT), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES),
 }  # fmt: skip
+FIRST_MODES = ("fp32, no dropout", "amp, no dropout")  # of `correctness`
 ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload"}  # few CPUs compute float16
 MAX_SKIPPED_UPDATES = 8  # of float16
 MAX_GRAPHS = 16
@@ -201,16 +202,24 @@ def prepare(call: Call, folder: Path) -> None:
         (folder / name).write_text("Good B-ship\nships I-ship\nsail O\n\n" * count)
 
 
-def kernels(call: Call, folder: Path) -> None:
+def correctness(call: Call, folder: Path) -> None:
+    """Attention and whole steps against float64 and the CPU, and the losses of a run against the CPU's."""
+    listed = ("--co",) if call.toy else ()
+    call.run("tests", ["-m", "pytest", "-q", "tests/test_attention.py", "-k", "on_a_gpu", *listed], 60)
+    device_checks(call, "eager", 180)
+    training(call, folder, "correctness")
+
+
+def compiled_checks(call: Call, folder: Path) -> None:
+    device_checks(call, "compiled", 270)
+
+
+def device_checks(call: Call, part: str, timeout: int) -> None:
     for length in (24,) if call.toy else (128, 512):
         toy = ("--model", "tiny", "--batch-size", 4) if call.toy else ()
-        command = ["benchmarks/device_checks.py", "--device", call.device, "--seq-length", length, *toy]
-        call.run(f"device checks {length}", [*command, "--output", call.output / f"device_checks-{length}.json"], 280)
-
-
-def tests(call: Call, folder: Path) -> None:
-    """The tests that need a GPU."""
-    call.run("tests", ["-m", "pytest", "-q", "-k", "on_a_gpu", *(("--co",) if call.toy else ())], 400)
+        command = ["benchmarks/device_checks.py", "--device", call.device, "--part", part, "--seq-length", length, *toy]
+        output = call.output / f"device_checks-{part}-{length}.json"
+        call.run(f"device checks, {part} {length}", [*command, "--output", output], timeout)
 
 
 def watch(
@@ -222,13 +231,15 @@ def watch(
     return json.loads(result.read_text()) if call.run(name, [*launcher, *words], timeout) else {}
 
 
-def training(call: Call, folder: Path, compiled: bool = False) -> None:
+def training(call: Call, folder: Path, part: str) -> None:
     for name in REFERENCES:
         if not (folder / f"{file_name(name)}.json").is_file():
             raise UserError(f"{folder} lacks losses: run `gpu_first_hour.py prepare` first and carry {folder}")
     found = {name: losses(folder / f"{file_name(name)}.json") for name in REFERENCES}
     for name, (flags, reference, limit, count) in MODES.items():
-        if (compiled != ("--compile" in flags) and name != "amp") or (call.toy and ONLY_GPU & set(flags)):
+        of_mode = "correctness" if name in FIRST_MODES else "compiled" if "--compile" in flags else "training"
+        is_base = name == "amp" and part == "compiled"
+        if (of_mode != part and not is_base) or (call.toy and ONLY_GPU & set(flags)):
             continue
         command = pretraining(call, shards_in(folder, 128), name, "--max-steps", call.updates, *flags)
         watched = watch(call, name, command, 120 if "--compile" in flags else 60)
@@ -270,7 +281,8 @@ def faults(call: Call, folder: Path) -> None:
     command = pretraining(call, shards, "resumed", "--resume-from-checkpoint", *flags)
     command.remove("--overwrite")
     whole = call.run("whole", pretraining(call, shards, "whole", *flags), 60)
-    if watch(call, "stopped", command, 60, "SIGTERM") and watch(call, "resumed", command, 60) and whole:
+    parts = [watch(call, name, command, 60, fault) for name, fault in (("stopped", "SIGTERM"), ("resumed", "none"))]
+    if whole and all(parts):
         judge_losses(call, "resumed", losses(call.output / "whole.json"), "whole", 1e-3)
     long = ("--amp", "--max-seq-length", 512, "--max-predictions-per-seq", 80, "--batch-size", 16, "--max-steps", 50)
     for more, limit in (((), 1e-3), (("--deterministic",), 1e-9)) if not call.toy else ():
@@ -307,25 +319,52 @@ def ranks(call: Call, folder: Path) -> None:
             expect_error(call, f"{strategy}, {fault}", command, fault, words, launcher)
 
 
-# Of BERT-large: the call, full sequences or those of the books, their length, sequences per micro-batch, and flags.
+def compare_speeds(call: Call, folder: Path, *flags: str) -> None:
+    """Updates of BERT-large, 32,768 tokens per micro-batch, in turns with transformers."""
+    from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
+
+    compiled = "--compile" in flags
+    for length in (128,) if call.toy else (128, 512):
+        mode = f"amp{', compiled model' * compiled}"
+        model, batch, merge, rounds = ("tiny", 4, 1, 1) if call.toy else ("large", 32768 // length, 8, 3)
+        name, output = f"{mode}, length {length}", call.output / f"{file_name(mode)}-{length}.json"
+        command = [
+            *("benchmarks/pretraining_step.py", "--device", call.device, "--model", model, "--seq-length", length),
+            *("--batch-size", batch, "--gradient-merge-steps", merge, "--rounds", rounds, "--steps", 1, "--amp"),
+            *("--input-dir", full_shards_in(folder, length), "--output", output, *flags),
+        ]
+        if call.run(name, command, 270 if compiled else 160):
+            result = json.loads(output.read_text())
+            rates = {name: each["tokens_per_second"]["median"] for name, each in result["implementations"].items()}
+            judge_speed(call, mode if length == 128 else name, rates, rates[THIS_PROJECT])
+            ratio = result["speedup"][TRANSFORMERS]["ratio_of_medians"]
+            call.judge("faster than transformers", ratio, ratio > 1 or call.toy)
+
+
+def judge_speed(call: Call, name: str, found: object, rate: float) -> None:
+    low, high = PREDICTIONS.get(name, (0, 0))
+    # More than 15% below the prediction: profile before anything else.
+    call.judge(f"{low:,} to {high:,} tokens/s", found, rate > 0.85 * low * (not call.toy))
+
+
+# Of run_pretraining.py with BERT-large: the call, full sequences or those of the books, their length, sequences per
+# micro-batch, and flags.
 AMP, PURE = ("--amp",), ("--use-pure-fp16",)
 LAYERS, MODEL = ("--compile", "layers"), ("--compile", "model")
 SPEEDS: dict[str, tuple[str, Callable[[Path, int], Path], int, int, tuple[str, ...]]] = {
     "amp": ("speed", full_shards_in, 128, 256, AMP),
     "pure": ("speed", full_shards_in, 128, 256, PURE),
-    "amp, batch 512": ("speed", full_shards_in, 128, 512, AMP),
-    "amp, real lengths": ("speed", shards_in, 128, 256, AMP),
-    "amp, expandable segments": ("speed", full_shards_in, 128, 256, AMP),
-    "amp, compiled layers": ("speed_compiled", full_shards_in, 128, 256, (*AMP, *LAYERS)),
-    "amp, compiled model": ("speed_compiled", full_shards_in, 128, 256, (*AMP, *MODEL)),
-    "pure, compiled model": ("speed_compiled", full_shards_in, 128, 256, (*PURE, *MODEL)),
-    "amp, compiled model, length 512": ("defaults", full_shards_in, 512, 64, (*AMP, *MODEL)),
+    "amp, batch 512": ("runs", full_shards_in, 128, 512, AMP),
+    "amp, real lengths": ("runs", shards_in, 128, 256, AMP),
+    "amp, expandable segments": ("runs", full_shards_in, 128, 256, AMP),
+    "amp, compiled layers": ("compiled_runs", full_shards_in, 128, 256, (*AMP, *LAYERS)),
+    "pure, compiled model": ("compiled_runs", full_shards_in, 128, 256, (*PURE, *MODEL)),
     "pure, compiled model, length 512": ("defaults", full_shards_in, 512, 64, (*PURE, *MODEL)),
     "fp8, compiled model": ("defaults", full_shards_in, 128, 256, (*AMP, "--fp8", *MODEL)),
 }
 
 
-def measure_speeds(call: Call, folder: Path, part: str) -> None:
+def measure_runs(call: Call, folder: Path, part: str) -> None:
     """run_pretraining.py --benchmark: tokens/s against the prediction, and the peak of memory against the estimate."""
     for name, (of_call, shards, length, batch, flags) in SPEEDS.items():
         if of_call != part:
@@ -342,16 +381,19 @@ def measure_speeds(call: Call, folder: Path, part: str) -> None:
         estimated = call.run(f"{name}, estimate", [*command, "--estimate-memory", 1], 20)
         report.unlink(missing_ok=True)
         segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name == "amp, expandable segments" else None
-        if not call.run(name, command, 240 if "--compile" in flags else 90, segments):
+        if not call.run(name, command, 250 if "--compile" in flags else 90, segments):
             continue
         summary = records(report)[-1]["data"]
-        rate, (low, high) = summary["tokens_per_second"], PREDICTIONS.get(name, (0, 0))
-        # More than 15% below the prediction: profile before anything else.
-        call.judge(f"{low:,} to {high:,} tokens/s", summary, rate > 0.85 * low * (not call.toy))
+        judge_speed(call, name, summary, summary["tokens_per_second"])
         if estimated and not call.toy:
             log = (call.output / f"{file_name(name)}-estimate.log").read_text()
             expected, found = float(re.search(r"total +([\d.]+)", log)[1]), summary["peak_memory_gib"]
             call.judge(f"{expected} GiB within 10%", found, abs(found / expected - 1) < 0.1)
+
+
+def speed(call: Call, folder: Path) -> None:
+    compare_speeds(call, folder)
+    measure_runs(call, folder, "speed")
 
 
 def costs(call: Call, folder: Path) -> None:
@@ -366,10 +408,16 @@ def costs(call: Call, folder: Path) -> None:
     call.run("start and checkpoints", [*command, "--input-dir", shards_in(folder, 128), "--output", output], 180)
 
 
+# In the order of what matters most: the first three take at most half an hour together.
 CALLS: dict[str, Callable[[Call, Path], None]] = {
-    **{function.__name__: function for function in (prepare, kernels, tests, training, tasks, faults, ranks, costs)},
-    "compiled": partial(training, compiled=True),
-    **{part: partial(measure_speeds, part=part) for part in ("speed", "speed_compiled", "defaults")},
+    "prepare": prepare,
+    "correctness": correctness,
+    "speed": speed,
+    "compiled_speed": lambda call, folder: compare_speeds(call, folder, *MODEL),
+    "training": partial(training, part="training"),
+    "compiled": partial(training, part="compiled"),
+    **{function.__name__: function for function in (compiled_checks, tasks, faults, costs, ranks)},
+    **{part: partial(measure_runs, part=part) for part in ("runs", "compiled_runs", "defaults")},
 }
 
 

@@ -46,19 +46,37 @@ def test_fine_tuning_and_faults_are_watched(folder, tmp_path, monkeypatch):
     assert run_call("ranks", folder, tmp_path) == {"DDP, SIGKILL": [137]}
 
 
-def test_speed_measures_a_rate(folder, tmp_path, monkeypatch):
+def test_speed_measures_a_rate_and_that_of_transformers(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_first_hour, "SPEEDS", {"amp": gpu_first_hour.SPEEDS["amp"]})
-    assert run_call("speed", folder, tmp_path)["amp"][0]["tokens_per_second"] > 0
+    results = run_call("speed", folder, tmp_path)
+    assert results["amp"][0]["tokens_per_second"] > 0
+    (rates, ratio) = results["amp, length 128"]
+    assert ratio == pytest.approx(rates["this project"] / rates["transformers"])
 
 
-def test_kernels_and_costs_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
+def test_checks_and_costs_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
     started = []
 
     monkeypatch.setattr(Call, "run", lambda call, _name, command, *_: started.append(command[0]) or call._write())
-    run_call("kernels", folder, tmp_path)
-    run_call("costs", folder, tmp_path)
-    names = ("device_checks", "optimizer_step", "startup_and_checkpoints")
-    assert started == [f"benchmarks/{name}.py" for name in names]
+    for name in ("correctness", "compiled_checks", "costs"):
+        run_call(name, folder, tmp_path)
+    names = ("device_checks", "common/watched", "common/watched", "device_checks", "optimizer_step")
+    assert started == ["-m", *(f"benchmarks/{name}.py" for name in (*names, "startup_and_checkpoints"))]
+
+
+def test_the_commands_of_a_call_have_the_time_of_their_limits(folder, tmp_path, monkeypatch):
+    limits = []
+
+    def run(call, name, _command, timeout, _environment=None):
+        limits.append(timeout)
+        call.results.append({"exit_code": 1, "ok": False})
+        (call.output / f"{gpu_first_hour.file_name(name)}.log").touch()
+
+    monkeypatch.setattr(Call, "run", run)
+    for name in sorted(gpu_first_hour.CALLS.keys() - {"prepare"}):
+        limits.clear()
+        gpu_first_hour.main([name, "--folder", str(folder), "--output", str(tmp_path)])
+        assert 0 < sum(limits) <= gpu_first_hour.CALL_SECONDS, name
 
 
 def test_a_command_that_fails_or_hangs_does_not_end_the_others(tmp_path, monkeypatch):
