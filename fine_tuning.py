@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.folder import BEST_FOLDER, CONFIG_FILE, find_checkpoint, find_model_folder, has_weights
+from checkpoint.folder import (
+    BEST_FOLDER,
+    CONFIG_FILE,
+    find_checkpoint,
+    find_model_folder,
+    has_weights,
+    read_manifest,
+    write_part_of_manifest,
+)
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
@@ -226,9 +234,11 @@ class BestCheckpoint:
         if self.best() is self.history[-1]:
             with atomic_folder(self.folder / BEST_FOLDER) as best:
                 step, further = self.folder / str(self.trainer.state.step), self.trainer.state.metadata.files
-                for name in (*(file.name for file in step.iterdir() if MODEL_FILES.fullmatch(file.name)), *further):
+                names = [name for name in read_manifest(step) if MODEL_FILES.fullmatch(name) or name in further]
+                for name in names:
                     (best / name).parent.mkdir(exist_ok=True)
                     shutil.copy2(step / name, best / name)
+                write_part_of_manifest(best, step, {name: name for name in names})
         write_json(self.folder / EVALUATIONS_FILE, self.history)
 
     def load(self) -> None:

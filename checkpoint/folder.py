@@ -15,7 +15,7 @@ from typing import Any
 from run_config import is_step
 from tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, from_json, read_json, remove
+from utils.files import TEMPORARY_SUFFIX, from_json, read_json, remove, write_json
 from utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
@@ -85,6 +85,12 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]
         files[name] = {"size": size, "sha256": list(digests[start:stop])}
         start = stop
     return {"format_version": FORMAT_VERSION, "block_size": HASH_BLOCK, "files": files}
+
+
+def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) -> None:
+    """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their names there."""
+    manifest, files = read_json(step / MANIFEST_FILE, "the manifest"), read_manifest(step)
+    write_json(folder / MANIFEST_FILE, manifest | {"files": {name: files[old] for name, old in sources.items()}})
 
 
 def verify_checkpoint(folder: str | Path) -> None:
@@ -197,13 +203,13 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
     if not path.is_dir():
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
+    if not has_weights(path) and has_weights(path / BEST_FOLDER):
+        log(f"{path}: using {BEST_FOLDER}, the model with the best score")
+        path = path / BEST_FOLDER
     if has_weights(path):
         if (path / MANIFEST_FILE).is_file():
             verify_checkpoint(path)
         return path
-    if has_weights(path / BEST_FOLDER):
-        log(f"{path}: using {BEST_FOLDER}, the model with the best score")
-        return path / BEST_FOLDER
     newest = newest_checkpoint(path, log)
     if newest is None:
         refuse_foreign(path)

@@ -306,7 +306,10 @@ def read_progress(folder: Path, prefix: str) -> Progress:
     """Reads the progress file of a verified checkpoint."""
     path = folder / (prefix + PROGRESS_SUFFIX)
     if not path.is_file():
-        raise UserError(f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with")
+        raise UserError(
+            f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with, or take only "
+            f"its weights with --from-pretrained-params"
+        )
     progress = read_json(path, "the progress of a checkpoint", Progress)
     if is_step(folder.name) and progress.step != int(folder.name):
         raise UserError(f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}")

@@ -26,6 +26,7 @@ from checkpoint.folder import (
     manifest_of,
     num_blocks,
     remove_old_checkpoints,
+    write_part_of_manifest,
 )
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, holds_rows, write_rows
 from encoders.config import ModelConfig
@@ -276,13 +277,14 @@ def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
     """Makes the model folder of the averages, with links to the files of the checkpoint where links are possible."""
     averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
     others = checkpoint.other_files().keys() - {checkpoint.metadata.prefix + PROGRESS_SUFFIX}
+    step, sources = parent / str(checkpoint.step), {MODEL_FILE: averages} | {name: name for name in others}
     with atomic_folder(parent / AVERAGES_FOLDER) as folder:
-        for name in (averages, *others):
-            source, target = parent / str(checkpoint.step) / name, folder / (MODEL_FILE if name == averages else name)
+        for name, source in sources.items():
             try:
-                target.hardlink_to(source)
+                (folder / name).hardlink_to(step / source)
             except OSError:
-                shutil.copy2(source, target)
+                shutil.copy2(step / source, folder / name)
+        write_part_of_manifest(folder, step, sources)
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

@@ -56,6 +56,7 @@ def test_the_averages_are_evaluated_as_the_model_that_they_are(inputs, whole, tm
     """A run that starts from their folder evaluates it before its first update, which changes nothing."""
     flags = ("--init-checkpoint", steps_folder(whole) / "ema", "--max-steps", 1, "--eval-dir", inputs.held_out)
     train(inputs.command(tmp_path, *flags, dropout=False))
+    verify_checkpoint(steps_folder(whole) / "ema")
     expected, found = reported(whole / "report.json")[6], reported(tmp_path / "report.json")[0]
     assert found["eval_loss"] == pytest.approx(expected["eval_ema_loss"], rel=1e-5)
     assert expected["eval_ema_loss"] != expected["eval_loss"]

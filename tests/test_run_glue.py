@@ -292,12 +292,16 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, train
         last = load_file(folder / "48" / "model.safetensors")
         assert all(torch.equal(last[name], alone[name]) for name in alone)
         names = sorted(path.name for path in (folder / "best").iterdir())
-        assert names == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+        assert names == ["config.json", "manifest.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
         log = [json.loads(line[5:])["data"] for line in (folder.parents[1] / "report.json").read_text().splitlines()]
         assert {"best_step": best["step"]} in log
         assert sum("latency_ms_median" in data for data in log) == 1  # of the scored file, not of the test file
     again = tmp_path / "again"
     assert run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1] / "best") == 0
+    weights = folders[1] / "best" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(UserError, match="is damaged"):
+        run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1])
     assert scores_in(again / "custom" / "sst-2") == {"accuracy": best["accuracy"]}
 
 
