@@ -19,12 +19,12 @@ if sys.flags.safe_path:  # python3 -P
 import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arguments import check_weights, make_run_config, parse_pretraining
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
-from utils.files import read_json, write_json
+from utils.files import from_json, read_json, write_json
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     from parallel.runtime import Runtime
@@ -80,16 +80,21 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     )
 
 
-def keep_results(path: Path, results: dict[str, float]) -> dict[str, float]:
-    """Writes the results of a seed to `path`, or returns those in it if this start had nothing left to train."""
+def keep_results(path: Path, results: dict[str, float], held_out: str | None) -> dict[str, Any]:
+    """Writes the results of a seed to `path`, or returns those in it if this start had nothing left to train. held_out:
+    the digest of the held-out data, which must be that of the results."""
     if results:
-        write_json(path, results)
+        write_json(path, {"held_out_data": held_out, **results})
         return results
-    return read_json(path, "the results of a seed", dict[str, float])
+    found = read_json(path, "the results of a seed")
+    if found.pop("held_out_data", held_out) != held_out:
+        raise UserError(f"{path} has the results of other held-out data: give --eval-dir that, or add --overwrite")
+    return from_json(dict[str, float], found, f"the results of a seed {path}")
 
 
 def pretrain(config: RunConfig, runtime: Runtime) -> int:
     from run_setup import check_seeds, open_report, report_seeds, seed_logs, seeds_of
+    from utils.progress import print_line
 
     runs: list[dict[str, float]] = []
     plans = {name: plan_training(each, runtime, name) for name, each in seeds_of(config).items()}
@@ -99,12 +104,17 @@ def pretrain(config: RunConfig, runtime: Runtime) -> int:
         with seed_logs(config, name, runtime) as seed_runtime:
             open_report(plan.config, folder, seed_runtime)
             trainer = plan.build_trainer(seed_runtime)
+            is_new = trainer.state.step == 0 and plan.start.weights is None
+            if config.pretraining.phase2 and is_new and runtime.distributed.is_main:
+                print_line("warning: phase 2 starts from random weights: give --from-phase1-final-params")
             trainer.settings["batch_size_per_gpu"] = config.loader.batch_size
             exit_code = trainer.train(plan.make_loader(trainer))
         if exit_code or trainer.state.step < plan.config.trainer.max_steps:
             return exit_code
         if name:
-            runs.append(runtime.distributed.on_main(partial(keep_results, folder / "scores.json", trainer.results)))
+            held_out = plan.eval_dataset and plan.eval_dataset.digest()
+            keep = partial(keep_results, folder / "scores.json", trainer.results, held_out)
+            runs.append(runtime.distributed.on_main(keep))
     if name:
         report_seeds(runs, f"{folder.parent.name}, {len(runs)} seeds", runtime)
     return 0

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, reported, sample_rows, write_shard
+from conftest import ROOT, assert_refused, reported, sample_rows, write_shard, write_shards
 from processes import PATIENCE, exit_codes, start_several, torchrun, wait_until
 from safetensors.torch import load_file
-from small_runs import losses, steps_folder, steps_in, train, weights
+from small_runs import losses, run_here, steps_folder, steps_in, train, weights
 from transformers import AutoModelForPreTraining
 
 import precision
@@ -295,6 +295,7 @@ def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):
     result = train(inputs.command(tmp_path, "--max-steps", 20, "--steps-this-run", 7, "--phase2"))
     assert steps_in(tmp_path, "phase2") == ["7"]
     assert "phase2: step 7 of 20" in result.stdout
+    assert "warning: phase 2 starts from random weights: give --from-phase1-final-params" in result.stdout
 
 
 def test_flags_of_the_optimizer_change_the_weights(inputs, tmp_path):
@@ -323,7 +324,7 @@ def test_casing_of_a_vocabulary_is_that_of_its_words(tmp_path, words, expected):
 
 
 def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_path):
-    flags = ("--max-steps", 2, "--seed", 7, "--num-seeds", 2, "--resume-from-checkpoint")
+    flags = ("--max-steps", 2, "--seed", 7, "--num-seeds", 2, "--resume-from-checkpoint", "--eval-dir", inputs.held_out)
     first = train(inputs.command(tmp_path, *flags)).stdout
     train(inputs.command(tmp_path, *flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path) / "2"))
     one = tmp_path / "one"
@@ -336,3 +337,5 @@ def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_pat
     mean = sum(found["loss"] for found in results) / 2
     summary = f"phase1, 2 seeds: loss_mean {mean:.6g}  loss_std"
     assert summary in first and summary in train(inputs.command(tmp_path, *flags)).stdout
+    other = write_shards(tmp_path / "other", sizes=(20,), seed=8)
+    assert_refused(run_here(inputs.command(tmp_path, *flags, "--eval-dir", other)), "results of other held-out data")
