@@ -21,6 +21,7 @@ from checkpoint.folder import (
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
+from checkpoint.weights import check_same_kind
 from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
@@ -252,6 +253,7 @@ class BestCheckpoint:
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     folder = find_fine_tuned(config.start, runtime)
     choice = choose_checked(config, folder)
+    check_same_kind(folder, choice.config, choice.tokenizer)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)

@@ -111,6 +111,9 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser.foreign = foreign_flags(INFERENCE)
     args = parser.parse_args(argv)
     parser.check_flags(args)
+    for name in ("text", "text_pair"):
+        if args.get(name) is not None and not args.get(name).strip():  # such as "$TEXT" that is not set
+            parser.error(f"--{name.replace('_', '-')} is empty: give a text")
     return args
 
 
@@ -148,6 +151,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
 def open_model(args: Arguments) -> Predictor:
     from checkpoint.folder import find_model_folder
     from checkpoint.model_choice import choose_model
+    from checkpoint.weights import check_same_kind
     from evaluation import predict
     from parallel.runtime import Runtime
     from precision import has_bfloat16, select_precision
@@ -162,6 +166,7 @@ def open_model(args: Arguments) -> Predictor:
     folder = find_model_folder(args.init_checkpoint)
     selection = from_flags(ModelSelection, args, name=CUSTOM)
     choice = choose_model(selection, folder)
+    check_same_kind(folder, choice.config, choice.tokenizer)
     head = choose_predictor(args, folder, choice.config)
     config = head.configure(choice.config, folder)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)

@@ -118,7 +118,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
         if config.multi_label != self.multi_label:
             kind = "a model of one label per text" if self.multi_label else "a model of several labels per text"
-            raise UserError(f"{folder} is {kind}, which {self.spec.name} is not: use another model")
+            raise UserError(f"{folder} is {kind}: use another one, or another --task-name")
         stored, labels = config.labels, self.spec.labels
         if self.spec.regression:
             return self

@@ -239,6 +239,7 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
         ("none", ["--text", "a"], "has no head"),
+        ("classes", ["--text", " "], "--text is empty"),
         ("no config", ["--text", "a"], "has no config.json: copy it there, or give --config-file"),
         ("tokens", ["--text", "a"], "does not predict tags such as B-PER, but no classes"),
         ("classes", ["--text", "word " * 63], "the text has 65 tokens, and at most 64 are possible"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, fine_tuning_words, reported
+from conftest import TINY, VOCAB_FILE, fine_tuning_words, reported
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
 
@@ -48,6 +48,8 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("glue")
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "config.json").write_text(json.dumps({**TINY, **dropout}))
+    tokens = VOCAB_FILE.read_text(encoding="utf-8").splitlines()
+    (folder / "other.txt").write_text("\n".join([*tokens[:2000], *tokens[:1999:-1]]), encoding="utf-8")
     train, dev = sentences(48, 0), sentences(21, 1)
     write_tsv(folder / "SST-2" / "train.tsv", ("sentence", "label"), *train)
     write_tsv(folder / "SST-2" / "dev.tsv", ("sentence", "label"), *dev)
@@ -401,6 +403,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
         ([*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED], "--num-seeds has no effect without --do-train"),
         (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
+        ([*SST_2, "--do-eval", *FINE_TUNED, "--vocab-file", "{files}/other.txt"], "contain different tokens"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, says):
