@@ -39,9 +39,16 @@ class TerminalSink(Sink):
 class DLLoggerSink(Sink):
     """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first record."""
 
+    prefix: bytes  # of a line
+
     def __init__(self, path: Path, flag: str):
         if path.exists() and not (path.is_file() or path.is_char_device()):  # opening a FIFO would block
             raise UserError(f"{path} is not a regular file: choose another {flag}")
+        if path.is_file() and path.parts[:2] != ("/", "dev"):  # /dev/stdout may be a file with other lines
+            with path.open("rb") as file:
+                start = file.read(len(self.prefix))
+            if not self.prefix.startswith(start):
+                raise UserError(f"{path} is not a log of this kind, which would be appended: choose another {flag}")
         self.path, self.flag = path, flag
         self.started = time.monotonic()
         self.file: TextIO | None = None
@@ -70,6 +77,8 @@ class DLLoggerSink(Sink):
 class DLLoggerJsonSink(DLLoggerSink):
     """DLLogger's JSON lines, `DLLL {...}`."""
 
+    prefix = b"DLLL "
+
     def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         entry = {
             "timestamp": str(now.timestamp()),
@@ -86,6 +95,8 @@ class DLLoggerJsonSink(DLLoggerSink):
 class DLLoggerTextSink(DLLoggerSink):
     """DLLogger's text format with NVIDIA's step names: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`,
     `DLL <date> - Summary:  ...`."""
+
+    prefix = b"DLL "
 
     def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         if isinstance(step, tuple):
@@ -194,6 +205,8 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     if config.report_file is not None:
         sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
     if config.log_file is not None:
+        if config.log_file == config.report_file:
+            raise UserError(f"--log-file and --report-file are both {config.log_file}: give two names")
         sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoardSink(config.tensorboard_dir))
