@@ -204,6 +204,7 @@ class Trainer:
             resumes = flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
             reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command"
             reached += " to resume" if resumes else " with --resume-from-checkpoint"
+            reached += ", without --overwrite" if flags.get("overwrite") else ""
         self.state.read_clock()
         summary = {"step": step, "checkpoint": str(folder)}
         if self.final_loss is not None:

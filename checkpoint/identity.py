@@ -22,6 +22,7 @@ from checkpoint.start import Start
 from run_config import RunRecord
 from utils.errors import UserError
 from utils.files import file_digest, json_digest, read_json, remove, write_json
+from utils.progress import print_line
 
 WEIGHTS = "starting weights"
 OLD_DIGEST = "older versions of this project know data by another digest: resume their runs with that version"
@@ -107,6 +108,8 @@ def overwrite(folder: Path, start: Start) -> None:
     """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
     if start.weights is not None and folder.resolve() in start.weights.resolve().parents:
         raise UserError(f"--overwrite would remove the starting weights {start.weights}: choose another --output-dir")
+    if steps := checkpoint_steps(folder):
+        print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
     for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
     for name in (RECORD_FILE, *start.config.result_files):

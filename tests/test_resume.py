@@ -102,12 +102,13 @@ def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, c
     flags = (*flags, "--log-freq", 1, "--num-steps-per-checkpoint", 100_000)
     output, log = tmp_path / "stopped", tmp_path / "log"
     command = inputs.command(output, *flags, *(resuming(output) if resumes else ()))
-    process = start(command, log)
+    process = start([*command, "--overwrite"] if resumes else command, log)
     wait_until(lambda: last_step(output) >= 3)
     os.kill(process.pid, signal_)
     assert exit_codes([process]) == [code], log.read_text()
     (step,) = steps_in(output)
-    advice = "rerun the same command" + (" to resume" if resumes else " with --resume-from-checkpoint")
+    advice = "rerun the same command"
+    advice += " to resume, without --overwrite" if resumes else " with --resume-from-checkpoint"
     assert f"stopped by {signal_.name}: {advice};" in log.read_text()
     train([*command, *(() if resumes else ["--resume-from-checkpoint"]), "--steps-this-run", "20"])
     train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 20))

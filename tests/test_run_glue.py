@@ -191,7 +191,7 @@ def test_a_folder_in_the_place_of_a_result_is_found_before_training(files, tmp_p
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path):
+def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"
     flags = ("--task-name", "mnli", "--data-dir", files / "MNLI", "--max-steps", 1)
@@ -200,6 +200,7 @@ def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path):
     assert {"MNLI-m.tsv", "MNLI-mm.tsv", "scores.json"} < {path.name for path in folder.iterdir()}
     run(files, tmp_path, *flags, "--do-train", "--seed", 2, "--overwrite")
     assert {path.name for path in folder.iterdir()} == {"1", "run.json", ".lock", "notes.tsv"}
+    assert f"--overwrite: removed the run in {folder} with step 1" in capsys.readouterr().out
 
 
 def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys):
