@@ -1,20 +1,16 @@
 """Small checkpoints of other projects, and convert_checkpoint.py run on them."""
 
-import contextlib
-import io
 import json
 import re
-import subprocess
 from collections import OrderedDict
 
-import pytest
 import torch
 from conftest import ROOT
+from small_runs import run_here
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 
 import convert_checkpoint
-from utils.errors import run_main
 
 FIXTURES = ROOT / "tests" / "fixtures" / "checkpoints"
 CONFIG = json.loads((FIXTURES / "bert_config.json").read_text())
@@ -27,11 +23,7 @@ def convert(source_format, source, folder, *extra, beside=True):
 
 
 def convert_with(*words):
-    argv = [str(word) for word in words]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        run_main(lambda: convert_checkpoint.main(argv))
-    return subprocess.CompletedProcess(argv, ended.value.code, out.getvalue(), err.getvalue())
+    return run_here(words, convert_checkpoint.main)
 
 
 def converted(source_format, source, folder, *extra, **kwargs):

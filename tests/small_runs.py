@@ -4,9 +4,11 @@ import contextlib
 import io
 import json
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shards
 from safetensors.torch import load_file
@@ -72,15 +74,12 @@ def resuming(output: Path, phase: str = "phase1") -> tuple:
     return ("--from-checkpoint", steps_folder(output, phase), *AUTO)
 
 
-def run_here(argv: list[str]) -> subprocess.CompletedProcess:
-    """Runs the program in this process; returns the exit code and the output as for a process of its own."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            run_main(lambda: run_pretraining.main(argv))
-        except SystemExit as end:
-            code = end.code or 0
-    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+def run_here(words: Sequence[object], main: Callable = run_pretraining.main) -> subprocess.CompletedProcess:
+    """Runs a program in this process; returns the exit code and the output as for a process of its own."""
+    argv, out, err = [str(word) for word in words], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        run_main(lambda: main(argv))
+    return subprocess.CompletedProcess(argv, end.value.code or 0, out.getvalue(), err.getvalue())
 
 
 def train(argv: list[str]) -> subprocess.CompletedProcess:

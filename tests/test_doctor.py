@@ -1,8 +1,6 @@
 """doctor.py: a line for each thing that is right or wrong, and the exit code."""
 
-import contextlib
 import dataclasses
-import io
 import math
 import shutil
 import subprocess
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCAB_FILE, assert_refused
-from small_runs import RunInputs, steps_folder, train
+from small_runs import RunInputs, run_here, steps_folder, train
 
 import doctor
 import run_pretraining
@@ -21,18 +19,11 @@ from arguments import make_run_config
 from diagnostics import checks
 from parallel.runtime import Runtime
 from tokenizer import load_tokenizer
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 
 
 def examine(*words) -> subprocess.CompletedProcess:
-    """Runs doctor.py in this process; returns the exit code and the output as for a process of its own."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            run_main(lambda: doctor.main([str(word) for word in words]))
-        except SystemExit as end:
-            code = end.code or 0
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    return run_here(words, doctor.main)
 
 
 def lines_of(result: subprocess.CompletedProcess, level: str) -> list[str]:

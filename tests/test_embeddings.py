@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE, fine_tuning_words
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
 from processes import exit_codes, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
+from small_runs import run_here
 
 import inference
 import run_glue
@@ -28,7 +29,7 @@ from tasks.retrieval import nearest, retrieval_scores
 from tasks.sentence_folders import EmbeddingSettings
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 
 WORDS = ["sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose", "wind", "rain", "star"]
 
@@ -306,12 +307,9 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         (["--do-train", "--train-file", "{files}/a.txt"], "files without columns"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, capsys, flags, says):
+def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, flags, says):
     argv = words(files, tmp_path, *(flag.format(files=files) for flag in flags))
-    with pytest.raises(SystemExit):
-        run_main(lambda: run_glue.main(argv))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert says in line
+    assert_refused(run_here(argv, run_glue.main), says)
 
 
 def test_cosines_cannot_be_above_one(tmp_path):

@@ -66,10 +66,7 @@ def of_rank(rank: int) -> UserError:
         (OSError(errno.ENOSPC, "full"), "error: the disk is full: free some space"),
         (OSError(errno.EACCES, "", "/data/.part", None, "/data/complete"), "error: /data/complete: permission denied"),
         (MemoryError(), "error: out of memory: "),
-        (
-            RuntimeError("can't start new thread"),
-            "error: no more processes or threads can be started: ",
-        ),
+        (RuntimeError("can't start new thread"), "error: no more processes or threads can be started: "),
     ],
     ids=repr,
 )
@@ -84,6 +81,12 @@ PROGRAMS = (
 )
 PRETRAIN = ("--input-dir=x", "--output-dir=y", "--max-steps=1")
 TRAIN = ("--do-train", "--train-file=x", "--output-dir=y", "--max-steps=1")
+ARGUMENTS = {
+    "run_pretraining.py": PRETRAIN,
+    "doctor.py": PRETRAIN,
+    "run_squad.py": TRAIN,
+    "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
+}
 
 
 def run_program(*words, **variables) -> tuple[int, list[str]]:
@@ -94,14 +97,8 @@ def run_program(*words, **variables) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_missing_package_is_an_error_of_one_line(program):
-    arguments = {
-        "run_pretraining.py": PRETRAIN,
-        "doctor.py": PRETRAIN,
-        "run_squad.py": TRAIN,
-        "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
-        "inference.py": ["--init-checkpoint=."],
-    }
-    code, (line,) = run_program("-S", program, *arguments.get(program, []))  # -S: without the installed packages
+    words = ARGUMENTS.get(program, ["--init-checkpoint=."] if program == "inference.py" else [])
+    code, (line,) = run_program("-S", program, *words)  # -S: without the installed packages
     assert code == 2
     assert re.fullmatch(r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line)
 
@@ -181,16 +178,11 @@ def test_broken_pipe_of_another_file_is_not_hidden(capfd):
 @pytest.mark.parametrize("program", ["run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py"])
 def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(program, tmp_path):
     (tmp_path / "torch.py").write_text("raise AssertionError('imported')")
-    words = {
-        "run_pretraining.py": ["--input-dir=x", "--output-dir=y", "--max-steps=1"],
-        "run_squad.py": TRAIN,
-        "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
-    }
     for name, hub_name in (("bert-base-cased", "google-bert/bert-base-cased"), ("organization/name", None)):
-        flags = [*words.get(program, []), f"--init-checkpoint={name}"]
+        flags = [*ARGUMENTS.get(program, []), f"--init-checkpoint={name}"]
         code, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
         assert code == 2 and line.startswith(f"error: --init-checkpoint {name} does not exist")
         assert line.endswith(f"hf download {hub_name or name} --local-dir {Path(name).name}")
-    flags = [*words.get(program, []), "--init-checkpoint=results/phase1/100"]
+    flags = [*ARGUMENTS.get(program, []), "--init-checkpoint=results/phase1/100"]
     _, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
     assert line == "error: --init-checkpoint results/phase1/100 does not exist: check the path"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, assert_refused
 from safetensors.torch import load_file, save_file
+from small_runs import run_here
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 import inference
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 
 PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
 QUESTION = "Where did Anna live?"
@@ -266,13 +267,9 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         ("span", ["--no_gpu"], "use --device cpu"),
     ],
 )
-def test_what_a_model_cannot_do_is_refused_in_one_line(models, capsys, model, flags, says):
-    words = ["--init-checkpoint", str(models[model]), "--device", "cpu", *flags]
-    with pytest.raises(SystemExit) as exit_:
-        run_main(lambda: inference.main(words))
-    assert exit_.value.code == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert says.format(model=models[model]) in line
+def test_what_a_model_cannot_do_is_refused_in_one_line(models, model, flags, says):
+    words = ["--init-checkpoint", models[model], "--device", "cpu", *flags]
+    assert_refused(run_here(words, inference.main), says.format(model=models[model]))
 
 
 def test_damaged_weights_give_no_prediction(models, tmp_path):
@@ -319,8 +316,7 @@ def test_tokenizers_that_make_other_tokens_are_refused(models, tmp_path, name, c
         inference.main(["--init-checkpoint", str(tmp_path), "--device", "cpu", "--text", "covid19"])
 
 
-def test_a_checkpoint_file_is_sent_to_the_converter(tmp_path, capsys):
+def test_a_checkpoint_file_is_sent_to_the_converter(tmp_path):
     (tmp_path / "ckpt_8601.pt").touch()
-    with pytest.raises(SystemExit):
-        run_main(lambda: inference.main(["--init_checkpoint", str(tmp_path / "ckpt_8601.pt")]))
-    assert "make a folder with convert_checkpoint.py" in capsys.readouterr().err
+    result = run_here(["--init_checkpoint", tmp_path / "ckpt_8601.pt"], inference.main)
+    assert_refused(result, "make a folder with convert_checkpoint.py")

@@ -23,10 +23,10 @@ import h5py
 import pytest
 from conftest import assert_refused, run_program
 from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, wait_until
+from small_runs import run_here
 
 from data import prepare
 from data_preparation.engine import work_units
-from utils.errors import run_main
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -248,16 +248,13 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
     assert_refused(result, "holds no semaphores (Read-only file system)", "--num-workers 1")
 
 
-def test_a_limit_of_processes_is_one_line(corpus, tmp_path, monkeypatch, capsys):
+def test_a_limit_of_processes_is_one_line(corpus, tmp_path, monkeypatch):
     def fails(_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fails)
-    words = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--num-workers", "2"]
-    with pytest.raises(SystemExit) as ended:
-        run_main(lambda: prepare.main(words))
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: no more processes or threads can be started: use fewer workers")
+    result = run_here(["format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", "2"], prepare.main)
+    assert_refused(result, "no more processes or threads can be started: use fewer workers")
 
 
 def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpus, tmp_path):
@@ -438,17 +435,13 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus,
     assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
 
 
-def test_a_full_disk_is_one_line_that_names_the_place(corpus, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_one_line_that_names_the_place(corpus, tmp_path, monkeypatch):
     def no_room(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("data_preparation.text.formatting.bounded", no_room)
-    arguments = ["format", "corpus", str(corpus), "--output-dir", str(tmp_path), "--num-workers", "1"]
-    with pytest.raises(SystemExit) as ended:
-        run_main(lambda: prepare.main(arguments))
-    assert ended.value.code == 2
-    place = rf"error: {tmp_path}/formatted/corpus\.\w+\.partial/part-00000.txt: the disk is full"
-    assert re.search(place, capsys.readouterr().err)
+    result = run_here(["format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", "1"], prepare.main)
+    assert_refused(result, f"{tmp_path}/formatted/corpus.", ".partial/part-00000.txt: the disk is full")
     assert not (tmp_path / "formatted" / "corpus").exists()
 
 

@@ -1,8 +1,6 @@
 """run_glue.py through its command line, on a tiny model and texts that it can learn by heart."""
 
-import contextlib
 import csv
-import io
 import json
 import os
 import random
@@ -12,14 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, fine_tuning_words, reported
+from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
 from processes import exit_codes, free_port, start_several
 from safetensors.torch import load_file
+from small_runs import run_here
 
 import inference
 import report
 import run_glue
-from utils.errors import UserError, run_main
+from utils.errors import UserError
 
 WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
 GOOD, BAD = ["great", "lovely", "fine"], ["awful", "poor", "sad"]
@@ -410,10 +409,5 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
 def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, says):
     paths = {"files": files, "model": trained}
     argv = words(files, tmp_path / "output", *(word.format(**paths) for word in extra))
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit_:
-        run_main(lambda: run_glue.main(argv))
-    assert exit_.value.code == 2
-    (line,) = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
-    assert says in line
+    assert_refused(run_here(argv, run_glue.main), says)
     assert not (tmp_path / "output" / "custom").exists()

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, fine_tuning_words, reported
+from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
 from safetensors.torch import load_file, save_file
+from small_runs import run_here
 from torch import nn
 
 import run_squad
@@ -17,7 +18,6 @@ from data_loading.sample_order import sample_order
 from tasks.squad_features import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer
-from utils.errors import run_main
 
 FACTS = [
     ("Anna", "Paris", "a baker"),
@@ -259,7 +259,7 @@ V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file"
         ),
     ],
 )
-def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(trained, files, tmp_path, capsys, extra, message):
+def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(trained, files, tmp_path, extra, message):
     config = newest(trained) / "config.json"
     weights = load_file(newest(trained) / "model.safetensors")
     variants = {
@@ -273,10 +273,6 @@ def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(trained, file
     (tmp_path / "cut.json").write_text(files["v1"].read_text()[:-20])
     paths = {**files, "trained": trained, "cut": tmp_path / "cut.json"} | {name: tmp_path / name for name in variants}
     output = tmp_path / "output"
-    with pytest.raises(SystemExit) as exit_:
-        run_main(lambda: run(files, output, *(word.format(**paths) for word in extra)))
-    assert exit_.value.code == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert message in errors[0]
+    argv = arguments(files, output, *(word.format(**paths) for word in extra))
+    assert_refused(run_here(argv, run_squad.main), message)
     assert not [path for path in (output / "custom").rglob("*") if path.is_file()]
