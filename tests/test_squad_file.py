@@ -27,6 +27,10 @@ def document(*entries, **paragraph):
     ("content", "message"),
     [
         (json.dumps(document(entry()))[:-9], "not valid JSON"),
+        ("[" * 200_000, "not valid JSON"),
+        ('{"data": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("NaN", "is nan, expected an object"),
+        ('{"data": [[[]]]}', "data[0] is [[]], expected an object"),
         (json.dumps([1]), "is [1], expected an object"),
         (json.dumps({"version": "1.1"}), "data is missing"),
         (json.dumps({"data": []}), "has no questions"),
@@ -38,15 +42,12 @@ def document(*entries, **paragraph):
         (json.dumps(document(entry(answers=[{"text": "Anna"}]))), "answers[0]: answer_start is missing"),
         (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": "0"}]))), "expected a whole number"),
         (json.dumps(document(entry(), entry())), "question q1 is there twice"),
-        (
-            json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))),
-            "question q1: its answer 'Anne'",
-        ),
+        (json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))), "question q1: its answer 'Anne'"),
         (
             json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))),
             "not in its context at character 5",
         ),
-        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 500}]))), "at character 500"),
+        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 10**18}]))), "at character 1000000000"),
         (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": -4}]))), "at character -4"),
         (json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))), "question q1: its answer ' '"),
         (json.dumps(document(entry(answers=[]))), "question q1 has no answer to train on"),
