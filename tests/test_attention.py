@@ -31,17 +31,18 @@ def prepared(implementation, lengths, device=CPU, max_seqlen=None, window=None):
     return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths), window)
 
 
+def probabilities(query, key, window) -> torch.Tensor:
+    """Of one sequence, as [heads, queries, keys]."""
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    places = torch.arange(len(query), device=query.device)
+    if window is not None:
+        scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
+    return scores.softmax(-1)
+
+
 def attention_of_each_sequence(qkv, lengths, window=None) -> torch.Tensor:
-    outputs = []
-    for part in qkv.split(lengths):
-        query, key, value = part.transpose(0, 2).unbind(1)  # each [H, L, D]
-        scores = query @ key.mT / math.sqrt(qkv.shape[-1])
-        places = torch.arange(len(part), device=qkv.device)
-        if window is not None:
-            scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
-        probabilities = scores.softmax(-1)
-        outputs.append((probabilities @ value).transpose(0, 1))
-    return torch.cat(outputs)
+    parts = [part.unbind(1) for part in qkv.split(lengths)]
+    return torch.cat([torch.einsum("hqk,khd->qhd", probabilities(q, k, window), v) for q, k, v in parts])
 
 
 def assert_matches_reference(attention, qkv, lengths, window=None, **tolerance) -> None:
@@ -126,14 +127,6 @@ def test_gradient_with_dropout_is_the_derivative_of_the_output(implementation):
 
 
 # --- CUDA's operators, with their schemas and derivatives, and kernels for a CPU --------------------------------------
-
-
-def probabilities(query, key, window) -> torch.Tensor:
-    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    places = torch.arange(len(query))
-    if window is not None:
-        scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
-    return scores.softmax(-1)
 
 
 def sequences(cu_seqlens, max_seqlen, *streams) -> zip:

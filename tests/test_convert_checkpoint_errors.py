@@ -223,10 +223,7 @@ def to_nvidia(name):
 @given(st.integers(1, 30))
 def test_names_go_there_and_back(layers):
     names = all_names(layers)
-    for there, back in (
-        (to_paddle, nvidia_paddle.hugging_face_name),
-        (to_nvidia, nvidia_pytorch.hugging_face_name),
-    ):
+    for there, back in ((to_paddle, nvidia_paddle.hugging_face_name), (to_nvidia, nvidia_pytorch.hugging_face_name)):
         foreign = [there(name) for name in names]
         assert len(set(foreign)) == len(names) and foreign != names
         assert [back(name) for name in foreign] == names

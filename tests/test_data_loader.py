@@ -86,11 +86,6 @@ def test_global_batch_may_be_larger_than_the_data_set():
     assert counts.sum() == 120 and set(counts.tolist()) == {2, 3}
 
 
-def test_loader_that_starts_at_the_consumed_samples_continues_the_run():
-    uninterrupted = global_batches(12)
-    assert global_batches(7, first_position=5 * 12, world_size=2, num_workers=2) == uninterrupted[5:]
-
-
 def test_batch_has_the_lengths_and_targets_of_its_sequences():
     dataset = InMemoryDataset(LENGTHS)
     batch = StepLoader(dataset, config(), seed=9, first_position=24).load(1)

@@ -281,16 +281,8 @@ def test_a_failed_rank_ends_the_others_though_destroying_their_groups_waits_for_
     tmp_path, tiny_config, phase, codes, message
 ):
     shards = write_shards(tmp_path / "shards")
-    flags = (
-        "--max-steps",
-        3,
-        "--eval-dir",
-        write_shards(tmp_path / "held-out", (8,), seed=9),
-        "--eval-steps",
-        1,
-        "--num-steps-per-checkpoint",
-        2,
-    )
+    held_out = write_shards(tmp_path / "held-out", (8,), seed=9)
+    flags = ("--max-steps", 3, "--eval-dir", held_out, "--eval-steps", 1, "--num-steps-per-checkpoint", 2)
     command = pretraining_command(shards, tiny_config, tmp_path / "output", *flags)[1:]
     processes = start_several([phase, tmp_path, *map(str, command)], tmp_path / "log", function=fail_at)
     assert exit_codes(processes, timeout=60) == codes

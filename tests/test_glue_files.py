@@ -64,10 +64,7 @@ def test_cola_has_a_header_in_its_test_file_only(tmp_path):
 
 def test_mnli_has_two_development_and_two_test_files(tmp_path):
     task = TASKS["mnli"]
-    assert [path.name for path in task.evaluation_files(tmp_path).values()] == [
-        "dev_matched.tsv",
-        "dev_mismatched.tsv",
-    ]
+    assert [path.name for path in task.evaluation_files(tmp_path).values()] == ["dev_matched.tsv", "dev_mismatched.tsv"]
     assert [path.name for path in task.test_files(tmp_path).values()] == ["test_matched.tsv", "test_mismatched.tsv"]
     names = ["index", "genre", "sentence1", "sentence2", "label1", "label2", "gold_label"]
     (tmp_path / "dev_matched.tsv").write_text("\t".join(names) + "\n0\tfiction\tA.\tB.\tneutral\tneutral\tneutral\n")

@@ -75,25 +75,16 @@ def padded(dataset: TextDataset, size: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("labels", [("neg", "pos"), ("a", "b", "c"), ("score",)])
-def test_logits_are_those_of_transformers_from_its_folder_and_from_ours(tmp_path, examples, labels):
-    torch.manual_seed(0)
+def test_label_names_are_those_of_transformers_folders_and_back(tmp_path, labels):
     id2label = dict(enumerate(labels))
     peer = HFForSequenceClassification(
         HFConfig(**TINY, id2label=id2label, label2id={v: k for k, v in id2label.items()})
     )
-    peer.eval().save_pretrained(tmp_path)
-    model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
+    peer.save_pretrained(tmp_path)
+    model = load_pretrained(BertForSequenceClassification, tmp_path)
     assert model.config.labels == labels
-    batch = padded(TextDataset(examples, TOKENIZER, 40), 40)
-    with torch.no_grad():
-        expected = peer(**batch).logits
-        torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-5, atol=1e-6)
-    assert {name: p.shape for name, p in model.state_dict().items()} == {
-        name: p.shape for name, p in peer.state_dict().items() if not name.endswith("position_ids")
-    }
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "ours" / "config.json").write_text(json.dumps(model.config.to_dict()))
-    config = AutoConfig.from_pretrained(tmp_path / "ours")
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    config = AutoConfig.from_pretrained(tmp_path)
     assert (config.num_labels, config.id2label) == (len(labels), id2label)
 
 

@@ -8,14 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import (
-    VOCAB_FILE,
-    pretraining_types,
-    sample_rows,
-    write_nvidia_shard,
-    write_shard,
-    write_shards,
-)
+from conftest import VOCAB_FILE, pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -40,10 +40,7 @@ def test_a_reader_of_the_output_that_ends_does_not_end_the_run(command, tmp_path
     assert_complete(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("redirection", "code"),
-    [("<&- >&- 2>&-", 0), (">/dev/full 2>/dev/full", LOST_OUTPUT_CODE)],
-)
+@pytest.mark.parametrize(("redirection", "code"), [("<&- >&- 2>&-", 0), (">/dev/full 2>/dev/full", LOST_OUTPUT_CODE)])
 def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(command, tmp_path, redirection, code):
     line = f'exec "$@" {redirection}'
     result = subprocess.run(["bash", "-c", line, "bash", *command(tmp_path)], cwd=ROOT, timeout=PATIENCE, check=False)

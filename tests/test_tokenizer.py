@@ -271,3 +271,10 @@ def test_windows_line_ends_give_the_same_vocabulary(tmp_path):
     path = Path(tmp_path / "vocab.txt")
     path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "word", ""]).encode())
     assert list(BertTokenizer(path).vocab) == [*SPECIAL_TOKENS, "word"]
+
+
+@pytest.mark.parametrize("words, expected", [("the a", True), ("The the", False)])
+def test_casing_of_a_vocabulary_is_that_of_its_words(tmp_path, words, expected):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL_TOKENS, *words.split()]))
+    assert tokenizer_module.load_tokenizer(path).do_lower_case is expected

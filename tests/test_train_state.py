@@ -11,18 +11,8 @@ from conftest import assert_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import exit_codes, start_several
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_runs import (
-    losses,
-    progress,
-    resuming,
-    rewrite_manifest,
-    run_here,
-    steps_folder,
-    steps_in,
-    train,
-)
+from small_runs import losses, progress, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
 
 from checkpoint.state import read_progress
 
@@ -174,11 +164,6 @@ def test_damaged_header_of_a_tensor_file_is_an_error_or_gives_the_same_next_step
         assert (steps_folder(output) / "4" / "model.safetensors").read_bytes() == stopped[2]
     else:
         assert_refused(result, str(folder_of(output)))
-
-
-def test_names_in_the_optimizer_file_are_those_of_the_model_file(stopped):
-    with safe_open(folder_of(stopped[0]) / OPTIMIZER_FILE, "pt") as file:
-        assert file.metadata() is None
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
