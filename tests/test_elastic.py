@@ -152,8 +152,8 @@ def test_connections_without_a_certificate_change_nothing(programs, tmp_path):
     node = programs.start_node("a")
     programs.start_driver(1)
     (child,) = programs.children("a")
-    listening = [socket for socket in psutil.Process(node.pid).net_connections() if socket.status == "LISTEN"]
-    ports = [int(programs.address.split(":")[1]), *(socket.laddr.port for socket in listening)]
+    listening = [each for each in psutil.Process(node.pid).net_connections() if each.status == "LISTEN"]
+    ports = [int(programs.address.split(":")[1]), *(each.laddr.port for each in listening)]
     subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", tmp_path / "tls"], check=True)
     with contextlib.ExitStack() as stack:
         for port in ports:
