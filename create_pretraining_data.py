@@ -67,8 +67,9 @@ def main(argv: list[str] | None = None) -> None:
     texts = find_text(args.input_path)
     start = time.perf_counter()
     with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
-        for leftover in args.output_dir.glob("*.tmp-*"):  # temporary files of a killed run
-            leftover.unlink()
+        for name in ("*.hdf5", "index.json"):
+            for leftover in args.output_dir.glob(f"{name}.tmp-*"):  # temporary files of a killed run
+                leftover.unlink()
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
             for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)

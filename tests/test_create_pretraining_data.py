@@ -431,9 +431,12 @@ def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made
         assert_refused(run_program(*command(text_folder, tmp_path / "out")), "is in use by process", str(tmp_path))
         assert (tmp_path / "out" / "part_0.hdf5.tmp-1").exists()
     shutil.copy(made / "part_0.hdf5", tmp_path / "out" / "other.hdf5")
+    (tmp_path / "out" / "notes.tmp-1").write_text("the user's")
     done = run_program(*command(text_folder, tmp_path / "out"))
     assert done.returncode == 0 and "also has other.hdf5, not of this text" in done.stderr
-    (tmp_path / "out" / "other.hdf5").unlink()
+    assert not (tmp_path / "out" / "part_0.hdf5.tmp-1").exists()
+    for name in ("other.hdf5", "notes.tmp-1"):
+        (tmp_path / "out" / name).unlink()
     assert digests(tmp_path / "out") == digests(made)
 
 
