@@ -12,6 +12,7 @@ from typing import Any
 from checkpoint.folder import (
     BEST_FOLDER,
     CONFIG_FILE,
+    RECORD_FILE,
     find_checkpoint,
     find_model_folder,
     has_weights,
@@ -257,6 +258,9 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)
+    is_others = (results / RECORD_FILE).is_file() and results.resolve() not in folder.resolve().parents
+    if is_others and runtime.distributed.is_main:
+        print_line(f"warning: {results} has the run of another model, whose scores or predictions are replaced")
     open_report(config, results, runtime)
     runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed, "task": task.name})
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)

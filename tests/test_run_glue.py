@@ -273,7 +273,7 @@ def test_another_development_file_is_refused_when_the_run_is_resumed(files, tmp_
         run(files, tmp_path, *flags, "--resume-from-checkpoint")
 
 
-def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path):
+def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--eval-steps", 6, "--resume-from-checkpoint")
     flags += ("--num-steps-per-checkpoint", 12)
     folders = [tmp_path / name / "custom" / "sst-2" for name in ("whole", "parts")]
@@ -300,6 +300,10 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, train
         assert sum("latency_ms_median" in data for data in log) == 1  # of the scored file, not of the test file
     again = tmp_path / "again"
     assert run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1] / "best") == 0
+    for folder, is_other in zip(folders, (True, False), strict=True):
+        capsys.readouterr()
+        assert run(files, folder.parents[1], *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1]) == 0
+        assert (f"{folder} has the run of another model" in capsys.readouterr().out) is is_other
     weights = folders[1] / "best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     with pytest.raises(UserError, match="is damaged"):
