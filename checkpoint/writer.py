@@ -123,15 +123,14 @@ class CheckpointWriter:
     def prepare(self, checkpoint: Checkpoint) -> None:
         """Allocates the buffer for checkpoints like this one in a thread, because pinning takes seconds."""
         if self.is_writer:
-            *_, needed, gpu = _places(checkpoint)
-            self.preparing = ThreadPoolExecutor(1, "checkpoint memory").submit(self._allocate, needed, gpu)
+            self.preparing = ThreadPoolExecutor(1, "checkpoint memory").submit(self._allocate, checkpoint)
 
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
         tensors, starts, needed, gpu = _places(checkpoint)
         if self.preparing is not None:
             self.preparing.result()
-        if len(self.memory) < needed and not self._allocate(needed, gpu):
+        if len(self.memory) < needed and not self._allocate(checkpoint):
             return None
         copies = []
         for tensor, start in zip(tensors, starts, strict=True):
@@ -143,13 +142,15 @@ class CheckpointWriter:
         model, optimizer = len(checkpoint.model), len(checkpoint.model) + len(checkpoint.optimizer)
         return replace(checkpoint, model=copies[:model], optimizer=copies[model:optimizer], averages=copies[optimizer:])
 
-    def _allocate(self, num_bytes: int, gpu: torch.device | None) -> bool:
-        """Allocates the buffer, pinned for copies from `gpu`. Returns whether there was enough memory."""
-        # The next update needs what the last one has returned, and hashing some more.
-        if num_bytes + returned_memory() + HASHING_BYTES > available_memory() / self.local_writers:
+    def _allocate(self, checkpoint: Checkpoint) -> bool:
+        """Allocates the buffer, pinned if tensors are on a GPU. Returns whether there was enough memory."""
+        *_, needed, gpu = _places(checkpoint)
+        # The next update needs what the last one has returned, at least gradients, and hashing some more.
+        next_update = max(returned_memory(), sum(tensor.rows.nbytes for tensor in checkpoint.model))
+        if needed + next_update + HASHING_BYTES > available_memory() / self.local_writers:
             return False
         try:
-            self.memory = torch.empty(num_bytes, dtype=torch.uint8)
+            self.memory = torch.empty(needed, dtype=torch.uint8)
         except RuntimeError:  # a limit below the free memory
             return False
         if gpu is not None:

@@ -3,8 +3,10 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import assert_refused, write_shards
 from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder, train
 
@@ -149,10 +151,11 @@ def test_a_runs_folder_stands_for_its_best_model_else_for_the_newest_step(finish
 
 def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypatch):
     """In a memory group that is nearly full, training waits for the whole write instead of being killed."""
-    monkeypatch.setattr(writer, "available_memory", lambda: 903 << 20)
     made = writer.CheckpointWriter.__new__(writer.CheckpointWriter)
     made.local_writers = 1
-    monkeypatch.setattr(writer, "returned_memory", lambda: 600 << 20)
-    assert not made._allocate(335 << 20, None)
-    monkeypatch.setattr(writer, "returned_memory", lambda: 0)
-    assert made._allocate(335 << 20, None)
+    rows = SimpleNamespace(rows=torch.empty(112 << 20, dtype=torch.uint8))
+    state = SimpleNamespace(model=[rows], optimizer=[rows, rows], averages=[])
+    for available, returned, is_copied in ((903, 600, False), (903, 0, True), (500, 0, False), (520, 0, True)):
+        monkeypatch.setattr(writer, "available_memory", lambda available=available: available << 20)
+        monkeypatch.setattr(writer, "returned_memory", lambda returned=returned: returned << 20)
+        assert made._allocate(state) == is_copied
