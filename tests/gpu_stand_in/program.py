@@ -66,6 +66,8 @@ def without_waiting(function, is_checked=lambda *_: True):
     """The function, in which a call that makes the host wait for the GPU is an error, if `is_checked`."""
 
     def checked(*args, **kwargs):
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error" if is_checked(*args) else before)
         try:
@@ -103,7 +105,7 @@ def patch() -> None:
     evaluation.check_finite = lambda _: None
     # Of an evaluation, all but the last read. A prediction reads what each forward pass gives.
     ParallelModel.sum_without_dropout = without_waiting(ParallelModel.sum_without_dropout)
-    PreTrainedModel.__call__ = without_waiting(PreTrainedModel.__call__)
+    PreTrainedModel.__call__ = without_waiting(PreTrainedModel.__call__, lambda model, *_: not model.training)
     PreTrainedModel.init_weights, PreTrainedModel.initial_values = lambda *_: None, initial_values
     DistributedContext.new_group = lambda _self, ranks=None, backend=None: dist.new_group(ranks, backend="fake")
     DistributedContext.wait_for_device = lambda *_: torch.cuda.set_sync_debug_mode("default")
