@@ -345,10 +345,11 @@ class Campaign:
         axes.set(
             xscale="log", xlabel="CPU seconds of training, one thread", ylabel="held-out loss, nats per masked token"
         )
-        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            which(matplotlib.ticker.FuncFormatter(lambda seconds, _: f"{seconds:,.0f}"))
+        axes.xaxis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(2, 5)))
+        for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            set_formatter(matplotlib.ticker.FuncFormatter(lambda seconds, _: f"{seconds:,.0f}"))
         axes.grid(alpha=0.3)
-        axes.legend()
+        figure.legend(loc="outside upper center")
         path = self.path.with_suffix(".svg")
         figure.savefig(path, metadata={"Date": None})
         return path
