@@ -333,6 +333,7 @@ class Trainer:
         self.saved_step = self.state.step
         self.state.read_clock()
         if self.writer.is_writer:
+            self.writer.finish()  # before the folder is looked for, which may go away meanwhile
             self.writer.move_to(self.state.current_folder(self.config.checkpoint_folder))
             self.writer.write(self.state.capture())
 

@@ -158,10 +158,9 @@ class CheckpointWriter:
         return True
 
     def move_to(self, parent: Path) -> None:
-        """Writes to `parent` from now on. If that is another folder, the last write may have failed, which is no error
-        then."""
+        """Writes to `parent` from now on, after `finish`. If that is another folder, the last write may have failed,
+        which is no error then."""
         if parent != self.parent:
-            self.finish()
             self.parent, self.writing = parent, None
 
     def wait(self) -> None:
@@ -171,7 +170,7 @@ class CheckpointWriter:
             writing.result()
 
     def finish(self) -> None:
-        """Waits for the last checkpoint, after another error."""
+        """Waits for the last checkpoint, without raising its error."""
         if self.writing is not None:
             wait([self.writing])
 

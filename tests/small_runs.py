@@ -1,6 +1,7 @@
 """Pre-training runs that take a second, in this process, and what they wrote."""
 
 import contextlib
+import gc
 import io
 import json
 import subprocess
@@ -8,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shards
 from safetensors.torch import load_file
@@ -77,9 +77,15 @@ def resuming(output: Path, phase: str = "phase1") -> tuple:
 def run_here(words: Sequence[object], main: Callable = run_pretraining.main) -> subprocess.CompletedProcess:
     """Runs a program in this process; returns the exit code and the output as for a process of its own."""
     argv, out, err = [str(word) for word in words], io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
-        run_main(lambda: main(argv))
-    return subprocess.CompletedProcess(argv, end.value.code or 0, out.getvalue(), err.getvalue())
+    code = None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run_main(lambda: main(argv))
+        except SystemExit as end:
+            code = end.code or 0
+    if code:  # what a failed run leaves, such as its folder's lock, is kept by its traceback until then
+        gc.collect()
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 def train(argv: list[str]) -> subprocess.CompletedProcess:
