@@ -19,17 +19,7 @@ if sys.flags.safe_path:  # python3 -P
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.embedding_files import EmbeddingOptions
-from tasks.glue_files import (
-    COLUMNS,
-    EMBEDDING,
-    MAX_SEQ_LENGTH,
-    MULTI_LABEL,
-    NER,
-    TASKS,
-    FileOptions,
-    TaskOptions,
-    custom_task,
-)
+from tasks.glue_files import EMBEDDING, MAX_SEQ_LENGTH, MULTI_LABEL, NER, TASKS, FileOptions, TaskOptions, custom_task
 from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 from utils.tables import kind_of
@@ -51,61 +41,39 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
+    """Exits with an error if files, columns and task do not fit together."""
     columns = [args.text_column, args.pair_column, args.label_column, *(args.negative_columns or ())]
-    given = [name for name in columns if name is not None]
-    if repeated := [name for name in given if given.count(name) > 1]:
+    if repeated := [name for name in columns if name is not None and columns.count(name) > 1]:
         parser.error(f"column {repeated[0]!r} is given twice: give each column once")
-    if args.class_weights == "balanced":
-        has_classes = args.task_name not in (MULTI_LABEL, NER, EMBEDDING, "sts-b") and not args.regression
-        if not has_classes:
-            parser.error("--class-weights has no effect without classes: leave it out")
     if args.max_seq_length < 8:
         parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
     if args.task_name in TASKS:
-        names = ("train_file", *(flag.name for flag in flags_of(FileOptions)))
-        given = [name for name in names if args.get(name)]
-        if given:
-            parser.error(
-                f"--{given[0].replace('_', '-')} is for --task-name custom: leave it out, or leave out the task"
-            )
+        if args.train_file:
+            parser.error("--train-file is for --task-name custom: leave it out, or leave out the task")
         if args.data_dir is None:
             parser.error(f"--task-name {args.task_name} needs --data-dir")
         return
-    if args.data_dir is not None:
-        parser.error("--data-dir is for a task of GLUE or SuperGLUE: add --task-name, or give files")
-    if args.task_name == EMBEDDING:
-        check_embedding(args, parser)
-    elif args.text_column is None and args.task_name != NER:
-        parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
         if args.get(flag) != (args.get(file) is not None):
             parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
-    if args.task_name == MULTI_LABEL and args.regression:
-        parser.error("--regression has no effect with --task-name multi-label: leave it out")
-    if args.task_name == NER:
-        given = [name for name in COLUMNS if args.get(name)]
-        if given:
-            parser.error(f"--{given[0].replace('_', '-')} has no effect with --task-name ner: leave it out")
-    elif args.task_name != EMBEDDING and (args.do_train or args.do_eval) != (args.label_column is not None):
+    if args.task_name == EMBEDDING:
+        check_embedding(args, parser)
+    elif args.task_name != NER and args.text_column is None:
+        parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
+    elif args.task_name != NER and (args.do_train or args.do_eval) != (args.label_column is not None):
         parser.error("--label-column goes together with --do-train and --do-eval")
 
 
 def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
+    if args.do_predict:
+        parser.error("--do-predict has no effect with --task-name embedding: use inference.py --embed")
     files = [file for file in (args.train_file, args.eval_file) if file is not None]
-    is_text = bool(files) and all(kind_of(str(file))[0] == ".txt" or file.suffix == ".json" for file in files)
-    if (args.text_column is None or args.pair_column is None) != is_text or (is_text and args.text_column is not None):
+    is_text = all(kind_of(str(file))[0] == ".txt" or file.suffix == ".json" for file in files)
+    if {args.text_column is None, args.pair_column is None} != {is_text}:
         parser.error("embedding needs --text-column and --pair-column, or .txt or SQuAD's .json files without columns")
-    if args.do_predict or args.regression:
-        flag = "--do-predict" if args.do_predict else "--regression"
-        advice = ": use inference.py --embed" if args.do_predict else ": leave it out"
-        parser.error(f"{flag} has no effect with --task-name embedding{advice}")
     has_score, loss = args.label_column is not None, args.embedding_loss
     if loss is not None and has_score == (loss == "contrastive"):
         parser.error(f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} --label-column")
-    if has_score and (args.negative_columns or args.symmetric_loss or args.corpus_file):
-        parser.error("--label-column is for scored pairs, without --negative-columns, --symmetric-loss, --corpus-file")
-    if is_text and (args.negative_columns or has_score or args.corpus_file):
-        parser.error("files without columns take no --negative-columns, --label-column and --corpus-file: leave it out")
 
 
 def make_task(args: Arguments) -> FineTuningTask:
@@ -143,14 +111,9 @@ def make_task(args: Arguments) -> FineTuningTask:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    config, task = make_run_config(args), make_task(args)
-    if config.estimate_memory is not None:
-        from diagnostics.estimates import in_sequences, print_estimate
-
-        return print_estimate(task.head, in_sequences(config, task))
     from fine_tuning import fine_tuning_main
 
-    return fine_tuning_main(config, task, "GLUE")
+    return fine_tuning_main(make_run_config(args), make_task(args), "GLUE")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ class SquadData:
 
 
 def answer_positions(answer, offsets: list[tuple[int, int] | None]) -> dict[str, int]:
-    start, stop = answer.start, answer.start + len(answer.text)
+    start, stop = answer.answer_start, answer.answer_start + len(answer.text)
     context = [place for place, offset in enumerate(offsets) if offset is not None]
     if not context or offsets[context[0]][0] > start or offsets[context[-1]][1] < stop:
         return {"start_positions": 0, "end_positions": 0}

@@ -97,7 +97,8 @@ TASKS = {
 
 # fmt: off
 CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
-COLUMNS = ("text_column", "pair_column", "label_column", "regression")  # what names the columns of a file
+PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
+NOT_CLASSES = ("--task-name multi-label", "--task-name ner", "--task-name embedding", "--regression")
 
 
 @dataclass(frozen=True)
@@ -108,23 +109,29 @@ class TaskOptions:
         "custom: your own files; multi-label: your own files with any number of labels per text; ner: your own files "
         "with a tag for each word; embedding: pairs of texts with similar meaning, or with a score",
         options={"type": str.lower})
-    data_dir: Path | None = option("--data-dir", optional_path, None, "folder of the task's files, as distributed")
+    data_dir: Path | None = option("--data-dir", optional_path, None, "folder of the task's files, as distributed",
+        (" or ".join(PUBLISHED),))
     class_weights: str = option("--class-weights", ("none", "balanced"), "none",
-        "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",), result=True)
+        "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",),
+        (*NOT_CLASSES, "--task-name sts-b"), result=True)
 
 
 @dataclass(frozen=True)
 class FileOptions:
     """The user's own files and their columns."""
 
-    eval_file: Path | None = option("--eval-file", optional_path, None, "file to score the model on")
+    eval_file: Path | None = option("--eval-file", optional_path, None, "file to score the model on",
+        excludes=PUBLISHED)
     predict_file: Path | None = option("--predict-file", optional_path, None, "file to predict",
-        ("--do-eval or --do-predict",))
-    text_column: str | None = option("--text-column", str, None, "column of the text")
-    pair_column: str | None = option("--pair-column", str, None, "column of the second text, if the samples are pairs")
+        ("--do-eval or --do-predict",), PUBLISHED)
+    text_column: str | None = option("--text-column", str, None, "column of the text",
+        excludes=(*PUBLISHED, "--task-name ner"))
+    pair_column: str | None = option("--pair-column", str, None, "column of the second text, if the samples are pairs",
+        ("--text-column",))
     label_column: str | None = option("--label-column", str, None,
-        "column of the class, or of the number for --regression")
-    regression: bool = option("--regression", bool, False, "labels are numbers to predict, not classes")
+        "column of the class, or of the number for --regression", ("--text-column",))
+    regression: bool = option("--regression", bool, False, "labels are numbers to predict, not classes",
+        ("--text-column",), NOT_CLASSES[:-1])
 # fmt: on
 
 

@@ -114,7 +114,7 @@ class AnswerPredictor(Predictor):
         return partial(self.answers, SquadDataset(squad, self.tokenizer, self.options))
 
     def answers(self, dataset: SquadDataset) -> list[Prediction]:
-        found = decode(dataset, *self.logits(dataset, "token").T, self.options)
+        found = decode(dataset, self.logits(dataset, "token"), self.options)
         none = "(the passage has no answer)" if self.options.version_2_with_negative else "(none found)"
         predictions = []
         for question in dataset.squad.questions:

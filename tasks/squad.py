@@ -58,15 +58,13 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
         if self.scores:
             check_scored(squad)
             if self.version_2_with_negative and not squad.version_2:
-                raise UserError(
-                    f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out "
-                    "--version-2-with-negative, or give a v2.0 file"
-                )
+                advice = "leave out --version-2-with-negative, or give a v2.0 file"
+                raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: {advice}")
         dataset = SquadDataset(squad, tokenizer, self)
         return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 
     def finish(self, dataset: SquadDataset, logits_T2: np.ndarray, folder: Path | None) -> dict[str, float]:
-        predictions = decode(dataset, *logits_T2.T, self)
+        predictions = decode(dataset, logits_T2, self)
         if folder is not None:
             path = write_predictions(folder, predictions)
             print_line(f"answers to {len(predictions.answers)} questions in {path}")
@@ -98,10 +96,8 @@ class Candidate(NamedTuple):
         return self.start_logit + self.end_logit
 
 
-def decode(
-    dataset: SquadDataset, start_logits_T: np.ndarray, end_logits_T: np.ndarray, options: SquadOptions = DEFAULTS
-) -> Predictions:
-    """Decodes the logits [T] of all features, concatenated in the data set's order.
+def decode(dataset: SquadDataset, logits_T2: np.ndarray, options: SquadOptions = DEFAULTS) -> Predictions:
+    """Decodes the start and end logits [T, 2] of all features, concatenated in the data set's order.
 
     Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most `max_answer_length`
     tokens of the context and start where the window has the maximum context. The `n_best_size` candidates with the
@@ -112,11 +108,10 @@ def decode(
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []
         nulls: list[Candidate] = []
-        for feature in range(dataset.feature_bounds[index], dataset.feature_bounds[index + 1]):
-            tokens = slice(dataset.token_bounds[feature], dataset.token_bounds[feature + 1])
-            start_logits, end_logits = start_logits_T[tokens], end_logits_T[tokens]
-            nulls.append(Candidate("", float(start_logits[0]), float(end_logits[0])))
-            spans.append(feature_spans(dataset, feature, start_logits, end_logits, options))
+        for feature in range(*dataset.feature_bounds[index : index + 2]):
+            logits_S2 = logits_T2[slice(*dataset.token_bounds[feature : feature + 2])]
+            nulls.append(Candidate("", *logits_S2[0].tolist()))
+            spans.append(feature_spans(dataset, feature, *logits_S2.T, options))
         candidates = distinct_texts(dataset, np.concatenate(spans, axis=1), options.n_best_size)
         best = candidates[0] if candidates else None
         if options.version_2_with_negative:
@@ -136,18 +131,17 @@ def feature_spans(
     dataset: SquadDataset, feature: int, start_logits: np.ndarray, end_logits: np.ndarray, options: SquadOptions
 ) -> np.ndarray:
     """The candidate spans of one window: feature, start, end, start logit and end logit, [5, P] float64."""
-    window = int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1
-    start_K = best_positions(start_logits, *dataset.max_context[feature], options.n_best_size)
-    end_K = best_positions(end_logits, *window, options.n_best_size)
+
+    def best_positions(logits: np.ndarray, first: int, stop: int) -> np.ndarray:
+        """Those with the highest logits, best first; ties in order of position."""
+        return first + np.argsort(-logits[first:stop], kind="stable")[: options.n_best_size]
+
+    start_K = best_positions(start_logits, *dataset.max_context[feature])
+    end_K = best_positions(end_logits, int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1)
     length_KK = end_K[None, :] - start_K[:, None] + 1
     starts, ends = np.nonzero((length_KK >= 1) & (length_KK <= options.max_answer_length))
     start_P, end_P = start_K[starts], end_K[ends]
     return np.stack([np.full(len(start_P), feature), start_P, end_P, start_logits[start_P], end_logits[end_P]])
-
-
-def best_positions(logits: np.ndarray, first: int, stop: int, count: int) -> np.ndarray:
-    """The `count` positions in [first, stop) with the highest logits, best first; ties in order of position."""
-    return first + np.argsort(-logits[first:stop], kind="stable")[:count]
 
 
 def distinct_texts(dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int) -> list[Candidate]:
@@ -169,21 +163,18 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max())
     return [
-        {"text": text, "probability": probability, "start_logit": start_logit, "end_logit": end_logit}
-        for (text, start_logit, end_logit, _), probability in zip(
-            candidates, (weights / weights.sum()).tolist(), strict=True
-        )
+        {"text": each.text, "probability": value, "start_logit": each.start_logit, "end_logit": each.end_logit}
+        for each, value in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
     ]
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> Path:
     """Writes PREDICTION_FILES to `folder`, each atomically, and returns the first path. The last file is for v2.0 only;
     otherwise an old one is removed."""
-    answers_file, nbest_file, null_odds_file = (folder / name for name in PREDICTION_FILES)
-    files = {nbest_file: predictions.nbest, answers_file: predictions.answers, null_odds_file: predictions.null_odds}
-    for path, content in files.items():
+    contents = predictions.answers, predictions.nbest, predictions.null_odds
+    for name, content in zip(PREDICTION_FILES, contents, strict=True):
         if content is None:
-            path.unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
         else:
-            write_json(path, content, indent=4)
-    return answers_file
+            write_json(folder / name, content, indent=4)
+    return folder / PREDICTION_FILES[0]

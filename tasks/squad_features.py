@@ -17,14 +17,9 @@ DEFAULTS = SquadOptions()
 
 def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:
     """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover `num_tokens` tokens."""
-    start = 0
-    windows = []
-    while True:
-        stop = min(start + capacity, num_tokens)
-        windows.append((start, stop))
-        if stop == num_tokens:
-            return windows
-        start += min(capacity, doc_stride)
+    step = min(capacity, doc_stride)
+    count = 1 + -(-max(num_tokens - capacity, 0) // step)
+    return [(start, min(start + capacity, num_tokens)) for start in range(0, count * step, step)]
 
 
 def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -65,8 +60,8 @@ class SquadDataset(SequenceDataset):
         special = 2 + tokenizer.num_pair_separators
         if options.max_seq_length <= options.max_query_length + special:
             raise UserError(
-                f"--max-seq-length {options.max_seq_length} leaves no room for the context beside a question of "
-                f"--max-query-length {options.max_query_length} tokens: raise the first or lower the second"
+                f"--max-seq-length {options.max_seq_length} leaves no room beside a question of --max-query-length "
+                f"{options.max_query_length} tokens: raise the first or lower the second"
             )
         self.squad = squad
         question_ids, _ = encode(tokenizer, [question.text for question in squad.questions], "questions")
@@ -99,18 +94,15 @@ class SquadDataset(SequenceDataset):
 
     def answer_tokens(self, question: Question, options: SquadOptions) -> tuple[int, int] | None:
         """First and last token, in the context, of the question's first answer; None if there is no answer."""
-        where = f"{self.squad.path}: question {question.id}"
+        where, context = f"{self.squad.path}: question {question.id}", self.squad.contexts[question.context]
         if not question.answers:
             if options.version_2_with_negative:
                 return None
             raise UserError(f"{where} has no answer to train on: add --version-2-with-negative for SQuAD v2.0")
         answer = question.answers[0]
-        characters = answer_characters(self.squad.contexts[question.context], answer)
-        if characters is None:
-            raise UserError(
-                f"{where}: its answer {answer.text!r} is not in its context at character {answer.start}: "
-                "correct answer_start or remove the question"
-            )
+        if (characters := answer_characters(context, answer)) is None:
+            place = f"its answer {answer.text!r} is not in its context at character {answer.answer_start}"
+            raise UserError(f"{where}: {place}: correct answer_start or remove the question")
         starts_C, stops_C = self.context_characters[question.context].T
         first = int(np.searchsorted(stops_C, characters[0], side="right"))
         last = int(np.searchsorted(starts_C, characters[1], side="left")) - 1

@@ -33,9 +33,10 @@ class SquadOptions:
 # fmt: on
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True)
+class Answer:
     text: str
-    start: int  # in characters of the context
+    answer_start: int  # in characters of the context
 
 
 class Question(NamedTuple):
@@ -55,54 +56,38 @@ class Squad:
     version_2: bool  # the questions have an `is_impossible` key
 
 
-# The file's objects; other keys are ignored.
-@dataclass(frozen=True)
-class AnswerEntry:
-    text: str
-    answer_start: int
-
-
 @dataclass(frozen=True)
 class QuestionEntry:
+    """A question as it is in the file."""
+
     id: str
     question: str
-    answers: list[AnswerEntry] = field(default_factory=list)  # training and evaluation check for them
+    answers: list[Answer] = field(default_factory=list)  # training and evaluation check for them
     is_impossible: bool | None = None
 
 
-@dataclass(frozen=True)
-class Paragraph:
-    context: str
-    qas: list[QuestionEntry]
-
-
-@dataclass(frozen=True)
-class Article:
-    paragraphs: list[Paragraph]
-
-
-@dataclass(frozen=True)
-class SquadDocument:
-    data: list[Article]
+PARAGRAPH = {"context": str, "qas": list[QuestionEntry]}
+ARTICLE = {"paragraphs": list[PARAGRAPH]}
+DOCUMENT = {"data": list[ARTICLE]}
 
 
 def read_squad(path: str | Path) -> Squad:
     """Reads the SQuAD file `path`. Raises UserError naming the file and the bad place in it."""
     path = Path(path)
-    document = read_json(path, "SQuAD file", SquadDocument)
-    paragraphs = [paragraph for article in document.data for paragraph in article.paragraphs]
+    document = read_json(path, "SQuAD file", DOCUMENT)
+    paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]]
     questions: dict[str, Question] = {}
     version_2 = False
     for index, paragraph in enumerate(paragraphs):
-        for entry in paragraph.qas:
+        for entry in paragraph["qas"]:
             if entry.id in questions:
                 raise UserError(f"{path}: question {entry.id} is there twice: remove one")
-            answers = () if entry.is_impossible else (Answer(each.text, each.answer_start) for each in entry.answers)
-            questions[entry.id] = Question(entry.id, entry.question, index, tuple(answers))
+            answers = () if entry.is_impossible else tuple(entry.answers)
+            questions[entry.id] = Question(entry.id, entry.question, index, answers)
             version_2 |= entry.is_impossible is not None
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
-    return Squad(path, [paragraph.context for paragraph in paragraphs], list(questions.values()), version_2)
+    return Squad(path, [paragraph["context"] for paragraph in paragraphs], list(questions.values()), version_2)
 
 
 # Google's SQuAD reader splits words at these characters; U+202F is a narrow no-break space.
@@ -115,11 +100,11 @@ def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
     Like Google's reader, this extends the labelled characters to whole words and compares after collapsing white space,
     so a wrong offset within a word, or a double space, is accepted.
     """
-    stop = answer.start + len(answer.text)
-    if answer.start >= 0 and answer.text.strip() and context[answer.start : stop] == answer.text:
-        return answer.start, stop
+    start, stop = answer.answer_start, answer.answer_start + len(answer.text)
+    if start >= 0 and answer.text.strip() and context[start:stop] == answer.text:
+        return start, stop
     words = [word.span() for word in WORD.finditer(context)]
-    touched = [(first, last) for first, last in words if first < stop and last > answer.start]
+    touched = [(first, last) for first, last in words if first < stop and last > start]
     answer_words = WORD.findall(answer.text)
     if not touched or not answer_words:
         return None

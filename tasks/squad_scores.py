@@ -38,10 +38,7 @@ def f1(prediction: str, answer: str, empty_equals_empty: bool) -> float:
 
 
 def evaluate(
-    squad: Squad,
-    predictions: dict[str, str],
-    na_probs: dict[str, float] | None = None,
-    na_prob_thresh: float = 1.0,
+    squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None = None, na_prob_thresh: float = 1.0
 ) -> dict[str, Any]:
     """The official scores in percent, with the official keys. v1.1: `exact_match` and `f1`. v2.0: `exact`, `f1`,
     `total`, and these for questions with (`HasAns_`) and without (`NoAns_`) an answer.
@@ -55,42 +52,30 @@ def evaluate(
         "exact" if squad.version_2 else "exact_match": exact_match,
         "f1": partial(f1, empty_equals_empty=squad.version_2),
     }
-    raw_scores = {
-        name: {
-            question.id: max(metric(predictions[question.id], answer) for answer in gold_answers(question, squad))
-            if question.id in predictions
-            else 0.0
-            for question in squad.questions
-        }
-        for name, metric in metrics.items()
-    }
+    raw_scores: dict[str, dict[str, float]] = {name: {} for name in metrics}
+    for question in squad.questions:
+        pairs = [(predictions.get(question.id), answer) for answer in gold_answers(question, squad)]
+        for name, metric in metrics.items():
+            found = [metric(*pair) for pair in pairs if pair[0] is not None]
+            raw_scores[name][question.id] = max(found, default=0.0)
     if not squad.version_2:
         return {name: 100.0 * sum(scores.values()) / len(scores) for name, scores in raw_scores.items()}
-    answerable = {question.id: bool(question.answers) for question in squad.questions}
-
-    def thresholded(scores: dict[str, float]) -> dict[str, float]:
-        if na_probs is None:
-            return scores
-        return {
-            key: float(not answerable[key]) if na_probs[key] > na_prob_thresh else score
-            for key, score in scores.items()
+    answerable, scores = {question.id: bool(question.answers) for question in squad.questions}, raw_scores
+    if na_probs is not None:
+        silent = {key for key, value in na_probs.items() if value > na_prob_thresh}
+        scores = {
+            name: {key: float(not answerable[key]) if key in silent else score for key, score in each.items()}
+            for name, each in raw_scores.items()
         }
-
-    scores = {name: thresholded(by_question) for name, by_question in raw_scores.items()}
     result: dict[str, Any] = {}
-    for prefix, group in (
-        ("", list(answerable)),
-        ("HasAns_", [key for key, has_answer in answerable.items() if has_answer]),
-        ("NoAns_", [key for key, has_answer in answerable.items() if not has_answer]),
-    ):
-        if group:
+    for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        if group := [key for key, has_answer in answerable.items() if has_answer in kinds]:
             for name, by_question in scores.items():
                 result[prefix + name] = 100.0 * sum(by_question[key] for key in group) / len(group)
             result[prefix + "total"] = len(group)
-    if na_probs is not None:
-        for name, by_question in raw_scores.items():
-            best, threshold = best_threshold(by_question, predictions, na_probs, answerable)
-            result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
+    for name, by_question in raw_scores.items() if na_probs is not None else ():
+        best, threshold = best_threshold(by_question, predictions, na_probs, answerable)
+        result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
     return result
 
 
@@ -112,9 +97,7 @@ def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[
             continue
         missing, unknown = [id_ for id_ in ids if id_ not in values], [id_ for id_ in values if id_ not in ids]
         if len(missing) == len(ids):
-            raise UserError(
-                f"none of the {what} is for a question of {squad.path}: check that the files belong together"
-            )
+            raise UserError(f"none of the {what} is for a question of {squad.path}: check that they belong together")
         if missing and squad.version_2:
             raise UserError(
                 f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}, {missing[0]} the first: "
@@ -123,11 +106,8 @@ def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[
         if missing:
             print(f"{len(missing)} of {len(ids)} questions are unanswered and score 0", file=sys.stderr)
         if unknown:
-            print(
-                f"warning: {len(unknown)} of the {len(values)} {what} are for questions that {squad.path} lacks, "
-                f"{one_line(unknown[0])} the first: they are not scored",
-                file=sys.stderr,
-            )
+            lacks = f"{len(unknown)} of the {len(values)} {what} are for questions that {squad.path} lacks"
+            print(f"warning: {lacks}, {one_line(unknown[0])} the first: they are not scored", file=sys.stderr)
 
 
 def gold_answers(question: Question, squad: Squad) -> list[str]:
@@ -137,10 +117,7 @@ def gold_answers(question: Question, squad: Squad) -> list[str]:
 
 
 def best_threshold(
-    scores: dict[str, float],
-    predictions: dict[str, str],
-    na_probs: dict[str, float],
-    answerable: dict[str, bool],
+    scores: dict[str, float], predictions: dict[str, str], na_probs: dict[str, float], answerable: dict[str, bool]
 ) -> tuple[float, float]:
     """The best mean score in percent over all thresholds on `na_probs`, and its threshold.
 

@@ -296,7 +296,10 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([*TRAIN, "--label-column", "s", "--symmetric-loss"], "without --negative-columns, --symmetric-loss"),
+        (
+            [*TRAIN, "--label-column", "s", "--symmetric-loss"],
+            "--symmetric-loss cannot be combined with --label-column",
+        ),
         ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
@@ -304,7 +307,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ([*TRAIN, "--label-column", "x"], "'x' is None, expected a number: correct the line"),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
         ([*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"], "use inference.py --embed"),
-        (["--do-train", "--train-file", "{files}/a.txt"], "files without columns"),
+        (["--do-train", "--train-file", "{files}/a.txt"], "SQuAD's .json files without columns"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, flags, says):

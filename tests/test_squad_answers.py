@@ -64,7 +64,7 @@ def test_decoding_matches_a_loop_over_all_spans(n_best_size, max_answer_length):
     dataset = dataset_of()
     assert len(dataset) > 2 * len(dataset.squad.questions)  # several windows a question
     logits = random_logits(dataset, seed=n_best_size)
-    predictions = decode(dataset, *logits, SquadOptions(n_best_size=n_best_size, max_answer_length=max_answer_length))
+    predictions = decode(dataset, logits.T, SquadOptions(n_best_size=n_best_size, max_answer_length=max_answer_length))
     assert predictions.null_odds is None
     for question_id, texts, _ in brute_force(dataset, *logits, n_best_size, max_answer_length):
         expected = sorted(texts.items(), key=lambda item: -item[1][0])[:n_best_size]
@@ -88,7 +88,7 @@ def test_no_answer_is_predicted_above_the_threshold(threshold):
     logits = random_logits(dataset, seed=3)
     logits[:, dataset.token_bounds[:-1]] += 12  # [CLS] competes
     predictions = decode(
-        dataset, *logits, SquadOptions(version_2_with_negative=True, null_score_diff_threshold=threshold)
+        dataset, logits.T, SquadOptions(version_2_with_negative=True, null_score_diff_threshold=threshold)
     )
     empty = 0
     for question_id, texts, null in brute_force(dataset, *logits, 20, 30):
@@ -109,13 +109,13 @@ def test_context_without_tokens_gets_an_empty_answer():
     dataset = SquadDataset(squad, TOKENIZER)
     logits = random_logits(dataset, seed=0)
     for version_2 in (False, True):
-        predictions = decode(dataset, *logits, SquadOptions(version_2_with_negative=version_2))
+        predictions = decode(dataset, logits.T, SquadOptions(version_2_with_negative=version_2))
         assert predictions.answers == {"q1": ""}
 
 
 def test_prediction_files_hold_the_decoded_answers(tmp_path):
     dataset = dataset_of(questions=4)
-    predictions = decode(dataset, *random_logits(dataset, 0), SquadOptions(version_2_with_negative=True))
+    predictions = decode(dataset, random_logits(dataset, 0).T, SquadOptions(version_2_with_negative=True))
     path = write_predictions(tmp_path, predictions)
     assert json.loads(path.read_text(encoding="utf-8")) == predictions.answers
     folder = path.parent
@@ -124,6 +124,6 @@ def test_prediction_files_hold_the_decoded_answers(tmp_path):
     names = ["nbest_predictions.json", "null_odds.json", "predictions.json"]
     assert sorted(file.name for file in folder.iterdir()) == names
     write_predictions(
-        tmp_path, decode(dataset, *random_logits(dataset, 0))
+        tmp_path, decode(dataset, random_logits(dataset, 0).T)
     )  # v1.1 has no null odds: no stale ones stay
     assert sorted(file.name for file in folder.iterdir()) == [names[0], names[2]]

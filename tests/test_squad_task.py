@@ -50,7 +50,7 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
             tokens += TOKENIZER.tokenize(word)
         query = TOKENIZER.tokenize(question.text)[:max_query_length]
         if training and question.answers:
-            text, offset = question.answers[0]
+            text, offset = question.answers[0].text, question.answers[0].answer_start
             first_word, last_word = word_of_character[offset], word_of_character[offset + len(text) - 1]
             token_first = first_token_of_word[first_word]
             token_last = [*first_token_of_word, len(tokens)][last_word + 1] - 1
@@ -128,7 +128,7 @@ def test_features_of_real_questions_match_google(path, lengths):
         if (stream["start_positions"][feature], stream["end_positions"][feature]) != (start, end):
             # Google falls back to whole words where the answer begins or ends inside a token; ours is tighter there.
             question = squad.questions[dataset.question_index[feature]]
-            text, offset = question.answers[0]
+            text, offset = question.answers[0].text, question.answers[0].answer_start
             starts, stops = dataset.context_characters[question.context].T
             assert offset not in starts or offset + len(text) not in stops
             inside_a_word += 1
