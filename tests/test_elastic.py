@@ -4,11 +4,12 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,8 +63,9 @@ class Programs:
             )
         return self.processes[name]
 
-    def start_driver(self, nodes: int, command: str = COMMAND, name: str = "driver") -> subprocess.Popen:
-        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--lease-seconds", 5, "--settle-seconds", 0)
+    def start_driver(self, nodes: int, command: str = COMMAND, name: str = "driver", lease=30) -> subprocess.Popen:
+        """`lease`: seconds, long enough for a machine that is busy."""
+        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--lease-seconds", lease, "--settle-seconds", 0)
         words = ("--scheduler", f"tls://{self.address}", *flags, "--", "bash", "-c", command)
         return self.start(name, ROOT / "run_elastic.py", *words)
 
@@ -73,10 +75,14 @@ class Programs:
     def output(self, name: str) -> str:
         return (self.folder / name).read_text()
 
-    def children(self, *names: str, starts: int = 1) -> list[int]:
-        """The processes that the commands have started, after `starts` starts."""
-        wait_until(lambda: all(self.output(name).count("child") == starts for name in names))
-        return [int(self.output(name).split("child ")[-1].split()[0]) for name in names]
+    def children(self, *names: str, after: Sequence[int] = ()) -> list[int]:
+        """The processes that the commands started last; waits for those that come after `after`."""
+
+        def last() -> list[str]:
+            return [(re.findall(r"child (\d+)\n", self.output(name)) or [""])[-1] for name in names]
+
+        wait_until(lambda: not {"", *map(str, after)} & set(last()))
+        return [int(pid) for pid in last()]
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +115,13 @@ def test_nodes_kill_what_runs_without_driver_and_scheduler_and_go_on_with_the_ne
     for process in (first, programs.processes["scheduler"]):
         process.kill()
     wait_until(lambda: not any(map(is_alive, children)))
+    # Until they have noticed that there is no scheduler, they may even follow the second one.
+    wait_until(lambda: all(programs.output(name).count("connecting to") == 2 for name in ("a", "b")))
+    children = programs.children("a", "b")
+    assert not any(map(is_alive, children))
     programs.processes["scheduler"].wait()
     programs.start_scheduler()
-    assert all(map(is_alive, programs.children("a", "b", starts=2)))
+    assert all(map(is_alive, programs.children("a", "b", after=children)))
     second.terminate()
     assert [process.wait(PATIENCE) for process in (second, *nodes)] == [143] * 3
     assert [programs.output(name).count("saved") for name in ("a", "b")] == [1, 1]
@@ -120,7 +130,7 @@ def test_nodes_kill_what_runs_without_driver_and_scheduler_and_go_on_with_the_ne
 def test_the_command_dies_with_its_guard_its_lease_and_its_node(programs):
     psutil = pytest.importorskip("psutil")
     node = programs.start_node("a")
-    programs.start_driver(1)
+    programs.start_driver(1, lease=5)
 
     (child,) = programs.children("a")
     (guard,) = psutil.Process(node.pid).children()
@@ -128,12 +138,12 @@ def test_the_command_dies_with_its_guard_its_lease_and_its_node(programs):
     wait_until(lambda: "node 127.0.0.1 is lost" in programs.output("driver"))
     assert not is_alive(child)
 
-    (child,) = programs.children("a", starts=2)
+    (child,) = programs.children("a", after=[child])
     node.send_signal(signal.SIGSTOP)  # only the guard can notice the end of the lease
     wait_until(lambda: not is_alive(child), 20)
     node.send_signal(signal.SIGCONT)
 
-    (child,) = programs.children("a", starts=3)
+    (child,) = programs.children("a", after=[child])
     node.kill()
     wait_until(lambda: not is_alive(child))
 
