@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,16 +45,9 @@ MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
 # split.
 CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
 
-CJK_BLOCKS = (
-    (0x4E00, 0x9FFF),  # unified ideographs
-    (0x3400, 0x4DBF),  # extension A
-    (0x20000, 0x2A6DF),  # extension B
-    (0x2A700, 0x2B73F),  # extension C
-    (0x2B740, 0x2B81F),  # extension D
-    (0x2B820, 0x2CEAF),  # extension E
-    (0xF900, 0xFAFF),  # compatibility ideographs
-    (0x2F800, 0x2FA1F),  # compatibility supplement
-)
+# Unified ideographs and their extensions A to E, compatibility ideographs and their supplement.
+CJK_BLOCKS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F))
+CJK_BLOCKS += ((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
 
 
 def is_whitespace(character: str) -> bool:
@@ -93,30 +87,23 @@ def normalize_character(character: str, do_lower_case: bool) -> str:
     return "".join(f" {part} " if isolated or is_punctuation(part) else part for part in character)
 
 
-class CharacterMap(dict):
-    """Table for `str.translate`: code point -> `normalize_character`, filled on demand."""
+class Cache(dict):
+    """key -> function(key), filled on demand."""
 
-    def __init__(self, do_lower_case: bool):
+    def __init__(self, function: Callable[[Any], Any]):
         super().__init__()
-        self.do_lower_case = do_lower_case
+        self.function = function
 
-    def __missing__(self, code_point: int) -> str:
-        normalized = self[code_point] = normalize_character(chr(code_point), self.do_lower_case)
-        return normalized
-
-
-class WordCache(dict):
-    """word -> its ids, from `encode_word` on demand."""
-
-    def __init__(self, encode_word: Callable[[str], Iterable[int]]):
-        super().__init__()
-        self.encode_word = encode_word
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
+    def __missing__(self, key: Any) -> Any:
         if len(self) >= MAX_CACHED_WORDS:
             self.clear()
-        ids = self[word] = tuple(self.encode_word(word))
-        return ids
+        value = self[key] = self.function(key)
+        return value
+
+
+def character_map(do_lower_case: bool) -> Cache:
+    """Table for `str.translate`: code point -> `normalize_character`."""
+    return Cache(lambda code_point: normalize_character(chr(code_point), do_lower_case))
 
 
 class BertTokenizer:
@@ -140,10 +127,10 @@ class BertTokenizer:
         )
         self._longest_token = max(map(len, self.vocab))
         self._continuations = {token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")}
-        self._characters = CharacterMap(do_lower_case)
-        self._words = WordCache(self._encode_word)
+        self._characters = character_map(do_lower_case)
+        self._words = Cache(self._encode_word)
         # "house", "house," and "(house" are three words that share one part.
-        self._parts = WordCache(lambda part: [token_id for token_id, _, _ in self.wordpiece(part)])
+        self._parts = Cache(lambda part: tuple(token_id for token_id, _, _ in self.wordpiece(part)))
         self._encode_span = lru_cache(MAX_CACHED_SPANS)(self.encode_with_offsets)
 
     @property
@@ -240,11 +227,11 @@ class BertTokenizer:
         offsets = np.concatenate([[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]])
         return ids[ids >= 0], offsets
 
-    def _encode_word(self, word: str) -> Iterable[int]:
+    def _encode_word(self, word: str) -> tuple[int, ...]:
         """Ids of what stands between two spaces; -1 for a newline."""
         if word == "\n":
             return (-1,)
-        return chain.from_iterable(map(self._parts.__getitem__, word.translate(self._characters).split()))
+        return tuple(chain.from_iterable(map(self._parts.__getitem__, word.translate(self._characters).split())))
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""

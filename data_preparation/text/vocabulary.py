@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from data_preparation.options import VocabularyOptions
-from tokenizer import TOKENIZER_JSON, VOCAB_FILE, CharacterMap, normalize_character
+from tokenizer import TOKENIZER_JSON, VOCAB_FILE, character_map, normalize_character
 from tokenizer_formats.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK
 from utils.errors import UserError, one_line
 
@@ -114,7 +114,7 @@ def train_vocabulary(
 
 def normalized_text(paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]) -> Iterator[str]:
     """`read_beginnings`, with words and punctuation separated by spaces."""
-    table = CharacterMap(options.do_lower_case)
+    table = character_map(options.do_lower_case)
     return (text.translate(table) for text in read_beginnings(paths, options, progress))
 
 
@@ -142,7 +142,7 @@ def next_lines(file: TextIO, path: Path) -> list[str]:
 
 def reserved_token(word: str, do_lower_case: bool) -> str:
     """`word` as the tokenizer normalizes it."""
-    parts = unicodedata.normalize("NFC", word).translate(CharacterMap(do_lower_case)).split()
+    parts = unicodedata.normalize("NFC", word).translate(character_map(do_lower_case)).split()
     if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
         raise UserError(
             f"reserved word {word!r} can never be one token, because the tokenizer splits it into {parts}: "
