@@ -65,7 +65,7 @@ def read_shard(path: Path) -> dict[str, np.ndarray]:
 
 def make_shard(text: Path, output: Path, options: SampleOptions) -> dict:
     attributes = shard_attributes(file_digest(text), TOKENIZER, options)
-    return create_shard(output, text, output.name, TOKENIZER, options, attributes)
+    return create_shard(output, text, output.name, VOCAB_FILE, options, attributes)
 
 
 def unmasked(shard: dict[str, np.ndarray]) -> np.ndarray:

@@ -101,8 +101,8 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
     assert (statistics.shards, statistics.samples, statistics.tokens) == (3, 120, sum(lengths))
     assert (statistics.masked, statistics.masked_as_mask, statistics.masked_as_itself) == (masked, as_mask, as_itself)
     assert statistics.masked_as_other == masked - as_mask - as_itself
-    assert statistics.labels.tolist() == [0, 120 - random_next, random_next]
-    assert statistics.lengths.tolist() == np.bincount(lengths, minlength=LENGTH + 1).tolist()
+    assert statistics.labels == [0, 120 - random_next, random_next]
+    assert statistics.lengths == np.bincount(lengths, minlength=LENGTH + 1).tolist()
 
 
 def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tmp_path, tokenizer):
@@ -177,7 +177,7 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
     for name, compression in (("a", "none"), ("b", "gzip")):
         options = SampleOptions(LENGTH, PREDICTIONS, compression=compression)
         attributes = shard_attributes("0" * 64, tokenizer, options)
-        create_shard(folder / f"{name}.hdf5", text, name, tokenizer, options, attributes)
+        create_shard(folder / f"{name}.hdf5", text, name, tokenizer.vocab_file, options, attributes)
     write_shard(folder / "c.hdf5", make_samples(3, 40), **attributes)
     statistics = verify_folder(folder, tokenizer)
     assert (statistics.shards, statistics.checksummed) == (3, 2)

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: 
     for text in texts:
         path = Path(text["path"]).absolute()
         attributes = shard_attributes(text["sha256"], tokenizer, options)
-        arguments = (path, tokenizer.vocab_file.absolute(), options, attributes)
-        units.append(WorkUnit(output_name(path), create_shard_in_worker, arguments, text["bytes"], attributes))
+        arguments = (path, name := output_name(path), tokenizer.vocab_file.absolute(), options, attributes)
+        units.append(WorkUnit(name, create_shard, arguments, text["bytes"], attributes))
     names = Counter(unit.output for unit in units)
     if len(names) < len(units):
         raise UserError(f"two of the text files would both make {names.most_common(1)[0][0]}: rename one")
@@ -59,20 +60,13 @@ def create_shards(
     """Makes the shards in `folder`, and `index.json`. Returns their records and sums. units: see `shard_units`."""
     with progress_bar(sum(unit.size for unit in units), title) as bar:
         records = run_units(folder, units, executor, bar.update)
-    statistics = [SampleStatistics.from_json(record.counts["findings"]) for record in records]
-    shards = [
-        {
-            "name": unit.output,
-            "bytes": record.bytes,
-            "sha256": record.sha256,
-            "input_sha256": unit.identity["input_sha256"],
-            "datasets": record.counts["datasets"],
-        }
-        for unit, record in zip(units, records, strict=True)
-    ]
+    shards = []
+    for unit, record in zip(units, records, strict=True):
+        made = {"name": unit.output, "bytes": record.bytes, "sha256": record.sha256}
+        shards.append(made | {"input_sha256": unit.identity["input_sha256"], "datasets": record.counts["datasets"]})
     attributes = {name: value for name, value in units[0].identity.items() if name != "input_sha256"}
     write_index(folder, attributes, shards)
-    return records, sum(statistics[1:], statistics[0])
+    return records, SampleStatistics.total([SampleStatistics(**record.counts["findings"]) for record in records])
 
 
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
@@ -86,13 +80,6 @@ def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str,
     write_json(folder / INDEX_FILE, content, indent=None)
 
 
-def create_shard_in_worker(
-    output: Path, text_path: Path, vocab_file: Path, options: SampleOptions, attributes: dict[str, Any]
-) -> dict[str, Any]:
-    tokenizer = load_once(vocab_file, attributes["do_lower_case"], attributes["vocab_sha256"])
-    return create_shard(output, text_path, output_name(text_path), tokenizer, options, attributes)
-
-
 @lru_cache(1)
 def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
     """One tokenizer per process: its cache of words serves all shards."""
@@ -103,12 +90,13 @@ def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
 
 
 def create_shard(
-    output: Path, text_path: Path, name: str, tokenizer: Tokenizer, options: SampleOptions, attributes: dict[str, Any]
+    output: Path, text_path: Path, name: str, vocab_file: Path, options: SampleOptions, attributes: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the data sets.
 
     name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives no sample.
     """
+    tokenizer = load_once(vocab_file, attributes["do_lower_case"], attributes["vocab_sha256"])
     # Each name has its own random numbers, whatever other shards there are.
     name_seed = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
     rng = np.random.Generator(np.random.PCG64([options.random_seed, name_seed]))
@@ -135,7 +123,7 @@ def create_shard(
             statistics.append(count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest))
 
     datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
-    total = sum(statistics[1:], statistics[0])
+    total = SampleStatistics.total(statistics)
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(
             f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary or its casing does "
@@ -148,7 +136,7 @@ def create_shard(
         "corpus_tokens": len(corpus.ids),
         "untruncated": untruncated,
         "truncated": truncated,
-        "findings": total.to_json(),
+        "findings": asdict(total),
         "datasets": datasets,
     }
 

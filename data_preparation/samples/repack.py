@@ -48,7 +48,7 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
             written += target_bytes
         if output_dir is None:
             for folder in {source.parent for source, _ in pairs}:
-                update_manifest(folder, executor)
+                update_manifest(folder)
     print_line(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
 
 
@@ -97,7 +97,7 @@ def compare(original: Shard, copy: Shard) -> None:
                 )
 
 
-def update_manifest(folder: Path, executor: Executor) -> None:
+def update_manifest(folder: Path) -> None:
     """If the hdf5 stage made `folder`, updates its index and manifest: the shards are not compressed any more."""
     content = read_manifest(folder)
     if content is None or content["options"].get("compression", "none") == "none":
@@ -110,5 +110,5 @@ def update_manifest(folder: Path, executor: Executor) -> None:
     write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
     paths = [str(folder / entry["path"]) for entry in content["outputs"]]
     content["options"]["compression"] = "none"
-    content["outputs"] = describe(paths, folder, executor)
+    content["outputs"] = describe(paths, folder)
     write_json(folder / MANIFEST, content, indent=1)

@@ -3,8 +3,8 @@
 Legend: n rows, S sequence length, P predictions per sequence.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the 
 
 @dataclass(kw_only=True)
 class SampleStatistics:
-    """Sums over samples of one sequence length; `+` adds two."""
+    """Sums over samples of one sequence length."""
 
     shards: int = 0
     checksummed: int = 0  # shards with a checksum of every data set
@@ -25,22 +25,14 @@ class SampleStatistics:
     masked_as_itself: int = 0  # kept
     masked_as_other: int = 0  # replaced by a random token
     highest_id: int = 0
-    labels: np.ndarray  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
-    lengths: np.ndarray  # number of samples of each length [S + 1]
-
-    def __add__(self, other: "SampleStatistics") -> "SampleStatistics":
-        total = SampleStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-        total.highest_id = max(self.highest_id, other.highest_id)
-        return total
-
-    def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    labels: list[int]  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
+    lengths: list[int]  # number of samples of each length [S + 1]
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "SampleStatistics":
-        known = {f.name: values[f.name] for f in fields(cls)}
-        return cls(**known | {name: np.array(known[name], int) for name in ("labels", "lengths")})
+    def total(cls, parts: Sequence["SampleStatistics"]) -> "SampleStatistics":
+        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
+        sums = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
+        return cls(**sums | {"highest_id": max(columns["highest_id"])})
 
     @property
     def sequence_length(self) -> int:
@@ -90,6 +82,6 @@ def count_samples(
         masked_as_itself=as_itself,
         masked_as_other=len(seen) - as_mask - as_itself,
         highest_id=int(max(ids_nS.max(), originals_nP.max(initial=0))),
-        labels=np.bincount(labels_n.astype(np.int64) + 1, minlength=3),
-        lengths=np.bincount(lengths_n, minlength=length + 1),
+        labels=np.bincount(labels_n.astype(np.int64) + 1, minlength=3).tolist(),
+        lengths=np.bincount(lengths_n, minlength=length + 1).tolist(),
     )

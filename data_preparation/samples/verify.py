@@ -49,19 +49,15 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor)
     special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
     examine = partial(examine_shard, mask_and_unknown=ids, special_ids=special_ids, vocab_size=vocab_size)
-    total = empty_findings(first)
+    found = []
     with progress_bar(len(paths), "verify", "shard") as bar:
-        for found in executor.map(examine, [path.absolute() for path in paths]):
-            total += found
+        for statistics in executor.map(examine, [path.absolute() for path in paths]):
+            found.append(statistics)
             bar.update()
+    total = SampleStatistics.total(found)
     if total.samples == 0:
         raise UserError(f"the shards in {folder} contain no sample: make them from more text")
     return total
-
-
-def empty_findings(shard: Shard) -> SampleStatistics:
-    length = shard.sequence_length
-    return SampleStatistics(labels=np.zeros(3, int), lengths=np.zeros(length + 1, int))
 
 
 def guess_mask_id(shard: Shard) -> int:
@@ -80,16 +76,16 @@ def examine_shard(
 ) -> SampleStatistics:
     shard = Shard(path)
     shard.verify_checksums()
-    statistics = empty_findings(shard)
-    statistics.shards, statistics.checksummed = 1, int(shard.has_checksums)
+    empty = [0] * (shard.sequence_length + 1)
+    found = [SampleStatistics(shards=1, checksummed=int(shard.has_checksums), labels=[0] * 3, lengths=empty)]
     for rows in shard.blocks(BLOCK_ROWS):
         block = read_rows(shard, rows)
         check_rows(shard, rows, block, vocab_size)
         check_samples(shard, rows, block, special_ids)
         lengths = np.count_nonzero(block["input_mask"], axis=1)
         columns = [block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")]
-        statistics += count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown)
-    return statistics
+        found.append(count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown))
+    return SampleStatistics.total(found)
 
 
 def check_samples(
