@@ -67,25 +67,25 @@ LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
-    folder, mirror = download_folder(args, dataset), args.mirror
+    folder, mirrors = download_folder(args, dataset), [*args.mirror, *published.MIRRORS.get(dataset, ())]
     if dataset == "wikicorpus":
         options = {"language": args.language, "date": args.dump_date}
-        fetch = partial(published.fetch_wikipedia, mirrors=[*mirror, *published.WIKIMEDIA_MIRRORS])
-        return [stages.download_stage(dataset, folder, fetch, options)]
+        return [stages.download_stage(dataset, folder, options, published.fetch_wikipedia, mirrors=mirrors)]
     if dataset == "books":
         if args.books is None:
             raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
-        urls = read_lines(args.books, "--books")
-        return [stages.download_stage(dataset, folder, published.fetch_books, {"urls": urls})]
+        options = {"urls": read_lines(args.books, "--books")}
+        return [stages.download_stage(dataset, folder, options, published.fetch_books)]
     if dataset == "glue":
-        fetch = partial(published.fetch_glue, mirrors=[*mirror, *published.GLUE_MIRRORS])
-        folders = {task: args.output_dir / "download" / published.glue_folder(task) for task in args.tasks or TASKS}
-        return [stages.download_stage(f"glue {task}", folders[task], fetch, {"task": task}) for task in folders]
-    fetch = partial(published.fetch_squad, mirrors=[*mirror, *published.SQUAD_MIRRORS])
-    versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
+        key, fetch = "task", published.fetch_glue
+        folders = {task: folder.parent / published.glue_folder(task) for task in args.tasks or TASKS}
+    else:
+        key, fetch = "version", published.fetch_squad
+        versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
+        folders = {version: folder / f"v{version}" for version in versions}
     return [
-        stages.download_stage(f"squad {version}", folder / f"v{version}", fetch, {"version": version})
-        for version in versions
+        stages.download_stage(f"{dataset} {value}", path, {key: value}, fetch, mirrors=mirrors)
+        for value, path in folders.items()
     ]
 
 
@@ -95,12 +95,9 @@ def download_folder(args: Arguments, dataset: str) -> Path:
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
-    options = from_flags(
-        FormatOptions,
-        args,
-        language=LANGUAGE_NAMES.get(args.language, args.language),
-        empty_line=args.empty_line or ("document" if args.sentence_splitter == "newline" else "paragraph"),
-    )
+    empty_line = args.empty_line or ("document" if args.sentence_splitter == "newline" else "paragraph")
+    language = LANGUAGE_NAMES.get(args.language, args.language)
+    options = from_flags(FormatOptions, args, language=language, empty_line=empty_line)
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
     return stages.format_stage(args.output_dir, dataset, name, paths, options)
 
@@ -121,13 +118,18 @@ def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
 
 
 def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> list[Stage]:
-    shipped = ROOT / "vocab" / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
     trained = [args.output_dir / "vocab" / name for name in ("vocab.txt", "tokenizer.json")]
     if train_vocab and not args.vocab_file:
         vocab_file, lower_case = trained[args.tokenizer != "wordpiece"], args.do_lower_case is not False
     else:
+        from tokenizer import load_tokenizer
+
+        shipped = ROOT / "vocab" / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
         vocab_file = args.vocab_file or next(filter(Path.exists, trained), shipped)
-        lower_case = casing_of(vocab_file, args.do_lower_case)
+        # As given, or as the vocabulary was trained here, or as its tokens suggest.
+        casings = (args.do_lower_case, stages.trained_casing(vocab_file))
+        suggested = load_tokenizer(vocab_file, args.do_lower_case).do_lower_case
+        lower_case = next((casing for casing in casings if casing is not None), suggested)
     found = []
     for length, predictions in args.lengths:
         options = sample_options(args, length, predictions)
@@ -135,14 +137,6 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
         # Test samples are only evaluated, so one pass is enough.
         found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
     return found
-
-
-def casing_of(vocab_file: Path, given: bool | None) -> bool:
-    """Whether to lower-case the text: as given, or as the vocabulary was trained here, or as its tokens suggest."""
-    from tokenizer import load_tokenizer
-
-    casings = (given, stages.trained_casing(vocab_file), load_tokenizer(vocab_file, given).do_lower_case)
-    return next(casing for casing in casings if casing is not None)
 
 
 def all_stages(args: Arguments) -> list[Stage]:

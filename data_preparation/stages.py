@@ -3,7 +3,6 @@
 Modules that need nltk, h5py or tokenizers are imported where they are used, so that --help is quick.
 """
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -11,8 +10,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data_preparation.engine.input_files import find_files, is_remote, size_of
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
@@ -32,16 +29,14 @@ from utils.tables import TABLES, kind_of, read_rows
 
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
-SPLITS = ("training", "test")
 TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
-BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 
 
-def download_stage(name: str, folder: Path, fetch: Callable[..., Any], options: dict[str, Any]) -> Stage:
-    """fetch: called with `folder=` and `options`."""
+def download_stage(name: str, folder: Path, options: dict[str, Any], fetch: Callable[..., Any], **more: Any) -> Stage:
+    """fetch: called with `folder=`, `options` and `more`, which does not decide the result."""
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
-        fetch(folder=folder, **options)
+        fetch(folder=folder, **options, **more)
         return {"files": sum(path.name != MANIFEST for path in folder.iterdir())}
 
     return Stage(f"download {name}", folder, options, list, make, in_place=True)
@@ -134,7 +129,11 @@ def shard_stage(
         return [path for folder in find_folders() for path in text_identity(folder, "format")]
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
-        counts = make_shards(folder, find_folders(), options, executor)
+        from data_preparation.text.text_shards import make_shards
+
+        sources = [(text.name, text_files(text, "format")) for text in find_folders()]
+        spans = [(name, plan_spans([(file["path"], file["bytes"]) for file in files])) for name, files in sources]
+        counts = make_shards(folder, spans, options, executor)
         held_out = counts["test_documents"] / (counts["test_documents"] + counts["training_documents"])
         if held_out > 2 * options.test_fraction:
             print_line(f"shard: {held_out:.0%} of the documents are held out, as they are few and not divided")
@@ -146,72 +145,6 @@ def shard_stage(
         return counts
 
     return Stage("shard", output_dir / "sharded", asdict(options), find_inputs, make)
-
-
-def make_shards(folder: Path, folders: list[Path], options: TextShardOptions, executor: Executor) -> dict[str, Any]:
-    from data_preparation.text import near_duplicates, text_shards
-
-    weights = dict(options.weights)
-    if len(weights) < len(options.weights):
-        raise UserError("--weights has a text twice: give it one weight")
-    if unknown := weights.keys() - {source.name for source in folders}:
-        names = ", ".join(source.name for source in folders)
-        raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
-    sources = [[(entry["path"], entry["bytes"]) for entry in text_files(source, "format")] for source in folders]
-    total = sum(size for files in sources for _, size in files)
-    planned = [
-        (spans, weights.get(source.name, 1.0))
-        for source, files in zip(folders, sources, strict=True)
-        for spans in text_shards.plan_buckets(plan_spans(files))
-    ]
-    buckets = [
-        WorkUnit(f"{BUCKETS}/{number:05d}", text_shards.bucket_spans, (spans, total, options), total_size(spans))
-        for number, (spans, _) in enumerate(planned)
-    ]
-    paths = [(folder / unit.output).absolute() for unit in buckets]
-    with progress_bar(2 * total, "shard") as bar:
-        records = run_units(folder, buckets, executor, bar.update)
-        sizes = np.array([record.counts["bytes"] for record in records])
-        documents = np.array([record.counts["documents"] for record in records])
-        if not documents.any():
-            names = [path for files in sources for path, _ in files]
-            raise UserError(f"{', '.join(names[:3])}: no document in these files: check the formatted text")
-        repeated = None
-        if options.drop_duplicates == "near":
-            signatures = [
-                WorkUnit(f"{unit.output}.signatures", near_duplicates.sign_documents, (path,), unit.size)
-                for unit, path in zip(buckets, paths, strict=True)
-            ]
-            run_units(folder, signatures, executor)
-            signed = [path.with_name(f"{path.name}.signatures") for path in paths]
-            find = WorkUnit(f"{BUCKETS}/repeated", near_duplicates.find_repeated, (signed,), total)
-            run_units(folder, [find], executor)
-            repeated = (folder / find.output).absolute()
-        weighted = np.array([weight for _, weight in planned]) @ sizes
-        shards = text_shards.plan_shards(documents.sum(axis=0), weighted.astype(np.int64), total, options)
-        starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
-        firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
-        joins = []
-        for shard in shards:
-            parts = []
-            for index, (path, (_, weight)) in enumerate(zip(paths, planned, strict=True)):
-                start, stop = int(starts[index, shard.first]), int(starts[index, shard.last])
-                if start < stop:
-                    weight = weight if shard.split == "training" else 1.0
-                    parts.append(text_shards.Part(path, start, stop, int(firsts[index, shard.first]), weight))
-            output = f"{shard.split}/shard-{shard.number:05d}.txt"
-            joins.append(WorkUnit(output, text_shards.join_shard, (parts, repeated, options), shard.bytes))
-        made = run_units(folder, joins, executor, bar.update)
-    if empty := [unit.output for unit, record in zip(joins, made, strict=True) if not record.counts["documents"]]:
-        raise UserError(f"no document is left for {empty[0]}: raise --weights, or give more text")
-    shutil.rmtree(folder / BUCKETS)
-    counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("documents", "shards")}
-    for shard, record in zip(shards, made, strict=True):
-        counts[f"{shard.split}_documents"] += record.counts["documents"]
-        counts[f"{shard.split}_shards"] += 1
-    if options.drop_duplicates != "none":
-        counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
-    return counts
 
 
 def formatted_folders(output_dir: Path) -> list[Path]:

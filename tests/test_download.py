@@ -236,7 +236,7 @@ def test_wikipedia_is_the_dated_dump_that_the_published_sums_name(server, tmp_pa
     name = "simplewiki-20240501-pages-articles-multistream.xml.bz2"
     sums = f"{'0' * 40}  simplewiki-20240501-site_stats.sql.gz\n{SHA1}  {name}\n"
     server.files["/simplewiki/latest/simplewiki-latest-sha1sums.txt"] = sums.encode()
-    published.fetch_wikipedia("simple", tmp_path, mirrors=[server.url("")[:-1]])
+    published.fetch_wikipedia("simple", "latest", tmp_path, mirrors=[server.url("")[:-1]])
     assert (tmp_path / name).read_bytes() == CONTENT
     assert server.requests[1]["path"] == f"/simplewiki/20240501/{name}"
 
@@ -245,7 +245,7 @@ def test_wikipedia_with_a_wrong_sum_is_refused(server, tmp_path):
     name = "frwiki-20240501-pages-articles-multistream.xml.bz2"
     server.files["/frwiki/20240501/frwiki-20240501-sha1sums.txt"] = f"{'0' * 40}  {name}\n".encode()
     with pytest.raises(UserError, match="sha1"):
-        published.fetch_wikipedia("fr", tmp_path, "20240501", [server.url("")[:-1]])
+        published.fetch_wikipedia("fr", "20240501", tmp_path, [server.url("")[:-1]])
     assert not (tmp_path / name).exists()
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def run(stage: Stage, executor: Executor) -> None:
     elif not stage.in_place and stage.folder.exists() and any(stage.folder.iterdir()):
         raise UserError(f"{stage.folder} has files that no stage made: move them or choose another --output-dir")
     started = time.monotonic()
-    inputs = describe(paths, stage.folder, executor)
+    inputs = describe(paths, stage.folder, executor.map)
     folder = stage.folder
     if not stage.in_place:
         # The name says what is made, so that workers of an earlier run with other options write elsewhere.
@@ -95,23 +95,14 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
         counts = stage.make(folder, inputs, executor)
         for leftover in folder.rglob("*.tmp-*"):  # temporary files of a killed run
             leftover.unlink()
-        paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-        names = [str(path.relative_to(folder)) for path in paths if folder / RECORDS not in path.parents]
-        records = {name: record for name in names if (record := read_record(folder, name))}
-        known = {
-            name: {"path": name, "bytes": record.bytes, "sha256": record.sha256} for name, record in records.items()
-        }
-        new = [str(folder / name) for name in names if name not in known]
-        known |= {entry["path"]: entry for entry in describe(new, folder, executor)}
-        content = {
-            "stage": stage.name,
-            "schema_version": SCHEMA_VERSION,
-            "options": stage.options,
-            "counts": counts,
-            "inputs": inputs,
-            "outputs": [known[name] for name in names],
-            "versions": package_versions(),
-        }
+        outputs: Files = []
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.name != MANIFEST and folder / RECORDS not in path.parents:
+                record = read_record(folder, name := str(path.relative_to(folder)))
+                known = {"path": name, "bytes": record.bytes, "sha256": record.sha256} if record else None
+                outputs.append(known or describe([str(path)], folder)[0])
+        content = {"stage": stage.name, "schema_version": SCHEMA_VERSION, "options": stage.options, "counts": counts}
+        content |= {"inputs": inputs, "outputs": outputs, "versions": package_versions()}
         write_json(folder / MANIFEST, content, indent=1)
     except OSError as error:
         # A failed write to an open file, for example on a full disk, does not know the name of the file.
@@ -124,11 +115,11 @@ def show_plan(stages: Sequence[Stage]) -> None:
     to_do: list[Stage] = []
     print_line(f"{'stage':<24} {'status':<10}  folder")
     for stage in stages:
-        up_to_date = is_up_to_date(stage, to_do)
-        if not up_to_date:
+        status = "up to date"
+        if not is_up_to_date(stage, to_do):
             to_do.append(stage)
-        status, begun = ("up to date", "") if up_to_date else ("to do", begun_work(stage.folder))
-        print_line(f"{stage.name:<24} {status:<10}  {stage.folder}{begun}")
+            status = "to do"
+        print_line(f"{stage.name:<24} {status:<10}  {stage.folder}{begun_work(stage.folder)}")
     print_line(f"{len(to_do)} of {len(stages)} stages to do (dry run: nothing was done)")
 
 
@@ -138,11 +129,10 @@ def partial_folders(folder: Path) -> list[Path]:
 
 
 def begun_work(folder: Path) -> str:
-    records = [record for partial in partial_folders(folder) for record in (partial / RECORDS).rglob("*.json")]
-    received = sum(part.stat().st_size for part in folder.glob("*.part"))
-    if received:
+    if received := sum(part.stat().st_size for part in folder.glob("*.part")):
         return f" ({received / 1e6:,.1f} MB of an unfinished file are here)"
-    return f" ({len(records)} units of work are done)" if records else ""
+    done = sum(1 for partial in partial_folders(folder) for _ in (partial / RECORDS).rglob("*.json"))
+    return f" ({done} units of work are done)" if done else ""
 
 
 def is_up_to_date(stage: Stage, to_do: Sequence[Stage]) -> bool:
@@ -162,11 +152,11 @@ def relative_path(path: str, folder: Path) -> str:
     return path if is_remote(path) else os.path.relpath(Path(path).resolve(), folder.resolve())
 
 
-def describe(paths: Sequence[str], folder: Path, executor: Executor) -> Files:
-    """Relative path, size and SHA-256 of each file; for an address, its version."""
+def describe(paths: Sequence[str], folder: Path, map_: Callable[..., Iterable[str]] = map) -> Files:
+    """Relative path, size and SHA-256 of each file; for an address, its version. map_: of an executor."""
     return [
         {"path": relative_path(path, folder), "bytes": size_of(path), "sha256": identity}
-        for path, identity in zip(paths, executor.map(identity_of, paths), strict=True)
+        for path, identity in zip(paths, map_(identity_of, paths), strict=True)
     ]
 
 
@@ -196,12 +186,13 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -
         return "the list of input files has changed"
     made = (folder / MANIFEST).stat().st_mtime_ns
     for entry in content["inputs"] + content["outputs"]:
-        path = entry["path"] if is_remote(entry["path"]) else folder.resolve() / entry["path"]
-        if isinstance(path, Path):
+        address = entry["path"] if is_remote(entry["path"]) else str(folder.resolve() / entry["path"])
+        if not is_remote(address):
+            path = Path(address)
             if not path.is_file():
                 return f"{path} is missing"
             if path.stat().st_size == entry["bytes"] and last_change(path) <= made:
                 continue
-        if identity_of(str(path)) != entry["sha256"]:
-            return f"{path} has changed"
+        if identity_of(address) != entry["sha256"]:
+            return f"{address} has changed"
     return None

@@ -21,16 +21,18 @@ from tasks.glue_files import TASKS
 from utils.errors import UserError
 from utils.files import write_atomically
 
-WIKIMEDIA_MIRRORS = (
-    "https://dumps.wikimedia.org",
-    "https://dumps.wikimedia.your.org",
-    "https://mirror.accum.se/mirror/wikimedia.org/dumps",
-)
-SQUAD_MIRRORS = (
-    "https://rajpurkar.github.io/SQuAD-explorer/dataset",
-    "https://raw.githubusercontent.com/rajpurkar/SQuAD-explorer/master/dataset",
-)
-GLUE_MIRRORS = ("https://dl.fbaipublicfiles.com",)
+MIRRORS = {
+    "wikicorpus": (
+        "https://dumps.wikimedia.org",
+        "https://dumps.wikimedia.your.org",
+        "https://mirror.accum.se/mirror/wikimedia.org/dumps",
+    ),
+    "squad": (
+        "https://rajpurkar.github.io/SQuAD-explorer/dataset",
+        "https://raw.githubusercontent.com/rajpurkar/SQuAD-explorer/master/dataset",
+    ),
+    "glue": ("https://dl.fbaipublicfiles.com",),
+}
 
 
 class PinnedFile(NamedTuple):
@@ -58,14 +60,12 @@ def fetch_pinned(name: str, folder: Path, mirrors: Sequence[str]) -> None:
         fetch(urls, folder / file.path.name, Checksum("sha256", file.sha256), file.size)
 
 
-def fetch_squad(version: str, folder: Path, mirrors: Sequence[str] = SQUAD_MIRRORS) -> None:
+def fetch_squad(version: str, folder: Path, mirrors: Sequence[str]) -> None:
     """The training and development file of SQuAD `version` ("1.1" or "2.0")."""
     fetch_pinned(f"squad-{version}", folder, mirrors)
 
 
-def fetch_wikipedia(
-    language: str, folder: Path, date: str = "latest", mirrors: Sequence[str] = WIKIMEDIA_MIRRORS
-) -> None:
+def fetch_wikipedia(language: str, date: str, folder: Path, mirrors: Sequence[str]) -> None:
     """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan"), from the dump of `date` (YYYYMMDD).
 
     The published list of SHA-1 checksums names the dated file, so that `latest` cannot change in the middle. Once the
@@ -109,7 +109,7 @@ def glue_folder(task: str) -> Path:
     return Path(benchmark, TASKS[task].name)
 
 
-def fetch_glue(task: str, folder: Path, mirrors: Sequence[str] = GLUE_MIRRORS) -> None:
+def fetch_glue(task: str, folder: Path, mirrors: Sequence[str]) -> None:
     """A task of GLUE or SuperGLUE: what is downloaded, and its training, development and test files."""
     fetch_pinned(task, folder, mirrors)
     if task == "mrpc":
@@ -130,13 +130,11 @@ def divide_mrpc(folder: Path) -> None:
     dev_ids = {tuple(line.split()) for line in ids}
     header, *rows = [line.strip(" \t\r").split("\t") for line in training]
     is_dev = [tuple(row[1:3]) in dev_ids for row in rows]
+    numbered = [[str(number), *line.strip(" \t\r").split("\t")[1:]] for number, line in enumerate(test[1:])]
     tables = {
         "train.tsv": [header, *(row for row, dev in zip(rows, is_dev, strict=True) if not dev)],
         "dev.tsv": [header, *(row for row, dev in zip(rows, is_dev, strict=True) if dev)],
-        "test.tsv": [
-            ["index", "#1 ID", "#2 ID", "#1 String", "#2 String"],
-            *([str(number), *line.strip(" \t\r").split("\t")[1:]] for number, line in enumerate(test[1:])),
-        ],
+        "test.tsv": [["index", "#1 ID", "#2 ID", "#1 String", "#2 String"], *numbered],
     }
     for name, table in tables.items():
         write_atomically(folder / name, "".join("\t".join(row) + "\n" for row in table))

@@ -34,7 +34,7 @@ def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
     return {}
 
 
-def find_repeated(output: Path, signatures: Sequence[Path]) -> dict[str, Any]:
+def find_repeated(output: Path, signatures: Sequence[Path]) -> None:
     """Writes for each document of all `signatures` one byte: 1 if an earlier document has a band in common with it.
     Memory: some 20 bytes per document."""
     total = sum(path.stat().st_size for path in signatures) // SIGNATURE.itemsize
@@ -45,4 +45,3 @@ def find_repeated(output: Path, signatures: Sequence[Path]) -> dict[str, Any]:
         is_first[np.unique(hashes, return_index=True)[1]] = True
         repeated |= ~is_first
     repeated.tofile(output)
-    return {}

@@ -6,15 +6,21 @@ every shard is a sample of the whole text, and copies of a document are in the s
 """
 
 import hashlib
+import shutil
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_preparation.engine.work_units import WorkUnit, run_units
 from data_preparation.options import TextShardOptions
 from data_preparation.sources.spans import Span, read_text_span, split_documents, total_size
+from utils.errors import UserError
+from utils.progress import progress_bar
 
+BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
 MIN_DOCUMENTS = 2  # in a shard: next-sentence prediction draws random sentences from its other documents
 BUCKET_BYTES = 64 << 20
@@ -144,3 +150,63 @@ def join_shard(output: Path, parts: Sequence[Part], repeated: Path | None, optio
                 documents += copies
         file.truncate(max(file.tell() - 1, 0))
     return {"documents": documents, "dropped": dropped}
+
+
+def make_shards(
+    folder: Path, sources: Sequence[tuple[str, Sequence[Span]]], options: TextShardOptions, executor: Executor
+) -> dict[str, int]:
+    """Fills `folder` with the shards of `sources`, each the name and the spans of a text. Returns counts."""
+    weights = dict(options.weights)
+    if len(weights) < len(options.weights):
+        raise UserError("--weights has a text twice: give it one weight")
+    if unknown := weights.keys() - {name for name, _ in sources}:
+        names = ", ".join(name for name, _ in sources)
+        raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
+    total = sum(total_size(spans) for _, spans in sources)
+    planned = [(bucket, weights.get(name, 1.0)) for name, spans in sources for bucket in plan_buckets(spans)]
+    buckets = [
+        WorkUnit(f"{BUCKETS}/{number:05d}", bucket_spans, (spans, total, options), total_size(spans))
+        for number, (spans, _) in enumerate(planned)
+    ]
+    paths, repeated = [(folder / unit.output).absolute() for unit in buckets], None
+    with progress_bar(2 * total, "shard") as bar:
+        records = run_units(folder, buckets, executor, bar.update)
+        sizes = np.array([record.counts["bytes"] for record in records])
+        documents = np.array([record.counts["documents"] for record in records])
+        if not documents.any():
+            names = ", ".join(span.path for _, spans in sources for span in spans[:3])
+            raise UserError(f"{names}: no document in these files: check the formatted text")
+        if options.drop_duplicates == "near":
+            from data_preparation.text.near_duplicates import find_repeated, sign_documents
+
+            signatures = [
+                WorkUnit(f"{unit.output}.signatures", sign_documents, (path,), unit.size)
+                for unit, path in zip(buckets, paths, strict=True)
+            ]
+            run_units(folder, signatures, executor)
+            repeated = (folder / BUCKETS / "repeated").absolute()
+            find_repeated(repeated, [folder / unit.output for unit in signatures])
+        weighted = np.array([weight for _, weight in planned]) @ sizes
+        shards = plan_shards(documents.sum(axis=0), weighted.astype(np.int64), total, options)
+        starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
+        firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
+        joins = []
+        for shard in shards:
+            of_shard = zip(paths, *starts[:, [shard.first, shard.last]].T, firsts[:, shard.first], planned, strict=True)
+            parts = [
+                Part(path, int(start), int(stop), int(first), weight if shard.split == "training" else 1.0)
+                for path, start, stop, first, (_, weight) in of_shard
+                if start < stop
+            ]
+            output = f"{shard.split}/shard-{shard.number:05d}.txt"
+            joins.append(WorkUnit(output, join_shard, (parts, repeated, options), shard.bytes))
+        made = run_units(folder, joins, executor, bar.update)
+    if empty := [unit.output for unit, record in zip(joins, made, strict=True) if not record.counts["documents"]]:
+        raise UserError(f"no document is left for {empty[0]}: raise --weights, or give more text")
+    shutil.rmtree(folder / BUCKETS)
+    counts = {f"{split}_{what}": 0 for split in ("training", "test") for what in ("documents", "shards")}
+    for shard, record in zip(shards, made, strict=True):
+        counts[f"{shard.split}_documents"] += record.counts["documents"]
+        counts[f"{shard.split}_shards"] += 1
+    dropped = sum(record.counts["dropped"] for record in made)
+    return counts | ({} if options.drop_duplicates == "none" else {"duplicates_dropped": dropped})
