@@ -7,7 +7,7 @@ A token stream is a micro-batch of concatenated sequences without padding:
 
 and the labels that a data set declares (data_loading/packing.py).
 
-Legend: T tokens in the stream, N sequences, M masked tokens, B batch, S padded length.
+Legend: T tokens in the stream, N sequences, M masked tokens, S padded length.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
@@ -48,26 +47,6 @@ class TokenStream(NamedTuple):
         fixed sizes; others bring their own, which is read before they go to the device."""
         longest = micro_batch.get("max_seqlen")
         return cls(*(micro_batch[name] for name in STREAM_INPUTS), longest or max_seqlen, longest is None)
-
-    @classmethod
-    def from_padded(
-        cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> "tuple[TokenStream, Tensor]":
-        """Converts padded input [B, S], whose mask is 1 on real tokens. Returns the stream and the indices [T] of its
-        tokens in the flattened input. Raises ValueError for other dimensions or left padding."""
-        if input_ids.dim() != 2:
-            raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
-        real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        # The pooler reads the first token of each sequence.
-        if not bool(real_BS[:, 0].all()):
-            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        position_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        flat_T = real_BS.flatten().nonzero().squeeze(1)
-        tokens = (values.flatten()[flat_T] for values in (input_ids, token_type_ids, position_BS))
-        cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
-        return cls(*tokens, cu_seqlens, input_ids.shape[1], has_filler=False), flat_T
 
 
 # --- batches of streams -----------------------------------------------------------------------------------------------
@@ -126,13 +105,6 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
     place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
     return place_T.clamp(max=(len(cu_seqlens) - 1) * max_seqlen - 1)
-
-
-def to_padded(states: Tensor, flat_T: Tensor, batch: int, length: int) -> Tensor:
-    """Scatters the stream's `states` [T, ...] to the indices `flat_T` of a padded tensor [batch, length, ...], zero
-    elsewhere."""
-    padded = states.new_zeros(batch * length, *states.shape[1:])
-    return padded.index_copy(0, flat_T, states).unflatten(0, (batch, length))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

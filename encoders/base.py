@@ -1,20 +1,14 @@
-"""The base classes of all models: initial weights, inference mode, costs; and of encoders: input, pooling, attention.
+"""The base classes of all models: initial weights, inference mode, costs; and of encoders: pooling, attention.
 
-Every model takes either of two inputs:
+The input of every model is a token_stream.TokenStream: whole sequences end to end without padding. Token-wise layers
+run on all tokens; only attention uses the sequence boundaries (attention.py). Models also report the FLOPs and memory
+of a step (`training_flops`, `activation_memory`).
 
-    padded    model(input_ids, attention_mask, token_type_ids), each [B, S]; the mask is 1 on real tokens
-    stream    model(stream), a token_stream.TokenStream: whole sequences end to end without padding
-
-Padded input is converted to a stream first. All token-wise layers run on real tokens only; only attention uses the
-sequence boundaries (attention.py). Models also report the FLOPs and memory of a step (`training_flops`,
-`activation_memory`).
-
-Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, B batch, S padded length,
-E hidden size.
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E hidden size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +19,7 @@ from attention import PreparedAttention, default_implementation, prepare_attenti
 from cpu.packed_linear import PackedLinear
 from encoders.config import ModelConfig
 from encoders.modules import LayerMemory, VocabularyEmbedding
-from token_stream import PassSizes, TokenStream, to_padded
+from token_stream import PassSizes, TokenStream
 
 FIRST_TOKEN = ("cls", "first")  # poolings
 
@@ -40,10 +34,8 @@ class ActivationMemory(NamedTuple):
 
 
 class EncoderOutput(NamedTuple):
-    last_hidden_state: (
-        Tensor  # [T, E] of a stream, [B, S, E] of padded input, zero on padding; or [M, E] at `output_positions`
-    )
-    pooler_output: Tensor | None  # [N, E] or [B, E]; None without a pooler
+    last_hidden_state: Tensor  # [T, E], or [M, E] at `output_positions`
+    pooler_output: Tensor | None  # [N, E]; None without pooling
 
 
 class PreTrainedModel(nn.Module, ABC):
@@ -51,12 +43,14 @@ class PreTrainedModel(nn.Module, ABC):
 
     base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the tensors of all heads that
     model folders of this architecture have; a folder may lack them and the pooler. tied_copies: names of tensors in
-    model folders that are copies of others. span_classifier_name: name of the span head in model folders."""
+    model folders that are copies of others. span_classifier_name: name of the span head in model folders.
+    float32_head: prefixes of the modules that `prepare_for_inference` leaves as they are."""
 
     base_model_prefix: str
     head_names: tuple[str, ...]
     tied_copies: tuple[str, ...] = ()
     span_classifier_name = "classifier"
+    float32_head: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -145,20 +139,15 @@ class PreTrainedModel(nn.Module, ABC):
         for name, value in self.initial_values(parts):
             parameters[name].copy_(value)
 
-    def kept_in_float32(self) -> Collection[nn.Module]:
-        """The modules that `prepare_for_inference` leaves as they are."""
-        return ()
-
     @torch.no_grad()
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in every forward pass. The
         logits are the same. Inference only: do not train or save the model afterwards."""
-        kept = self.kept_in_float32()
-        for module in list(self.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, nn.Linear) and child not in kept:
-                    child.to(dtype)
-                    setattr(module, name, PackedLinear(child) if PackedLinear.supports(child.weight) else child)
+        for name, module in list(self.named_modules()):
+            if isinstance(module, nn.Linear) and not f"{name}.".startswith(self.float32_head):
+                module.to(dtype)
+                if PackedLinear.supports(module.weight):
+                    self.set_submodule(name, PackedLinear(module))
 
 
 class EncoderModel(PreTrainedModel):
@@ -166,11 +155,12 @@ class EncoderModel(PreTrainedModel):
     fastest one for the device.
 
     pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden state, `mean` for
-    the mean over the tokens, or None. With `output_positions` [M], indices into the stream (or the flattened padded
-    input), the last hidden states are [M, E], for these tokens only, and the last layer's feed-forward block runs only
-    on them and the first tokens that are pooled."""
+    the mean over the tokens, or None. With `output_positions` [M], indices into the stream, the last hidden states are
+    [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the first tokens that
+    are pooled."""
 
     embeddings: nn.Module
+    final_norm: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, pooling: str | None):
         super().__init__(config)
@@ -178,56 +168,36 @@ class EncoderModel(PreTrainedModel):
         self.pooler: nn.Module | None = None
         self.attention_implementation = "auto"
 
-    @abstractmethod
     def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
-        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only. `attentions`: one per layer."""
+        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer then skips the other
+        tokens after its attention. `attentions`: one per layer."""
+        for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
+            hidden_TE = layer(hidden_TE, attention)
+        return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
 
     @abstractmethod
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         """Prepares the attention of each layer."""
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        *,
-        output_positions: Tensor | None = None,
-    ) -> EncoderOutput:
-        if not isinstance(input_ids, TokenStream):
-            return self._forward_padded(input_ids, attention_mask, token_type_ids, output_positions)
-        stream = input_ids
+    def forward(self, stream: TokenStream, *, output_positions: Tensor | None = None) -> EncoderOutput:
         hidden_TE = self.embeddings(stream)
-        attentions = self.prepare_attentions(stream, hidden_TE)
-        if self.pooling == "mean":
-            last_TE = self.encode(hidden_TE, attentions)
-            return EncoderOutput(last_TE, sequence_means(last_TE, stream.cu_seqlens))
-        if self.pooling is None:
-            return EncoderOutput(self.encode(hidden_TE, attentions, output_positions), None)
+        attentions, output_R = self.prepare_attentions(stream, hidden_TE), output_positions
         # An empty filler sequence may start at T. Its pooled state is not used.
         first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
-        if output_positions is None:
-            last_TE = self.encode(hidden_TE, attentions)
-            return EncoderOutput(last_TE, self._pool(last_TE[first_N]))
-        last_RE = self.encode(hidden_TE, attentions, torch.cat([first_N, output_positions]))
-        first_NE, last_ME = last_RE.tensor_split([len(first_N)])
-        return EncoderOutput(last_ME, self._pool(first_NE))
+        if self.pooling in FIRST_TOKEN and output_positions is not None:
+            output_R = torch.cat([first_N, output_positions])
+        last = self.encode(hidden_TE, attentions, output_R)
+        if self.pooling is None:
+            return EncoderOutput(last, None)
+        if self.pooling == "mean":
+            return EncoderOutput(last, sequence_means(last, stream.cu_seqlens))
+        first_NE, last = (last[first_N], last) if output_R is None else last.tensor_split([len(first_N)])
+        return EncoderOutput(last, first_NE if self.pooler is None else self.pooler(first_NE))
 
-    def _forward_padded(self, input_ids, attention_mask, token_type_ids, output_positions) -> EncoderOutput:
-        stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
-        if output_positions is not None:
-            return self(stream, output_positions=torch.searchsorted(flat_T, output_positions))
-        encoded = self(stream)
-        return EncoderOutput(to_padded(encoded.last_hidden_state, flat_T, *input_ids.shape), encoded.pooler_output)
-
-    def pooled(self, input_ids: Tensor | TokenStream, *padded: Tensor | None) -> Tensor:
+    def pooled(self, stream: TokenStream) -> Tensor:
         """The pooled states [N, E], without the other hidden states."""
-        token_ids = input_ids.input_ids if isinstance(input_ids, TokenStream) else input_ids
-        nothing = token_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
-        return self(input_ids, *padded, output_positions=nothing).pooler_output
-
-    def _pool(self, first_NE: Tensor) -> Tensor:
-        return first_NE if self.pooler is None else self.pooler(first_NE)
+        nothing = stream.input_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
+        return self(stream, output_positions=nothing).pooler_output
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
@@ -235,10 +205,9 @@ class EncoderModel(PreTrainedModel):
     def prepare_attention(self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None) -> PreparedAttention:
         implementation = self.attention_implementation
         if implementation == "auto":
-            device = hidden_TE.device
-            autocast = torch.is_autocast_enabled(device.type) if device.type == "cuda" else False
+            autocast = hidden_TE.is_cuda and torch.is_autocast_enabled("cuda")
             dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
-            implementation = default_implementation(device, dtype)
+            implementation = default_implementation(hidden_TE.device, dtype)
         layout = stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window, stream.has_filler
         return prepare_attention(implementation, *layout)
 

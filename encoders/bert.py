@@ -5,7 +5,6 @@ hidden size, V vocabulary (padded to a multiple of 64 in memory).
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,8 +17,8 @@ from attention import IMPLEMENTATIONS, PreparedAttention
 from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, ModelConfig
-from encoders.heads import MaskedLanguageModel, make_models, vocabulary_logits
-from encoders.modules import ACTIVATIONS, Embedding, LayerMemory, Linear, VocabularyEmbedding
+from encoders.heads import MaskedLanguageModel, make_models
+from encoders.modules import ACTIVATIONS, Embedding, LayerMemory, Linear, Transform, VocabularyEmbedding
 from token_stream import PassSizes, TokenStream
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
@@ -46,16 +45,15 @@ class BertConfig(ModelConfig):
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
-        """Builds a config from the content of `config.json`. Raises ValueError for a missing key, and for an unknown
-        key unless `"model_type": "bert"` is set, as in Hugging Face's files, which contain many other keys."""
+        """See ModelConfig. An unknown key is an error, too, unless `"model_type": "bert"` is set, as in Hugging Face's
+        files, which contain many other keys."""
         model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
         if values.get("model_type", model_type) != model_type:
             raise ValueError(f"model_type is {values['model_type']!r}; this model is BERT: {model_type!r}")
         known = {field.name for field in dataclasses.fields(cls)} | FOREIGN_KEYS.keys()
         if "model_type" not in values and (unknown := sorted(values.keys() - known)):
             raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
-        # Google's files have no layer_norm_eps; the value is 1e-12 in all of them.
-        return cls.from_values(values, {"layer_norm_eps", "classifier_dropout", "pre_layer_norm"})
+        return super().from_dict(values)
 
     def to_dict(self) -> dict:
         values = super().to_dict()
@@ -88,13 +86,17 @@ class BertConfig(ModelConfig):
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
+def make_norm(config: BertConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
 class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.word_embeddings = VocabularyEmbedding(config)
         self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = make_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, stream: TokenStream) -> Tensor:
@@ -140,7 +142,7 @@ class BertResidualOutput(nn.Module):
         super().__init__()
         self.pre_layer_norm = config.pre_layer_norm
         self.dense = Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = make_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def normalize_input(self, hidden_TE: Tensor) -> Tensor:
@@ -215,24 +217,6 @@ class BertLayer(nn.Module):
         )
 
 
-class BertEncoder(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
-        if config.pre_layer_norm:
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(
-        self, hidden_TE: Tensor, attentions: Sequence[PreparedAttention], output_R: Tensor | None = None
-    ) -> Tensor:
-        """Returns the last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer then skips
-        the other tokens after its attention. `attentions`: one per layer."""
-        for layer, attention in zip(self.layer[:-1], attentions[:-1], strict=True):
-            hidden_TE = layer(hidden_TE, attention)
-        hidden = self.layer[-1](hidden_TE, attentions[-1], output_R)
-        return self.LayerNorm(hidden) if hasattr(self, "LayerNorm") else hidden
-
-
 class BertPooler(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -277,7 +261,11 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     def __init__(self, config: BertConfig, pooling: str | None = "cls"):
         super().__init__(config, pooling)
         self.embeddings = self.embeddings_class(config)
-        self.encoder = BertEncoder(config)
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))}
+        )
+        if config.pre_layer_norm:
+            self.encoder["LayerNorm"] = make_norm(config)
         self.pooler = self.pooler_class(config) if pooling == "cls" and self.pooler_class else None
         self.init_weights()
 
@@ -285,42 +273,11 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     def layers(self) -> nn.ModuleList:
         return self.encoder.layer
 
-    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
-        return self.encoder(hidden_TE, attentions, output_R)
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        return self.encoder.LayerNorm(hidden) if self.config.pre_layer_norm else hidden
 
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         return [self.prepare_attention(stream, hidden_TE)] * len(self.layers)
-
-
-class BertPredictionHeadTransform(nn.Module):
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACTIVATIONS[config.hidden_act]
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden_ME: Tensor) -> Tensor:
-        return self.LayerNorm(self.activation(self.dense(hidden_ME)))
-
-
-class BertLMPredictionHead(nn.Module):
-    """The masked-token head. The output matrix is tied to the word embeddings."""
-
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.transform = BertPredictionHeadTransform(config)
-        self.bias = nn.Parameter(torch.empty(config.vocab_size))
-
-    def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
-        return vocabulary_logits(self.transform(hidden_ME), embedding_VE, self.bias, len(self.bias))
-
-
-class BertPreTrainingHeads(nn.Module):
-    def __init__(self, config: BertConfig, next_sentence: bool):
-        super().__init__()
-        self.predictions = BertLMPredictionHead(config)
-        if next_sentence:
-            self.seq_relationship = Linear(config.hidden_size, 2)
 
 
 class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
@@ -329,11 +286,15 @@ class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
     def __init__(self, config: BertConfig):
         super().__init__(config)
         self.add_encoder("cls" if self.next_sentence else None)
-        self.cls = BertPreTrainingHeads(config, self.next_sentence)
+        transform = Transform(config.hidden_size, config.hidden_act, "LayerNorm", make_norm(config))
+        self.cls = nn.ModuleDict({"predictions": nn.ModuleDict({"transform": transform})})
+        self.cls.predictions.bias = nn.Parameter(torch.empty(config.vocab_size))
+        if self.next_sentence:
+            self.cls["seq_relationship"] = Linear(config.hidden_size, 2)
         self.init_weights("cls.")
 
-    def predictions(self, hidden_ME: Tensor) -> Tensor:
-        return self.cls.predictions(hidden_ME, self.word_embeddings.weight)
+    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cls.predictions.transform(hidden_ME), self.cls.predictions.bias
 
 
 class BertForPreTraining(BertForMaskedLM):

@@ -30,6 +30,7 @@ MAX_SIZES = {
 # Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
 FOREIGN_KEYS |= {"position_embedding_type": "absolute"}
+RENAMED = ("labels", "multi_label", "embedding_pooling")  # fields that config.json has under other keys, or not
 
 
 @dataclass(frozen=True)
@@ -58,34 +59,31 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, limit = getattr(self, field.name), MAX_SIZES.get(field.name, 1)
-            is_number, minimum = isinstance(value, int | float) and not isinstance(value, bool), 1
-            if field.name.endswith("_id"):
-                minimum, limit = 0, MAX_SIZES["vocab_size"]
-            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
-                raise ValueError(f"{field.name} is {value!r}: it must be a whole number >= {minimum}")
-            if field.type is bool and not isinstance(value, bool):
-                raise ValueError(f"{field.name} is {value!r}: it must be true or false")
-            if field.type is int and value > limit:
-                raise ValueError(f"{field.name} is {value}: at most {limit} is possible")
-            is_float = field.type is float or (field.type == float | None and value is not None)
-            if is_float and (not is_number or not 0 <= value <= limit):
-                raise ValueError(f"{field.name} is {value!r}: it must be a number from 0 to {limit:g}")
-            if "dropout" in field.name and value == 1:
-                raise ValueError("dropout probabilities must be below 1")
-            if field.name in CHOICES and value not in CHOICES[field.name]:
-                raise ValueError(f"{field.name} is {value!r}: it must be one of {', '.join(CHOICES[field.name])}")
+            name, kind, value = field.name, field.type, getattr(self, field.name)
+            low, high = (0, MAX_SIZES["vocab_size"]) if name.endswith("_id") else (1, MAX_SIZES.get(name, 1))
+            if kind is bool:
+                fits, expected = isinstance(value, bool), "true or false"
+            elif kind is int:
+                fits, expected = type(value) is int and low <= value <= high, f"a whole number from {low} to {high}"
+            elif kind is float or (kind == float | None and value is not None):
+                is_below_one = "dropout" in name
+                fits = type(value) in (int, float) and 0 <= value <= high and not (is_below_one and value == 1)
+                expected = f"a number from 0 to {high:g}" + ", and below 1" * is_below_one
+            else:
+                fits, expected = value in CHOICES.get(name, [value]), f"one of {', '.join(CHOICES.get(name, ()))}"
+            if not fits:
+                raise ValueError(f"{name} is {value!r}: it must be {expected}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
             )
 
     @classmethod
-    def from_values(cls, values: dict[str, Any], optional: set[str]) -> Self:
-        """The config from the known keys in `values`. Raises ValueError for a missing key that is not in `optional`,
-        and for a key whose value is not supported."""
-        known = {field.name for field in dataclasses.fields(cls)} - {"labels", "multi_label", "embedding_pooling"}
-        if missing := sorted(known - values.keys() - optional):
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The config from the known keys in `values`, the content of a `config.json`. Raises ValueError for a missing
+        key that has no default, and for a value that is not supported."""
+        known = {each.name: each.default for each in dataclasses.fields(cls) if each.name not in RENAMED}
+        if missing := sorted(key for key in known if known[key] is dataclasses.MISSING and key not in values):
             raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         for key, expected in FOREIGN_KEYS.items():
             if values.get(key, expected) != expected:

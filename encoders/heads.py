@@ -1,12 +1,12 @@
 """Heads that all encoders have: masked language model, spans, classification, embeddings.
 
-Legend: T tokens in the stream, N sequences, M masked tokens, B batch, S padded length, E hidden size, C labels, V
-vocabulary (padded to a multiple of 64 in memory).
+Legend: T tokens in the stream, N sequences, M masked tokens, E hidden size, C labels, V vocabulary (padded to a
+multiple of 64 in memory).
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -23,57 +23,49 @@ from token_stream import TokenStream
 
 
 class PreTrainingOutput(NamedTuple):
-    prediction_logits: Tensor  # [M, V] at `mlm_positions`; without them [T, V], or [B, S, V] of padded input
-    seq_relationship_logits: Tensor | None = None  # [N, 2] or [B, 2]; None without the next-sentence head
+    prediction_logits: Tensor  # [M, V] at `mlm_positions`, or [T, V] without them
+    seq_relationship_logits: Tensor | None = None  # [N, 2]; None without the next-sentence head
 
 
 class SpanOutput(NamedTuple):
-    start_logits: Tensor  # [T], or [B, S] of padded input
+    start_logits: Tensor  # [T]
     end_logits: Tensor
 
     @property
     def logits(self) -> Tensor:
-        """Start and end logits, [T, 2] or [B, S, 2]."""
+        """Start and end logits, [T, 2]."""
         return torch.stack(self, dim=-1)
 
 
 class ClassificationOutput(NamedTuple):
-    logits: Tensor  # [N, C], or [B, C] of padded input; of tokens [T, C] or [B, S, C]
-
-
-def vocabulary_logits(hidden_ME: Tensor, embedding_VE: Tensor, bias: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [M, V] of an output matrix that is tied to the word embeddings. Those of the vocabulary's padding rows are
-    -inf, so their probability and gradient are exactly zero."""
-    bias = embedding_VE.new_zeros(vocab_size) if bias is None else bias
-    bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
-    return F.linear(hidden_ME, embedding_VE, bias_V)
+    logits: Tensor  # [N, C], or of tokens [T, C]
 
 
 class MaskedLanguageModel(PreTrainedModel):
-    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the stream (or the
-    flattened padded input), the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
-    nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss too."""
+    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the stream, the vocabulary
+    is predicted for those tokens only. With `labels` (mlm_labels [M], nsp_labels [N]), it returns the sums of the loss,
+    so that a compiled model computes the loss too."""
 
     next_sentence = False  # whether it has the next-sentence head
     cross_entropy = staticmethod(summed_cross_entropy)  # of masked tokens; compiled with --compile layers on GPUs
 
     @abstractmethod
-    def predictions(self, hidden_ME: Tensor) -> Tensor:
-        """Logits of the vocabulary with its padding."""
+    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The input of the output matrix, which is tied to the word embeddings, and its bias."""
 
     def forward(
         self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
+        stream: TokenStream,
         *,
         mlm_positions: Tensor | None = None,
         labels: tuple[Tensor, Tensor] | None = None,
     ) -> PreTrainingOutput | PreTrainingSums:
-        hidden, pooled_NE = self.base_model(input_ids, attention_mask, token_type_ids, output_positions=mlm_positions)
-        logits = self.predictions(hidden)
-        if mlm_positions is None:  # drop the vocabulary padding
-            logits = logits[..., : self.config.vocab_size]
+        hidden, pooled_NE = self.base_model(stream, output_positions=mlm_positions)
+        (hidden, bias), embedding_VE = self.transform(hidden), self.word_embeddings.weight
+        bias = embedding_VE.new_zeros(self.config.vocab_size) if bias is None else bias
+        # The logits of the vocabulary's padding are -inf, so their probability and gradient are exactly zero.
+        bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
+        logits = F.linear(hidden, embedding_VE, bias_V)
         output = PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
         return output if labels is None else pretraining_sums(*output, *labels, self.cross_entropy)
 
@@ -98,17 +90,12 @@ class ClassificationModel(PreTrainedModel):
         self.dropout = Dropout(dropout)
         classifier = type(self).classifier_class(self.config.hidden_size, num_outputs, dropout)
         setattr(self, self.classifier_name, classifier)
+        self.float32_head = (f"{self.classifier_name}.",)
         self.init_weights(self.optional_heads)
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> ClassificationOutput:
-        inputs = input_ids, attention_mask, token_type_ids
+    def forward(self, stream: TokenStream) -> ClassificationOutput:
         is_pooled = self.base_model.pooling is not None
-        return self.output(self.base_model.pooled(*inputs) if is_pooled else self.base_model(*inputs).last_hidden_state)
+        return self.output(self.base_model.pooled(stream) if is_pooled else self.base_model(stream).last_hidden_state)
 
     def output(self, hidden: Tensor) -> ClassificationOutput:
         """The logits, computed in the type of the classifier's weights: in 16 bits, many would be equal."""
@@ -116,9 +103,6 @@ class ClassificationModel(PreTrainedModel):
         kind = states.device.type
         with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):  # meta has no autocast
             return ClassificationOutput(classifier(states.to(next(classifier.parameters()).dtype)))
-
-    def kept_in_float32(self) -> Collection[nn.Module]:
-        return list(getattr(self, self.classifier_name).modules())
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         modules = (*self.head.modules(), *getattr(self, self.classifier_name).modules())
@@ -166,13 +150,8 @@ class SentenceEmbedding(PreTrainedModel):
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0  # the mean has no matrix products
 
-    def forward(
-        self,
-        input_ids: Tensor | TokenStream,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-    ) -> ClassificationOutput:
-        return ClassificationOutput(self.base_model.pooled(input_ids, attention_mask, token_type_ids))
+    def forward(self, stream: TokenStream) -> ClassificationOutput:
+        return ClassificationOutput(self.base_model.pooled(stream))
 
     @property
     def num_outputs(self) -> int:

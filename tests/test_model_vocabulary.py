@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import TINY, VOCAB_FILE
+from padded import run_padded
 from test_hugging_face_tokenizers import file_of
 from test_tokenizer import sample_texts
 
@@ -146,7 +147,9 @@ def test_the_positions_of_roberta_move_with_the_id_of_the_padding_token(tokenize
         for each in models:
             each.get_input_embeddings().weight[10:15] = torch.arange(160.0).view(5, 32) / 99
         ours.word_embeddings.weight[10:15] = torch.arange(160.0).view(5, 32) / 99
-        outputs = [each.roberta(torch.arange(10, 15)[None]).last_hidden_state for each in (*models, ours)]
+        ids = torch.arange(10, 15)[None]
+        outputs = [each.roberta(ids).last_hidden_state for each in models]
+        outputs.append(run_padded(ours.roberta, ids).last_hidden_state)
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
     for found in outputs[1:]:
         torch.testing.assert_close(found, outputs[0])

@@ -24,10 +24,6 @@ class NovelConfig(ModelConfig):
     model_type = "novel"
     embedding_dropout = 0.0
 
-    @classmethod
-    def from_dict(cls, values: dict) -> "NovelConfig":
-        return cls.from_values(values, set())
-
 
 class NovelBlock(nn.Module):
     def __init__(self, config: NovelConfig):
@@ -35,10 +31,6 @@ class NovelBlock(nn.Module):
         self.scale = nn.RMSNorm(config.hidden_size)
         self.gate_and_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False, stacked=2)
         self.down = Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, hidden_TE: Tensor) -> Tensor:
-        gate_TI, up_TI = self.gate_and_up(self.scale(hidden_TE)).chunk(2, dim=1)
-        return hidden_TE + self.down(gate_TI.sigmoid() * up_TI)
 
 
 class NovelModel(EncoderModel):
@@ -50,6 +42,7 @@ class NovelModel(EncoderModel):
         super().__init__(config, None)
         self.tokens = VocabularyEmbedding(config)
         self.blocks = nn.ModuleList(NovelBlock(config) for _ in range(config.num_hidden_layers))
+        self.final_norm = nn.Identity()
         self.init_weights()
 
     @property
@@ -58,11 +51,6 @@ class NovelModel(EncoderModel):
 
     def draw_matrix(self, name: str, value: Tensor) -> None:
         value.fill_(0.5)
-
-    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
-        for block in self.blocks:
-            hidden_TE = block(hidden_TE)
-        return hidden_TE if output_R is None else hidden_TE[output_R]
 
     def prepare_attentions(self, stream, hidden_TE: Tensor) -> list[PreparedAttention]:
         return []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_loading.packing import COMPILED_SIZES, MicroBatchLimits, filler_stream, pack, pad_stream
 from encoders.bert import BertConfig, BertForPreTraining
 from loss import pretraining_sums
-from token_stream import TokenStream, padded_index, stream_index, to_padded
+from token_stream import TokenStream, padded_index, stream_index
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -166,8 +166,3 @@ def test_padded_view_and_stream_are_inverse(lengths, more):
     assert is_real.sum(dim=1).tolist() == lengths
     assert index[is_real].tolist() == list(range(num_tokens))
     assert index.flatten()[stream_index(cu_seqlens, max_seqlen, num_tokens)].tolist() == list(range(num_tokens))
-
-    states = torch.arange(1.0, num_tokens + 1)[:, None].expand(-1, 3)
-    padded = to_padded(states, is_real.flatten().nonzero().squeeze(1), len(lengths), max_seqlen)
-    assert padded.shape == (len(lengths), max_seqlen, 3)
-    assert padded[is_real].equal(states) and padded[~is_real].eq(0).all()
