@@ -70,8 +70,8 @@ def make_updates(model: nn.Module, device: torch.device) -> dict[str, Callable[[
     other = {"foreach": device.type == "cpu"}
     optimizers = {
         "AdamW": torch.optim.AdamW(groups, lr, **options, fused=True),
-        "Lamb": Lamb(groups, lr, **options, max_grad_norm=None),
-        "Lamb, other form": Lamb(groups, lr, **options, **other, max_grad_norm=None),
+        "Lamb": Lamb(groups, lr, **options),
+        "Lamb, other form": Lamb(groups, lr, **options, **other),
     }
     moments = {p: {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)} for p in model.parameters()}
     for optimizer in optimizers.values():

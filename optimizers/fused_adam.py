@@ -9,11 +9,13 @@ from torch.optim.adamw import adamw
 
 class FusedAdam(torch.optim.Optimizer):
     """Base class: the moments of Adam, updated by torch's fused AdamW kernel. A group without the key `bias_correction`
-    has the correction."""
+    has the correction. grad_scale, found_inf: set by `apply_step`."""
 
     # torch's wrappers of these two keep torch.compile out of them, and import it for that, which takes half a second.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
 
     def _init_moments(self, params: list[Tensor]) -> None:
         for p in params:
@@ -22,38 +24,21 @@ class FusedAdam(torch.optim.Optimizer):
                 self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
     def _adamw(
-        self,
-        params: list[Tensor],
-        targets: list[Tensor],
-        group: dict,
-        lr: float | Tensor,
-        weight_decay: float,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
+        self, params: list[Tensor], targets: list[Tensor], group: dict, lr: float | Tensor, weight_decay: float
     ) -> None:
         """Updates the moments of `params`, and `targets` with `lr` and `weight_decay`, in one pass."""
         states = [self.state[p] for p in params]
-        adamw(
-            targets,
-            [p.grad for p in params],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [self._bias_step(state, group) for state in states],
-            fused=True,
-            lr=lr,
-            weight_decay=weight_decay,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-            **self._kernel_options(group),
-        )
+        moments = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        steps = [self._bias_step(state, group) for state in states]
+        options = self._kernel_options(group, lr, weight_decay)
+        adamw(targets, [p.grad for p in params], *moments, [], steps, fused=True, found_inf=self.found_inf, **options)
 
     @staticmethod
     def _bias_step(state: dict[str, Tensor], group: dict) -> Tensor:
         """The step count for the kernel's bias correction; beta^inf is 0, which turns the correction off."""
         return state["step"] if group.get("bias_correction", True) else torch.full_like(state["step"], torch.inf)
 
-    @staticmethod
-    def _kernel_options(group: dict) -> dict:
+    def _kernel_options(self, group: dict, lr: float | Tensor, weight_decay: float) -> dict:
         beta1, beta2 = group["betas"]
-        return {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "amsgrad": False, "maximize": False}
+        options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": weight_decay}
+        return options | {"grad_scale": self.grad_scale, "amsgrad": False, "maximize": False}

@@ -51,13 +51,11 @@ class Muon(FusedAdam):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum})
         self.shard_group = shard_group
         self.group = replica_group if shard_group is None else shard_group
-        self.rank, self.num_ranks = 0, 1
-        if self.group is not None:
-            self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.rank = 0 if self.group is None else dist.get_rank(self.group)
+        self.num_ranks = 1 if self.group is None else dist.get_world_size(self.group)
 
     @torch.no_grad()
     def step(self) -> None:
-        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         matrices: list[Matrix] = []
         for group in self.param_groups:
             if group["stacked"]:
@@ -65,13 +63,13 @@ class Muon(FusedAdam):
                 matrices += [matrix for matrix in found if matrix.p.grad is not None]
             elif params := [p for p in group["params"] if p.grad is not None]:
                 self._init_moments(params)
-                self._adamw(params, params, group, group["lr"], group["weight_decay"], grad_scale, found_inf)
+                self._adamw(params, params, group, group["lr"], group["weight_decay"])
         # Without synchronization: a skipped step has weight 0.
-        weight = 1.0 if found_inf is None else 1.0 - found_inf
+        weight = 1.0 if self.found_inf is None else 1.0 - self.found_inf
         owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
         owned: dict[int, Tensor] = {}
         for index, matrix in enumerate(matrices):
-            update = self._momentum_update(matrix, weight, grad_scale, found_inf)
+            update = self._momentum_update(matrix, weight)
             if self.group is None:  # at once, which needs memory for one matrix only
                 self._apply(matrix, matrix.orthogonalize(update), weight)
             elif self.shard_group is not None:
@@ -84,17 +82,15 @@ class Muon(FusedAdam):
             send = self._scatter if self.shard_group is not None else self._broadcast
             self._apply(matrix, send(owned.pop(index, None), matrix, owners[index]), weight)
 
-    def _momentum_update(
-        self, matrix: "Matrix", weight: float | Tensor, grad_scale: Tensor | None, found_inf: Tensor | None
-    ) -> Tensor:
+    def _momentum_update(self, matrix: "Matrix", weight: float | Tensor) -> Tensor:
         """Updates the momentum of this rank's rows. Returns what is to be orthogonalized."""
         state, momentum, gradient = self.state[matrix.p], matrix.group["momentum"], matrix.p.grad
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix.p)
-        if grad_scale is not None:
-            gradient = gradient / grad_scale
-        if found_inf is not None:
-            gradient = torch.where(found_inf != 0, 0.0, gradient)
+        if self.grad_scale is not None:
+            gradient = gradient / self.grad_scale
+        if self.found_inf is not None:
+            gradient = torch.where(self.found_inf != 0, 0.0, gradient)
         state["momentum_buffer"].add_((gradient - state["momentum_buffer"]) * ((1 - momentum) * weight))
         return gradient.lerp(state["momentum_buffer"], momentum)
 
@@ -223,15 +219,15 @@ def muon_groups(
 
 
 def muon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
-    matrices = hidden_matrices(model)
-    momentum = {name: {"momentum_buffer": StateTensor(shape)} for name, shape in shapes.items() if name in matrices}
+    momentum = {name: {"momentum_buffer": StateTensor(shapes[name])} for name in hidden_matrices(model)}
     return adam_state(model, shapes) | momentum
 
 
 def normuon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
-    matrices = hidden_matrices(model)
-    moments = {name: {ROW_MOMENT: StateTensor((shape[0], 1))} for name, shape in shapes.items() if name in matrices}
-    return {name: state | moments.get(name, {}) for name, state in muon_state(model, shapes).items()}
+    state = muon_state(model, shapes)
+    for name in hidden_matrices(model):
+        state[name][ROW_MOMENT] = StateTensor((shapes[name][0], 1))
+    return state
 
 
 def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group) -> Muon:

@@ -60,7 +60,7 @@ def lamb_in_float64(
     betas=(0.9, 0.999),
     eps=1e-6,
     weight_decay=0.01,
-    max_grad_norm=1.0,
+    max_grad_norm=None,
     bias_correction=True,
     trust_bounds=None,
     adapt_undecayed=False,
@@ -99,8 +99,9 @@ def as_parameters(weights) -> dict[str, torch.nn.Parameter]:
 
 
 def as_model(parameters: dict[str, nn.Parameter]) -> nn.Module:
-    """A module with `parameters`, named `module.parameter`."""
-    model = nn.ModuleDict()
+    """A module with `parameters`, named `module.parameter`; Muon takes `dense.weight`."""
+    model = nn.ModuleDict({"dense": nn.Linear(1, 1)})
+    model.layers = [model["dense"]]
     for name, p in parameters.items():
         module, last = name.split(".")
         if module not in model:
@@ -144,8 +145,6 @@ def small_chunks(monkeypatch):
     "options",
     [
         {},
-        {"max_grad_norm": 0.3},
-        {"max_grad_norm": None},
         {"weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-8},
         {"bias_correction": False},
         {"trust_bounds": (0.01, 0.3)},
@@ -156,11 +155,11 @@ def small_chunks(monkeypatch):
 )
 def test_lamb_matches_the_algorithm_in_float64(options, foreach):
     parameters = as_parameters(initial_weights())
-    optimizer = lamb(parameters, **options, foreach=foreach)
+    rate = torch.tensor(0.0)  # a tensor is read in every step
+    optimizer = lamb(parameters, rate, **options, foreach=foreach)
     lrs = [0.02 * (k + 1) / STEPS for k in range(STEPS)]
     for grads, lr in zip(gradients_of_steps(), lrs, strict=True):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        rate.fill_(lr)
         set_gradients(parameters, grads)
         optimizer.step()
     assert_close(parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs, **options))
@@ -168,17 +167,9 @@ def test_lamb_matches_the_algorithm_in_float64(options, foreach):
 
 def test_variants_of_the_reference_differ():
     """Otherwise the test above could not fail."""
-    default, *others = [
-        lamb_in_float64(initial_weights(), gradients_of_steps(), [0.01] * STEPS, **options)
-        for options in (
-            {},
-            {"max_grad_norm": 0.3},
-            {"max_grad_norm": None},
-            {"bias_correction": False},
-            {"trust_bounds": (0.01, 0.3)},
-            {"adapt_undecayed": True},
-        )
-    ]
+    variants = ({}, {"max_grad_norm": 0.3}, {"bias_correction": False}, {"trust_bounds": (0.01, 0.3)})
+    arguments = initial_weights(), gradients_of_steps(), [0.01] * STEPS
+    default, *others = [lamb_in_float64(*arguments, **each) for each in (*variants, {"adapt_undecayed": True})]
     for other in others:
         assert max(np.linalg.norm(other[n] - default[n]) / max(np.linalg.norm(default[n]), 1e-9) for n in SHAPES) > 1e-4
 
@@ -192,18 +183,6 @@ def test_parameter_without_gradient_does_not_change():
     optimizer.step()
     assert torch.equal(parameters["output.weight"], before)
     assert not torch.equal(parameters["dense.weight"], torch.tensor(initial_weights()["dense.weight"]))
-
-
-def test_learning_rate_in_a_tensor_is_read_at_every_step():
-    lr = torch.tensor(0.0)
-    parameters = as_parameters(initial_weights())
-    optimizer = lamb(parameters, lr=lr)
-    lrs = [0.002 * (k + 1) for k in range(STEPS)]
-    for grads, value in zip(gradients_of_steps(), lrs, strict=True):
-        lr.fill_(value)
-        set_gradients(parameters, grads)
-        optimizer.step()
-    assert_close(parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs))
 
 
 def test_lamb_continues_from_its_state_dict_bit_identically():
@@ -224,14 +203,6 @@ def test_lamb_continues_from_its_state_dict_bit_identically():
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-6}, {"lr": -1.0}, {"weight_decay": -0.1}]
-)
-def test_options_out_of_range_are_an_error(wrong):
-    with pytest.raises(ValueError, match="must"):
-        Lamb([torch.nn.Parameter(torch.zeros(2))], **wrong)
-
-
 def test_norm_of_millions_of_numbers_is_accurate(monkeypatch):
     """torch's own norm has an error of 3e-5 here."""
     monkeypatch.undo()
@@ -249,40 +220,28 @@ def test_norm_of_millions_of_numbers_is_accurate(monkeypatch):
 
 def named_optimizer(name, parameters, lr=0.01):
     if name == "Lamb, foreach":
-        return lamb(parameters, lr=torch.tensor(lr), max_grad_norm=None, foreach=True)
+        return lamb(parameters, lr=torch.tensor(lr), foreach=True)
     return make_optimizer(OptimizerConfig(name), as_model(parameters), torch.tensor(lr))
 
 
-@pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach", "AdamW"])
+@pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach", "AdamW", "Muon", "NorMuon"])
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_step_with_a_gradient_that_is_not_finite_changes_nothing(name, steps_before):
-    parameters = as_parameters(initial_weights())
-    optimizer = named_optimizer(name, parameters)
-    for grads in gradients_of_steps(steps_before):
-        set_gradients(parameters, grads)
-        apply_step(optimizer, torch.tensor(1.0), torch.tensor(0.0))
-    before = snapshot(optimizer, parameters)
-    set_gradients(parameters, gradients_of_steps(1)[0], factor=float("inf"))
-    apply_step(optimizer, torch.tensor(1.0), torch.tensor(1.0))
-    weights = [p.detach() for p in parameters.values()]
-    for now, then in zip(weights, before, strict=False):
-        assert torch.equal(now, then)
-    if steps_before:  # a first step may create moments of zeros
-        assert all(map(torch.equal, snapshot(optimizer, parameters), before))
-
-    # The steps after it are those of a run without it.
-    untouched = as_parameters(initial_weights())
-    reference = named_optimizer(name, untouched)
-    steps = gradients_of_steps()
-    for grads in steps[:steps_before]:
-        set_gradients(untouched, grads)
-        apply_step(reference, torch.tensor(1.0), torch.tensor(0.0))
-    for grads in steps[steps_before : steps_before + 3]:
-        for named, each in ((parameters, optimizer), (untouched, reference)):
-            set_gradients(named, grads)
-            apply_step(each, torch.tensor(1.0), torch.tensor(0.0))
-    for name_, p in parameters.items():
-        assert torch.equal(p, untouched[name_])
+    runs = []
+    for skips in (False, True):
+        parameters = as_parameters(initial_weights())
+        optimizer = named_optimizer(name, parameters)
+        for step, grads in enumerate(gradients_of_steps(6)):
+            if skips and step == steps_before:
+                before = snapshot(optimizer, parameters)
+                set_gradients(parameters, grads, factor=float("inf"))
+                apply_step(optimizer, torch.tensor(1.0), torch.tensor(1.0))
+                if steps_before:  # a first step may create moments of zeros
+                    assert all(map(torch.equal, snapshot(optimizer, parameters), before))
+            set_gradients(parameters, grads)
+            apply_step(optimizer, torch.tensor(1.0), torch.tensor(0.0))
+        runs.append(snapshot(optimizer, parameters))
+    assert all(map(torch.equal, *runs))
 
 
 @pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach"])
@@ -485,18 +444,3 @@ def test_muon_orthogonalizes_each_matrix_of_the_layers_and_leaves_the_rest_to_ad
         else:
             torch.testing.assert_close(p.detach(), theirs[name].detach(), rtol=1e-6, atol=1e-7, msg=name)
     assert matrices == (8 if "ModernBert" in type(model).__name__ else 12)
-
-
-def test_muon_skips_a_step_that_is_not_finite():
-    model = ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG))
-    optimizer, _ = muon_with_gradients(model, "NorMuon")
-    apply_step(optimizer, torch.ones(()), torch.zeros(()))
-    params = list(model.parameters())
-    before = [p.detach().clone() for p in params]
-    buffers = [{key: value.clone() for key, value in optimizer.state[p].items()} for p in params]
-    for p in params:
-        p.grad = torch.full_like(p, torch.nan)
-    apply_step(optimizer, torch.ones(()), torch.ones(()))
-    assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
-    for p, old in zip(params, buffers, strict=True):
-        assert all(torch.equal(optimizer.state[p][key], value) for key, value in old.items())

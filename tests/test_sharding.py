@@ -69,7 +69,7 @@ MODEL = Parameters()
 
 
 def make_lamb(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return Lamb(parameter_groups(MODEL, 0.01, named), 0.01, max_grad_norm=1.0, shard_group=group)
+    return Lamb(parameter_groups(MODEL, 0.01, named), 0.01, shard_group=group)
 
 
 def make_lamb_of_deepspeed(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
@@ -252,8 +252,9 @@ def compare_models(on_meta: bool) -> None:
                 loss.backward()
             if micro_batch % 2:
                 shards.take_gradients()
-                for optimizer in (sharded, whole):
-                    optimizer.step()
+                for optimizer, group in ((sharded, shards.group), (whole, None)):
+                    clip = total_norm(gradients(optimizer), group).clamp(min=1.0)
+                    apply_step(optimizer, clip, torch.zeros(()))
                     optimizer.zero_grad()
             total = losses[0].detach()
             dist.all_reduce(total)
