@@ -77,8 +77,12 @@ class Shard:
                 for key, one in entry["datasets"].items()
             }
             self.attributes = entry["attributes"]
-            self._check()
-            return
+        else:
+            self._open()
+        self._check()
+
+    def _open(self) -> None:
+        path = self.path
         if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
             raise UserError(f"shard {path} is not a regular file: remove it")
         try:
@@ -93,7 +97,6 @@ class Shard:
             raise UserError(
                 f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
             ) from error
-        self._check()
 
     def _refuse_links(self, file: h5py.File) -> None:
         """Raises UserError for data in other files, which HDF5 allows: such a file may be a FIFO, which blocks."""
@@ -103,8 +106,8 @@ class Shard:
                 raise UserError(f"shard {self.path}: {key} is a link to other data: copy the data into the shard")
 
     def _check(self) -> None:
-        n, length = self._shape("input_ids", 2)
-        predictions = self._shape("masked_lm_positions", 2)[1]
+        n, length = (*self.layouts["input_ids"].shape, 0, 0)[:2]
+        predictions = (*self.layouts["masked_lm_positions"].shape, 0, 0)[1]
         version = self.attributes.get("schema_version", 1)
         if version not in range(1, SCHEMA_VERSION + 1):
             raise UserError(
@@ -126,12 +129,6 @@ class Shard:
                 raise UserError(f"shard {self.path}: {key} holds {layout.dtype}, not whole numbers")
             if layout.offset is not None and layout.offset + layout.dtype.itemsize * math.prod(shape) > size:
                 raise UserError(f"shard {self.path} is cut off inside {key}: make or fetch it again")
-
-    def _shape(self, key: str, dimensions: int) -> tuple[int, ...]:
-        shape = self.layouts[key].shape
-        if len(shape) != dimensions:
-            raise UserError(f"shard {self.path}: {key} has {len(shape)} dimensions, expected {dimensions}")
-        return shape
 
     def __len__(self) -> int:
         return self.layouts["input_ids"].shape[0]
@@ -242,13 +239,13 @@ class ContiguousShards:
 
     def _read_again(self, number: int, *read: int) -> bytes:
         """Repeats one of the reads, of which one failed."""
-        path, size = self.shards[number].path, read[1]
         try:
             found = os.pread(*read)
+            reason = "was cut off while it was read"
         except OSError as error:
-            raise UserError(f"shard {path} cannot be read ({error.strerror}): make or fetch it again") from error
-        if len(found) < size:
-            raise UserError(f"shard {path} was cut off while it was read: make or fetch it again")
+            found, reason = b"", f"cannot be read ({error.strerror})"
+        if len(found) < read[1]:
+            raise UserError(f"shard {self.shards[number].path} {reason}: make or fetch it again")
         return found
 
 
@@ -316,24 +313,20 @@ def find_shards(folder: str | Path) -> list[Path]:
 
 def open_shards(folder: str | Path) -> list[Shard]:
     """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it changed since."""
-    paths = find_shards(folder)
-    index = Path(folder) / INDEX_FILE
+    paths, index = find_shards(folder), Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]
     made, content = last_change(index), read_json(index, "index of the shards")
     try:
-        if content["version"] != INDEX_VERSION:
-            return [Shard(path) for path in paths]
-        common = content["attributes"]
-        entries = {
-            entry["name"]: entry | {"attributes": common | {"input_sha256": entry["input_sha256"]}}
-            for entry in content["shards"]
-        }
+        entries = {entry["name"]: entry for entry in content["shards"] if content["version"] == INDEX_VERSION}
         shards = []
         for path in paths:
             entry = entries.get(path.name)
-            is_described = entry and path.stat().st_size == entry["bytes"] and last_change(path) <= made
-            shards.append(Shard(path, entry if is_described else None))
+            if entry and path.stat().st_size == entry["bytes"] and last_change(path) <= made:
+                attributes = content["attributes"] | {"input_sha256": entry["input_sha256"]}
+                shards.append(Shard(path, entry | {"attributes": attributes}))
+            else:
+                shards.append(Shard(path))
         return shards
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{index} is damaged ({error!r}): delete it, and the shards are read without it") from error

@@ -103,11 +103,6 @@ def global_batches(config: LoaderConfig, first: int = 0) -> Iterator[tuple[int, 
         first += size
 
 
-def count_batches(config: LoaderConfig, position: int) -> int:
-    """The number of global batches before `position`."""
-    return sum(1 for _ in itertools.takewhile(lambda batch: batch[0] < position, global_batches(config)))
-
-
 @dataclass(frozen=True)
 class StepLoader:
     """Infinite iterator over one rank's parts of the global batches, starting at `first_position`.
@@ -134,10 +129,10 @@ class StepLoader:
 
     def _global_batches(self) -> Iterator[tuple[int, int, float]]:
         """The first position and the size of each global batch, and the share of the updates that are done before."""
-        last = None if self.updates is None else max(self.updates - 1, 1)
-        done = 0 if last is None else count_batches(self.config, self.first_position)
+        earlier = itertools.takewhile(lambda batch: batch[0] < self.first_position, global_batches(self.config))
+        done = 0 if self.updates is None else sum(1 for _ in earlier)
         for number, (first, size) in enumerate(global_batches(self.config, self.first_position), done):
-            yield first, size, 0.0 if last is None else min(number / last, 1.0)
+            yield first, size, 0.0 if self.updates is None else min(number / max(self.updates - 1, 1), 1.0)
 
     def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
@@ -146,12 +141,11 @@ class StepLoader:
         return make_step_batch(self.dataset, indices, limits, first, self.pin_memory, seeds, progress)
 
     def __iter__(self) -> Iterator[StepBatch]:
-        num_workers = self.config.num_workers
+        global_batches, num_workers = self._global_batches(), self.config.num_workers
         if num_workers == 0:
-            yield from itertools.starmap(self._load, self._global_batches())
+            yield from itertools.starmap(self._load, global_batches)
             return
         executor = ThreadPoolExecutor(num_workers, thread_name_prefix="loader")
-        global_batches = self._global_batches()
         try:
             ahead = deque(executor.submit(self._load, *next(global_batches)) for _ in range(STEPS_AHEAD * num_workers))
             while True:

@@ -152,8 +152,8 @@ def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, row
         ("segment_ids", np.zeros((19, 32), np.uint8), "is [19, 32] where [20, 32] fits"),
         ("masked_lm_ids", np.zeros((20, 4), np.uint8), "is [20, 4] where [20, 5] fits"),
         ("next_sentence_labels", np.zeros((20, 1), np.uint8), "is [20, 1] where [20] fits"),
-        ("input_ids", np.zeros(20, np.uint8), "has 1 dimensions"),
-        ("masked_lm_positions", np.uint8(0), "has 0 dimensions"),
+        ("input_ids", np.zeros(20, np.uint8), "is [20] where [20, 0] fits"),
+        ("masked_lm_positions", np.uint8(0), "is [] where [20, 0] fits"),
         ("segment_ids", h5py.Empty(np.int8), "is [] where [20, 32] fits"),  # a null dataspace
         ("input_mask", np.zeros((20, 32), np.float32), "holds float32, not whole numbers"),
     ],
