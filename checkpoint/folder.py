@@ -31,9 +31,8 @@ WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with 
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
 HASH_READ = 1 << 20  # bytes that each thread holds
 FORMAT_VERSION = 2
-
-
 FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth")  # files that convert_checkpoint.py reads
+ADVICE = "use the checkpoint before it"
 
 
 class BadCheckpoint(UserError):
@@ -44,13 +43,9 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and checksums of each file. Raises UserError for a manifest that is damaged or of another version."""
     path = folder / MANIFEST_FILE
     content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
-    if content["format_version"] != FORMAT_VERSION:
-        raise UserError(
-            f"checkpoint {folder} has format {content['format_version']}; this program reads {FORMAT_VERSION}: "
-            f"use the version of this project that wrote it"
-        )
-    if content["block_size"] != HASH_BLOCK:
-        raise UserError(f"{path}: block_size is {content['block_size']}, not {HASH_BLOCK}")
+    found, expected = (content["format_version"], content["block_size"]), (FORMAT_VERSION, HASH_BLOCK)
+    if found != expected:
+        raise UserError(f"{path} has format and block_size {found}, not {expected}: use the version that wrote it")
     entry = {"size": int, "sha256": list[str]}
     return from_json(dict[str, entry], content.get("files"), f"the manifest {path}: files")
 
@@ -96,35 +91,34 @@ def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) ->
 def verify_checkpoint(folder: str | Path) -> None:
     """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest."""
     folder = Path(folder)
-    advice = "use the checkpoint before it"
     if not (folder / MANIFEST_FILE).is_file():
         refuse_foreign(folder)
         raise BadCheckpoint(
             f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
-            f"(--from-pretrained-params takes the weights of any model folder); {advice}"
+            f"(--from-pretrained-params takes the weights of any model folder); {ADVICE}"
         )
     try:
         expected = read_manifest(folder)
-        if unlisted := sorted(_required_files(folder) - expected.keys()):
-            raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {advice}")
+        # Also a file that was added later would be read without a checksum.
+        endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
+        read = {
+            MODEL_FILE,
+            CONFIG_FILE,
+            TOKENIZER_CONFIG,
+            *(p.name for p in folder.iterdir() if p.name.endswith(endings)),
+        }
+        if unlisted := sorted(read - expected.keys()):
+            raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {ADVICE}")
         for name, file in expected.items():
             size = (folder / name).stat().st_size
             blocks = [(folder / name, block) for block in range(num_blocks(size))]
             if size != file["size"] or block_digests(blocks) != file["sha256"]:
-                raise BadCheckpoint(
-                    f"{folder / name} is damaged (its bytes are not those that {MANIFEST_FILE} names): {advice}"
-                )
+                raise BadCheckpoint(f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {ADVICE}")
     except (OSError, ValueError) as error:  # ValueError: names with NUL
         where, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
-        raise BadCheckpoint(f"{where} of checkpoint {folder} cannot be read ({reason}): {advice}") from error
+        raise BadCheckpoint(f"{where} of checkpoint {folder} cannot be read ({reason}): {ADVICE}") from error
     except UserError as error:
         raise BadCheckpoint(str(error)) from error
-
-
-def _required_files(folder: Path) -> set[str]:
-    """What is read, also a file that was added later, which would be read without a checksum."""
-    endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
-    return {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG, *(p.name for p in folder.iterdir() if p.name.endswith(endings))}
 
 
 def is_valid(folder: Path) -> bool:
@@ -139,10 +133,8 @@ def refuse_foreign(path: Path) -> None:
     """Raises UserError if `path` is a file, or a folder with a checkpoint of another project."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
-        raise UserError(
-            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with convert_checkpoint.py, "
-            f"and give that to --from-pretrained-params"
-        )
+        advice = "make a model folder of it with convert_checkpoint.py, and give that to --from-pretrained-params"
+        raise UserError(f"{foreign[0]} is a checkpoint of another project: {advice}")
     if path.is_file():
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
 
@@ -150,24 +142,20 @@ def refuse_foreign(path: Path) -> None:
 def checkpoint_steps(parent: str | Path) -> list[int]:
     """The steps of the checkpoints in `parent`, oldest first."""
     parent = Path(parent)
-    if not parent.is_dir():
-        return []
-    return sorted(int(path.name) for path in parent.iterdir() if is_step(path.name) and path.is_dir())
+    paths = parent.iterdir() if parent.is_dir() else ()
+    return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
 def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1) -> Path | None:
     """The newest valid checkpoint in the folder of steps `parent`, or None; only of steps `above` a number. Warns about
     damaged newer ones."""
-    for step in reversed(checkpoint_steps(parent)):
-        if step <= above:
-            break
+    for step in reversed([step for step in checkpoint_steps(parent) if step > above]):
         folder = Path(parent) / str(step)
         try:
             verify_checkpoint(folder)
+            return folder
         except BadCheckpoint as error:
             log(f"warning: {error}")
-        else:
-            return folder
     return None
 
 
@@ -181,19 +169,23 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
     path = Path(path)
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     if last_step == "auto" and not is_checkpoint:
-        newest = newest_checkpoint(path)
-        if newest is None:
+        if (newest := newest_checkpoint(path)) is None:
             refuse_foreign(path)
-            if checkpoint_steps(path):
-                raise UserError(f"none of the checkpoints in {path} is valid: move them away to start from step 1")
+            refuse_damaged(path)
         return newest
     names_itself = last_step is None or (is_checkpoint and last_step in ("auto", path.name))
-    folder = path if names_itself else path / str(last_step)
+    folder = path if names_itself else path / last_step
     if not folder.is_dir():
         refuse_foreign(path)
         raise UserError(f"checkpoint {folder} does not exist: check --from-checkpoint and --last-step-of-checkpoint")
     verify_checkpoint(folder)
     return folder
+
+
+def refuse_damaged(parent: Path) -> None:
+    """Raises UserError if there are checkpoints in `parent`, of which none is valid."""
+    if checkpoint_steps(parent):
+        raise UserError(f"none of the checkpoints in {parent} is valid: move them away to start from step 1")
 
 
 def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line) -> Path:

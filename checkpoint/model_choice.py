@@ -65,19 +65,14 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
     try:
         return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
     except ValueError as error:
-        raise UserError(
-            f"{tokenizer.vocab_file} does not fit the config ({error}): use those that belong together"
-        ) from error
+        raise UserError(f"{vocab_file} does not fit the config ({error}): use those that belong together") from error
 
 
 def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Raises UserError unless the config has the size of the vocabulary, which may be padded."""
-    num_tokens = tokenizer.vocab_size
-    if not num_tokens <= config.vocab_size <= -(-num_tokens // VOCAB_MULTIPLE) * VOCAB_MULTIPLE:
-        raise UserError(
-            f"{tokenizer.vocab_file} has {num_tokens} tokens and the config's vocab_size is {config.vocab_size}: use "
-            f"the vocabulary and the config that belong together"
-        )
+    count, advice = tokenizer.vocab_size, "use the vocabulary and the config that belong together"
+    if not count <= config.vocab_size <= -(-count // VOCAB_MULTIPLE) * VOCAB_MULTIPLE:
+        raise UserError(f"{tokenizer.vocab_file} has {count} tokens, and vocab_size is {config.vocab_size}: {advice}")
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -12,10 +12,10 @@ from typing import Any
 
 from checkpoint.folder import (
     PROGRESS_SUFFIX,
-    checkpoint_steps,
     find_checkpoint,
     find_model_folder,
     newest_checkpoint,
+    refuse_damaged,
     verify_checkpoint,
 )
 from checkpoint.model_choice import ModelChoice, choose_model
@@ -72,13 +72,12 @@ def find_start(config: StartConfig, on_main: Callable[[Callable], Any] = lambda 
         checkpoint = weights = problem = None
         if config.from_checkpoint is not None:
             checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
-        path = config.from_phase1_final_params or config.from_pretrained_params
-        if path is not None:
+        if (path := config.from_phase1_final_params or config.from_pretrained_params) is not None:
             try:
                 weights = find_model_folder(path, print_line if checkpoint is None else lambda _: None)
             except UserError as error:  # phase 1's checkpoints may be removed once phase 2 has one
                 problem = str(error)
-        return [None if value is None else str(value) for value in (checkpoint, weights, problem)]
+        return [value and str(value) for value in (checkpoint, weights, problem)]
 
     checkpoint, weights, problem = on_main(find)
     if problem is not None and checkpoint is None and not config.resume:
@@ -119,13 +118,10 @@ def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
     if start.checkpoint is not None:
         return start
     if config.from_checkpoint is not None and not is_own:
-        raise UserError(
-            f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the path (only the run's own "
-            f"folder, {folder}, may be empty)"
-        )
+        advice = f"check the path (only the run's own folder, {folder}, may be empty)"
+        raise UserError(f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: {advice}")
     if resumes_newest:
-        if checkpoint_steps(folder):
-            raise UserError(f"none of the checkpoints in {folder} is valid: move them away to start from step 1")
+        refuse_damaged(folder)
         print_line(f"no checkpoint in {folder} yet: starting at step 1")
     if start.problem is not None:
         raise UserError(start.problem)

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from checkpoint.averages import WeightAverages
-from checkpoint.folder import AVERAGES_SUFFIX, CONFIG_FILE, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX, remove_leftovers
+from checkpoint.folder import (
+    AVERAGES_SUFFIX,
+    CONFIG_FILE,
+    MODEL_FILE,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_SUFFIX,
+    remove_leftovers,
+)
 from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_record
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.start import Progress, Start, start_in
@@ -83,16 +90,21 @@ class TrainState:
 
     def capture(self) -> Checkpoint:
         """The state as a checkpoint, called on all ranks. Tensors are not copied."""
-        model, optimizer = [], []
-        for name, p in self.parallel.named_parameters().items():
-            model.append(self._rows(name, name, p))
-            for key, value in self.parallel.optimizer_state(self.optimizer, name).items():
-                if isinstance(value, Tensor):
-                    optimizer.append(self._state_rows(name, key, value))
+        parameters, prefix = self.parallel.named_parameters(), self.metadata.prefix
+        tensors = {
+            MODEL_FILE: [self._rows(name, name, p) for name, p in parameters.items()],
+            prefix + OPTIMIZER_SUFFIX: [
+                self._state_rows(name, key, value)
+                for name in parameters
+                for key, value in self.parallel.optimizer_state(self.optimizer, name).items()
+                if isinstance(value, Tensor)
+            ],
+        }
+        if self.averages is not None:
+            averages = self.averages.tensors
+            tensors[prefix + AVERAGES_SUFFIX] = [self._rows(name, name, tensor) for name, tensor in averages.items()]
         config, architecture = self.model.config, self.model.architecture
-        averages = self.averages.tensors if self.averages is not None else {}
-        rows = [self._rows(name, name, tensor) for name, tensor in averages.items()]
-        return Checkpoint(self.step, model, optimizer, config, architecture, self._progress(), self.metadata, rows)
+        return Checkpoint(self.step, tensors, config, architecture, self._progress(), self.metadata)
 
     def _rows(self, parameter: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> TensorRows:
         """This rank's rows of a tensor with one row per row of `parameter`, and its shape if none is given, without
@@ -110,26 +122,9 @@ class TrainState:
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
-        metadata = self.metadata
-        return asdict(
-            Progress(
-                step=self.step,
-                samples_consumed=self.samples_consumed,
-                schedule_start=self.schedule_start,
-                phase=metadata.phase,
-                seed=metadata.seed,
-                num_samples=metadata.num_samples,
-                world_size=self.distributed.world_size,
-                optimizer=type(self.optimizer).__name__,
-                loss_scale=self.loss_scale.state_dict(),
-                train_seconds=self.train_seconds,
-                raw_train_seconds=self.raw_train_seconds,
-                data=metadata.data,
-                hyperparameters=metadata.hyperparameters,
-                arguments=metadata.arguments,
-                versions=self.versions,
-            )
-        )
+        values = vars(self.metadata) | vars(self) | {"world_size": self.distributed.world_size}
+        values |= {"optimizer": type(self.optimizer).__name__, "loss_scale": self.loss_scale.state_dict()}
+        return asdict(Progress(**{field.name: values[field.name] for field in fields(Progress)}))
 
     def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Restores a checkpoint, loads weights, or does nothing, as `start` says.
@@ -237,10 +232,8 @@ class TrainState:
             (f"the digest of the data ({OLD_DIGEST})", progress.data, metadata.data),
         ):
             if then not in (now, None):
-                raise UserError(
-                    f"checkpoint {folder}: {name} was {then}; this run uses {now}: use the same, or take only its "
-                    f"weights with --from-pretrained-params"
-                )
+                advice = "use the same, or take only its weights with --from-pretrained-params"
+                raise UserError(f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}")
         self._log_changes(folder, progress)
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = progress.samples_consumed, progress.schedule_start
@@ -273,11 +266,9 @@ class TrainState:
         self._log(f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate")
 
     def _restore_updates(self, folder: Path, progress: Progress) -> None:
-        if progress.optimizer != type(self.optimizer).__name__:
-            raise UserError(
-                f"checkpoint {folder} was saved with {progress.optimizer}, not {type(self.optimizer).__name__}: "
-                f"use the same --optimizer, or take only its weights with --from-pretrained-params"
-            )
+        if progress.optimizer != (name := type(self.optimizer).__name__):
+            advice = "use the same --optimizer, or take only its weights with --from-pretrained-params"
+            raise UserError(f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}")
         self._restore_optimizer(folder)
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress.loss_scale)
@@ -306,10 +297,8 @@ def read_progress(folder: Path, prefix: str) -> Progress:
     """Reads the progress file of a verified checkpoint."""
     path = folder / (prefix + PROGRESS_SUFFIX)
     if not path.is_file():
-        raise UserError(
-            f"checkpoint {folder} has no {path.name}: give the --model-prefix that it was written with, or take only "
-            f"its weights with --from-pretrained-params"
-        )
+        advice = "give its --model-prefix, or take only its weights with --from-pretrained-params"
+        raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
     progress = read_json(path, "the progress of a checkpoint", Progress)
     if is_step(folder.name) and progress.step != int(folder.name):
         raise UserError(f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}")
@@ -342,9 +331,6 @@ def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str
     if unexpected := sorted(tensors.keys() - expected.keys()):
         raise UserError(f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}")
     for name, shape in expected.items():
-        tensor = tensors[name]
-        if tensor.shape != shape or tensor.dtype != torch.float32:
-            raise UserError(
-                f"{path}: {name} is {list(tensor.shape)} {tensor.dtype}, expected {list(shape)} {torch.float32}: "
-                f"{ADVICE}"
-            )
+        found, wanted = (list(tensors[name].shape), tensors[name].dtype), (list(shape), torch.float32)
+        if found != wanted:
+            raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")

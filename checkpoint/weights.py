@@ -44,27 +44,20 @@ def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
     on demand. Pickled code is never executed. Raises UserError if there are no weights or a shard is missing.
     """
     for name in WEIGHT_FILES:
-        if (folder / name).is_file():
-            return _open_tensor_file(folder / name)
-        if (folder / (name + INDEX_SUFFIX)).is_file():
-            return _open_shards(folder / (name + INDEX_SUFFIX))
+        names, index = {name}, folder / (name + INDEX_SUFFIX)
+        if not (folder / name).is_file():
+            if not index.is_file():
+                continue
+            names = {*read_json(index, "index of weight files", {"weight_map": dict[str, str]})["weight_map"].values()}
+        tensors: dict[str, LazyTensor] = {}
+        for path in (folder / name for name in sorted(names)):
+            if path.suffix == ".safetensors":
+                tensors |= open_safetensors(path)
+            else:
+                tensors |= {key: LazyTensor.of(t) for key, t in state_dict_of(read_torch_file(path), path).items()}
+        return tensors
     expected = ", ".join(f"{name} or {name}{INDEX_SUFFIX}" for name in WEIGHT_FILES)
     raise UserError(f"model folder {folder} holds no weights: expected {expected}")
-
-
-def _open_tensor_file(path: Path) -> dict[str, LazyTensor]:
-    """The tensors in one file: `.safetensors`, or a state dict written by `torch.save`."""
-    if path.suffix == ".safetensors":
-        return open_safetensors(path)
-    return {name: LazyTensor.of(tensor) for name, tensor in state_dict_of(read_torch_file(path), path).items()}
-
-
-def _open_shards(index_path: Path) -> dict[str, LazyTensor]:
-    tensors: dict[str, LazyTensor] = {}
-    index = read_json(index_path, "index of weight files", {"weight_map": dict[str, str]})
-    for name in sorted(set(index["weight_map"].values())):
-        tensors |= _open_tensor_file(index_path.parent / name)
-    return tensors
 
 
 def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
@@ -76,9 +69,7 @@ def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
         if what is None and (tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta):
             what = "nested tensor" if tensor.is_nested else f"{tensor.layout} tensor on {tensor.device}"
         if what:
-            raise UserError(
-                f"{path}: entry {name!r} is a {what}, not a plain tensor: give a file with a model's weights"
-            )
+            raise UserError(f"{path}: entry {name!r} is a {what}, not a plain tensor: give a file of weights only")
     return dict(value)
 
 
@@ -121,15 +112,11 @@ def canonical_names(
         if not new.endswith("position_ids") and new not in model.tied_copies:
             renamed[new] = tensor
     prefix = f"{model.base_model_prefix}."
-    model_has_prefix = model.base_model is not model
-    tensors_have_prefix = any(name.startswith(prefix) for name in renamed)
-    if model_has_prefix and not tensors_have_prefix:
-        return {
-            name if name.startswith(model.head_names) else prefix + name: tensor for name, tensor in renamed.items()
-        }
-    if not model_has_prefix and tensors_have_prefix:
+    if model.base_model is model:
         return {name.removeprefix(prefix): tensor for name, tensor in renamed.items()}
-    return renamed
+    if any(name.startswith(prefix) for name in renamed):
+        return renamed
+    return {name if name.startswith(model.head_names) else prefix + name: tensor for name, tensor in renamed.items()}
 
 
 def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor], folder: Path) -> bool:
@@ -141,22 +128,17 @@ def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor], folder: 
 def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raises UserError for weights that have the right shapes but another meaning: another number of heads, or another
     vocabulary of the same size."""
-    if (folder / CONFIG_FILE).is_file():
-        theirs = read_config(folder / CONFIG_FILE)
+    if (path := folder / CONFIG_FILE).is_file():
+        theirs, advice = read_config(path), "use the config that the weights were trained with"
         for key in config.meaning if type(theirs) is type(config) else ("model_type",):
             then, now = (getattr(values, key) for values in (theirs, config))
             if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
-                raise UserError(
-                    f"{folder / CONFIG_FILE}: {key} is {then}, but this run's config has {now}: use the config that "
-                    f"the weights were trained with"
-                )
+                raise UserError(f"{path}: {key} is {then}, but this run's config has {now}: {advice}")
     given = find_tokenizer(folder)
     theirs = tokenizer if given is None else load_tokenizer(given)
     if type(theirs) is not type(tokenizer) or theirs.vocab != tokenizer.vocab:
-        raise UserError(
-            f"{given} and {tokenizer.vocab_file} contain different tokens: use the vocabulary that the weights were "
-            "made with"
-        )
+        advice = "use the vocabulary that the weights were made with"
+        raise UserError(f"{given} and {tokenizer.vocab_file} contain different tokens: {advice}")
 
 
 def check_head(folder: Path, architecture: str) -> None:
@@ -212,35 +194,26 @@ def select_weights(
     `tensors`; messages name both. Raises UserError for any other missing, unexpected or misshapen tensor.
 
     has_head: the model's head must be present, for prediction."""
-    given, wanted = canonical_names(tensors, model, source), checkpoint_shapes(model)
-    heads = [name for name in given.keys() & wanted.keys() if name.startswith("classifier.")]
-    if not has_head and any(given[name].shape != wanted[name] for name in heads):  # another task's head
+    given, wanted, heads = canonical_names(tensors, model, source), checkpoint_shapes(model), model.optional_heads
+    common = [name for name in wanted if name in given]
+    misshapen = [name for name in common if given[name].shape != wanted[name]]
+    if not has_head and any(name.startswith("classifier.") for name in misshapen):  # another task's head
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
-    misshapen = [
-        f"{name} is {list(given[name].shape)}, the model's is {list(shape)}"
-        for name, shape in wanted.items()
-        if name in given and given[name].shape != shape
-    ]
-    if misshapen:
-        raise UserError(
-            f"{source}: {len(misshapen)} tensors have another shape ({'; '.join(misshapen[:3])}): use the config and "
-            f"the vocabulary that it was made with"
-        )
-    wrong_types = [name for name in wanted if name in given and not given[name].dtype.is_floating_point]
-    if wrong_types:
-        raise UserError(
-            f"{source}: {', '.join(wrong_types[:3])} are not floating-point numbers: fetch or write it again"
-        )
-    missing = sorted(wanted.keys() - given.keys())
-    if has_head and (untrained := [name for name in missing if name.startswith(model.optional_heads)]):
-        raise UserError(
-            f"{source} has no {untrained[0]}: it was not fine-tuned for this task: fine-tune it, or use another"
-        )
-    if lacking := [name for name in missing if not name.startswith(model.optional_heads)]:
-        raise UserError(f"{source} lacks {len(lacking)} tensors of the model ({', '.join(lacking[:3])})")
-    unexpected = sorted(given.keys() - wanted.keys())
-    if unknown := [name for name in unexpected if not name.startswith(model.optional_heads)]:
-        raise UserError(f"{source} has {len(unknown)} tensors that the model lacks ({', '.join(unknown[:3])})")
+        common, misshapen = ([name for name in names if name in given] for names in (common, misshapen))
+    missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    shapes = [f"{name} is {list(given[name].shape)}, the model's is {list(wanted[name])}" for name in misshapen]
+    types = [name for name in common if not given[name].dtype.is_floating_point]
+    untrained = [name for name in missing if has_head and name.startswith(heads)]
+    lacking, unknown = ([name for name in names if not name.startswith(heads)] for names in (missing, unexpected))
+    for names, problem in (
+        (shapes, "have another shape: use the config and the vocabulary that it was made with"),
+        (types, "are not floating-point numbers: fetch or write it again"),
+        (untrained, "are missing: it was not fine-tuned for this task: fine-tune it, or use another"),
+        (lacking, "of the model are missing: use a complete one, and its own config"),
+        (unknown, "are not in the model: use its own config"),
+    ):
+        if names:
+            raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
     if missing:
         log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
     if unexpected:

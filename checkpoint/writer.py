@@ -1,9 +1,8 @@
 """Writes checkpoints in the background, from all ranks that hold a part of the state."""
 
-import itertools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,26 +44,22 @@ HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. `model`, `optimizer` and `averages` are this rank's rows of every tensor, with
-    0 rows where it has none."""
+    """A checkpoint folder. `tensors`: by file name, this rank's rows of every tensor, with 0 rows where it has none."""
 
     step: int
-    model: Sequence[TensorRows]
-    optimizer: Sequence[TensorRows]
+    tensors: Mapping[str, Sequence[TensorRows]]
     config: ModelConfig
     architecture: str
     progress: dict[str, Any]
     metadata: CheckpointMetadata
-    averages: Sequence[TensorRows] = ()
 
-    def tensor_files(self) -> dict[str, tuple[Sequence[TensorRows], dict[str, str]]]:
-        files = {
-            MODEL_FILE: (self.model, {"format": "pt"}),
-            self.metadata.prefix + OPTIMIZER_SUFFIX: (self.optimizer, {}),
-        }
-        if self.averages:
-            files[self.metadata.prefix + AVERAGES_SUFFIX] = (self.averages, {"format": "pt"})
-        return files
+    @property
+    def rows(self) -> list[TensorRows]:
+        return [tensor for tensors in self.tensors.values() for tensor in tensors]
+
+    @property
+    def gpu(self) -> torch.device | None:
+        return next((tensor.rows.device for tensor in self.rows if tensor.rows.is_cuda), None)
 
     def other_files(self) -> dict[str, bytes]:
         config = {"architectures": [self.architecture], **self.config.to_dict()}
@@ -96,7 +91,7 @@ class CheckpointWriter:
         self.local_writers = distributed.local_world_size if sharded else 1
         # A separate group, so that the thread's collectives do not mix with those of training.
         self.group = distributed.new_group(backend="gloo") if self.writers > 1 else None
-        self.writing: Future[Path] | None = None
+        self.writing: Future[None] | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
         self.preparing: Future[bool] | None = None
 
@@ -109,14 +104,12 @@ class CheckpointWriter:
         if not self.is_writer:
             return
         self.wait()
-        attempt = temporary_path(self.parent / str(checkpoint.step)).name
+        temporary = temporary_path(self.parent / str(checkpoint.step)).name
         if self.writers > 1:
-            attempt = self.distributed.broadcast_json(attempt)
+            temporary = self.distributed.broadcast_json(temporary)
         copied = self._copy(checkpoint)
-        several_machines = self.writers > self.local_writers
-        arguments = (copied or checkpoint, attempt, self.distributed.rank, self.writers, self.group)
-        arguments = (*arguments, self.keep_every, several_machines)
-        self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write_checkpoint, self.parent, *arguments)
+        arguments = (self.parent, temporary, copied or checkpoint)
+        self.writing = ThreadPoolExecutor(1, "checkpoint").submit(self._write, *arguments)
         if copied is None:
             self.wait()
 
@@ -127,26 +120,27 @@ class CheckpointWriter:
 
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
-        tensors, starts, needed, gpu = _places(checkpoint)
         if self.preparing is not None:
             self.preparing.result()
-        if len(self.memory) < needed and not self._allocate(checkpoint):
+        if len(self.memory) < aligned_bytes(checkpoint.rows) and not self._allocate(checkpoint):
             return None
-        copies = []
-        for tensor, start in zip(tensors, starts, strict=True):
-            rows = tensor.rows.detach()
-            place = self.memory[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)
-            copies.append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
-        if gpu is not None:
+        copies: dict[str, list[TensorRows]] = {name: [] for name in checkpoint.tensors}
+        start = 0
+        for name, tensors in checkpoint.tensors.items():
+            for tensor in tensors:
+                rows = tensor.rows.detach()
+                place = self.memory[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)
+                copies[name].append(replace(tensor, rows=place.copy_(rows, non_blocking=True)))
+                start += aligned_bytes([tensor])
+        if checkpoint.gpu is not None:
             torch.cuda.synchronize()
-        model, optimizer = len(checkpoint.model), len(checkpoint.model) + len(checkpoint.optimizer)
-        return replace(checkpoint, model=copies[:model], optimizer=copies[model:optimizer], averages=copies[optimizer:])
+        return replace(checkpoint, tensors=copies)
 
     def _allocate(self, checkpoint: Checkpoint) -> bool:
         """Allocates the buffer, pinned if tensors are on a GPU. Returns whether there was enough memory."""
-        *_, needed, gpu = _places(checkpoint)
+        needed, gpu = aligned_bytes(checkpoint.rows), checkpoint.gpu
         # The next update needs what the last one has returned, at least gradients, and hashing some more.
-        next_update = max(returned_memory(), sum(tensor.rows.nbytes for tensor in checkpoint.model))
+        next_update = max(returned_memory(), aligned_bytes(checkpoint.tensors[MODEL_FILE]))
         if needed + next_update + HASHING_BYTES > available_memory() / self.local_writers:
             return False
         try:
@@ -174,78 +168,75 @@ class CheckpointWriter:
         if self.writing is not None:
             wait([self.writing])
 
+    def _write(self, parent: Path, temporary_name: str, checkpoint: Checkpoint) -> None:
+        """Writes `parent`/step, called on all writers, and removes all but the newest KEPT_CHECKPOINTS checkpoints and
+        every `keep_every`-th step.
 
-def _places(checkpoint: Checkpoint) -> tuple[list[TensorRows], list[int], int, torch.device | None]:
-    """The tensors, the start of each in the buffer, the size of the buffer, and the GPU with tensors, if any."""
-    tensors = [*checkpoint.model, *checkpoint.optimizer, *checkpoint.averages]
-    ends = list(itertools.accumulate(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors))
-    gpu = next((tensor.rows.device for tensor in tensors if tensor.rows.is_cuda), None)
-    return tensors, [0, *ends[:-1]][: len(ends)], ends[-1] if ends else 0, gpu
+        An existing valid checkpoint is kept: the same step of the same run has the same content. Raises UserError if it
+        cannot be written, and PeerError if another rank failed.
+        """
+        folder, temporary, is_main = parent / str(checkpoint.step), parent / temporary_name, self.distributed.is_main
+        if self._agree(is_main and folder.is_dir() and is_valid(folder)):
+            return
+        layouts = {
+            name: file_layout(tensors, {} if name.endswith(OPTIMIZER_SUFFIX) else {"format": "pt"})
+            for name, tensors in checkpoint.tensors.items()
+        }
+        parts = [(temporary / name, layouts[name], tensors) for name, tensors in checkpoint.tensors.items()]
+        several_machines = self.writers > self.local_writers
+        digests: list[Tensor] = []
+
+        def publish() -> None:
+            if self.group is not None:
+                dist.all_reduce(digests[0], group=self.group)
+            if is_main:
+                _write_manifest(temporary, digests[0])
+                publish_folder(temporary, folder)
+                _publish_averages(parent, checkpoint)
+                remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
+
+        error: BaseException | None = None
+        # If a rank fails in a stage, no rank starts the next one. A stage must therefore only fail before or after its
+        # collectives.
+        for stage in (
+            lambda: is_main and _create_files(temporary, checkpoint, layouts),
+            lambda: _write_parts(parts, several_machines),
+            lambda: several_machines and _check_parts(parts),
+            lambda: digests.append(_hash_blocks(temporary, self.distributed.rank, self.writers)),
+            publish,
+        ):
+            try:
+                stage()
+            except Exception as raised:  # any error, because the other ranks wait for this one
+                error = raised
+            if self._agree(error is not None):
+                break
+        else:
+            return
+        if is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if error is None:
+            raise PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
+        if not isinstance(error, OSError | RuntimeError):
+            raise error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
+            f"choose another --output-dir, then resume"
+        ) from error
+
+    def _agree(self, flag: bool) -> bool:
+        """Whether `flag` is true on any writer."""
+        if self.group is None:
+            return flag
+        tensor = torch.tensor(int(flag))
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        return bool(tensor)
 
 
-def write_checkpoint(
-    parent: Path,
-    checkpoint: Checkpoint,
-    attempt: str,
-    rank: int = 0,
-    writers: int = 1,
-    group: "dist.ProcessGroup | None" = None,
-    keep_every: int | None = None,
-    several_machines: bool = False,
-) -> Path:
-    """Writes `parent`/step, called on all `writers`, and removes all but the newest KEPT_CHECKPOINTS checkpoints and
-    every `keep_every`-th step.
-
-    An existing valid checkpoint is kept: the same step of the same run has the same content. `attempt` names the
-    temporary folder. Raises UserError if it cannot be written, and PeerError if another rank failed.
-    """
-    folder, temporary = parent / str(checkpoint.step), parent / attempt
-    exists = rank == 0 and folder.is_dir() and is_valid(folder)
-    if agree(exists, group):
-        return folder
-    error: BaseException | None = None
-    layouts = {name: file_layout(*content) for name, content in checkpoint.tensor_files().items()}
-    digests: list[Tensor] = []
-    # If a rank fails in a stage, no rank starts the next one. A stage must therefore only fail before its collectives.
-    stages = (
-        lambda: rank == 0 and _create_files(temporary, checkpoint, layouts),
-        lambda: _write_parts(temporary, checkpoint, layouts, several_machines),
-        lambda: several_machines and _check_parts(temporary, checkpoint, layouts),
-        lambda: digests.append(_hash_blocks(temporary, rank, writers)),
-        lambda: _write_manifest(temporary, digests[0], rank, group),
-        lambda: rank == 0 and publish_folder(temporary, folder),
-        lambda: rank == 0 and checkpoint.averages and _publish_averages(parent, checkpoint),
-        lambda: rank == 0 and remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, keep_every),
-    )
-    for stage in stages:
-        try:
-            stage()
-        except Exception as raised:  # any error, because the other ranks wait for this one
-            error = raised
-        if agree(error is not None, group):
-            break
-    else:
-        return folder
-    if rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-    if error is None:
-        raise PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
-    if not isinstance(error, OSError | RuntimeError):
-        raise error
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    raise UserError(
-        f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
-        f"choose another --output-dir, then resume"
-    ) from error
-
-
-def agree(flag: bool, group: "dist.ProcessGroup | None") -> bool:
-    """Whether `flag` is true on any rank of the group."""
-    if group is None:
-        return flag
-    tensor = torch.tensor(int(flag))
-    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
-    return bool(tensor)
+def aligned_bytes(tensors: Iterable[TensorRows]) -> int:
+    """The size of the tensors in the buffer, where each starts at a multiple of ALIGNMENT."""
+    return sum(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
 
 
 def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
@@ -258,24 +249,26 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
         (folder / name).write_bytes(content)
 
 
-def _write_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout], several_machines: bool) -> None:
-    for name, (tensors, _) in checkpoint.tensor_files().items():
-        write_rows(folder / name, layouts[name], tensors, several_machines)
+def _write_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]], several_machines: bool) -> None:
+    for part in parts:
+        write_rows(*part, several_machines)
 
 
-def _check_parts(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
+def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]]) -> None:
     """Compares the files with this rank's memory, since the checksums are of what is in the files."""
-    for name, (tensors, _) in checkpoint.tensor_files().items():
-        if not holds_rows(folder / name, layouts[name], tensors):
+    for path, layout, tensors in parts:
+        if not holds_rows(path, layout, tensors):
             raise UserError(
-                f"{folder / name} does not hold what was written: this file system loses writes of several machines to "
-                f"one file; choose another --output-dir, or --data-parallel-shard-degree 1, where one process writes"
+                f"{path} does not hold what was written: this file system loses writes of several machines to one "
+                f"file; choose another --output-dir, or --data-parallel-shard-degree 1, where one process writes"
             )
 
 
 def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
     """Makes the model folder of the averages, with links to the files of the checkpoint where links are possible."""
     averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
+    if averages not in checkpoint.tensors:
+        return
     others = checkpoint.other_files().keys() - {checkpoint.metadata.prefix + PROGRESS_SUFFIX}
     step, sources = parent / str(checkpoint.step), {MODEL_FILE: averages} | {name: name for name in others}
     with atomic_folder(parent / AVERAGES_FOLDER) as folder:
@@ -302,9 +295,6 @@ def _hash_blocks(folder: Path, rank: int, writers: int) -> Tensor:
     return digests_32
 
 
-def _write_manifest(folder: Path, digests_32: Tensor, rank: int, group: "dist.ProcessGroup | None") -> None:
-    if group is not None:
-        dist.all_reduce(digests_32, group=group)
-    if rank == 0:
-        manifest = manifest_of(_file_sizes(folder), [bytes(row.tolist()).hex() for row in digests_32])
-        (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+def _write_manifest(folder: Path, digests_32: Tensor) -> None:
+    manifest = manifest_of(_file_sizes(folder), [bytes(row.tolist()).hex() for row in digests_32])
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

@@ -227,7 +227,7 @@ def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypat
 def test_manifest_of_an_unknown_format_is_an_error_with_its_number(copied):
     path = steps_folder(copied) / "8" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 3}))
-    with pytest.raises(BadCheckpoint, match="has format 3"):
+    with pytest.raises(BadCheckpoint, match=r"has format and block_size \(3,"):
         verify_checkpoint(path.parent)
 
 

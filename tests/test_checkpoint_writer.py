@@ -1,7 +1,6 @@
 """Writing checkpoints: atomic, in the background, by one rank or by all."""
 
 import errno
-import itertools
 import json
 import os
 import threading
@@ -19,14 +18,12 @@ import checkpoint.writer
 import utils.files
 from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftovers, verify_checkpoint
 from checkpoint.rows import TensorRows
-from checkpoint.writer import Checkpoint, CheckpointWriter, write_checkpoint
+from checkpoint.writer import Checkpoint, CheckpointWriter
 from encoders.bert import BertConfig
 from run_config import CheckpointMetadata
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-
-ATTEMPTS = itertools.count()
 
 
 def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
@@ -37,19 +34,13 @@ def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
 def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> Checkpoint:
     if not vocab_file.exists():
         vocab_file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    return Checkpoint(
-        step,
-        rows_of(model),
-        rows_of(optimizer),
-        BertConfig(5, 4, 1, 1, 4),
-        "BertModel",
-        {"step": step},
-        metadata(vocab_file),
-    )
+    return checkpoint_of_rows(step, vocab_file, rows_of(model), rows_of(optimizer))
 
 
-def metadata(vocab_file: Path) -> CheckpointMetadata:
-    return CheckpointMetadata({}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file))
+def checkpoint_of_rows(step: int, vocab_file: Path, *rows: list[TensorRows]) -> Checkpoint:
+    tensors = dict(zip(("model.safetensors", "model_optimizer.safetensors"), rows, strict=True))
+    metadata = CheckpointMetadata({}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file))
+    return Checkpoint(step, tensors, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": step}, metadata)
 
 
 @pytest.fixture
@@ -60,8 +51,12 @@ def small(tmp_path_factory):
     return lambda step: checkpoint_of(step, vocab_file, weight, {"weight.exp_avg": weight["weight"]})
 
 
-def write(parent: Path, content: Checkpoint, **options) -> Path:
-    return write_checkpoint(parent, content, f"{content.step}.tmp-{next(ATTEMPTS)}", **options)
+def write(parent: Path, content: Checkpoint, several_machines: bool = False) -> Path:
+    writer = CheckpointWriter(parent, DistributedContext())
+    writer.writers += several_machines
+    writer.write(content)
+    writer.wait()
+    return parent / str(content.step)
 
 
 def test_the_buffer_can_be_allocated_before_the_first_checkpoint(small, tmp_path):
@@ -172,7 +167,7 @@ def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp
 def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, small, monkeypatch):
     """A process that was thought dead may still write."""
     attempts = []
-    monkeypatch.setattr(checkpoint.writer, "write_checkpoint", lambda *args: attempts.append(args[2]))
+    monkeypatch.setattr(CheckpointWriter, "_write", lambda *args: attempts.append(args[2]))
     for _ in range(2):
         writer = CheckpointWriter(tmp_path, DistributedContext())
         writer.write(small(7))
@@ -186,13 +181,13 @@ def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, smal
 def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch):
     """Training goes on during the write, and the copies of the next checkpoint use the same memory."""
     changed = threading.Event()
-    really_write = checkpoint.writer.write_checkpoint
+    really_write = CheckpointWriter._write
 
     def write_later(*args):
         assert changed.wait(timeout=60)
         return really_write(*args)
 
-    monkeypatch.setattr(checkpoint.writer, "write_checkpoint", write_later)
+    monkeypatch.setattr(CheckpointWriter, "_write", write_later)
     parent = tmp_path / "steps"
     writer = CheckpointWriter(parent, DistributedContext())
     model = {"weight": torch.randn(500, 300).t(), "narrow": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4)}
@@ -264,8 +259,7 @@ def write_sharded(distributed, folder, fails_on):
     checkpoint.folder.HASH_BLOCK = 64  # several blocks per rank
     parent, rank = Path(folder) / "sharded", distributed.rank
     rows = sharded_rows(rank, distributed.world_size)
-    vocab_file = Path(folder) / "words.txt"
-    content = Checkpoint(1, rows, rows, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": 1}, metadata(vocab_file))
+    content = checkpoint_of_rows(1, Path(folder) / "words.txt", rows, rows)
     writer = CheckpointWriter(parent, distributed, sharded=True)
     if rank == fails_on:
         checkpoint.writer.write_rows = no_space

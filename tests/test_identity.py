@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ import trainer as trainer_module
 from checkpoint import writer
 from checkpoint.folder import BEST_FOLDER, find_model_folder
 from checkpoint.identity import RECORD_FILE
+from checkpoint.rows import TensorRows
+from checkpoint.writer import Checkpoint
 from fine_tuning import read_evaluations
 from run_config import RunRecord
 from utils.errors import UserError
@@ -153,8 +154,8 @@ def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypat
     """In a memory group that is nearly full, training waits for the whole write instead of being killed."""
     made = writer.CheckpointWriter.__new__(writer.CheckpointWriter)
     made.local_writers = 1
-    rows = SimpleNamespace(rows=torch.empty(112 << 20, dtype=torch.uint8))
-    state = SimpleNamespace(model=[rows], optimizer=[rows, rows], averages=[])
+    rows = TensorRows("", (), torch.empty(112 << 20, dtype=torch.uint8))
+    state = Checkpoint(1, {"model.safetensors": [rows], "model_optimizer.safetensors": [rows, rows]}, *[None] * 4)
     for available, returned, is_copied in ((903, 600, False), (903, 0, True), (500, 0, False), (520, 0, True)):
         monkeypatch.setattr(writer, "available_memory", lambda available=available: available << 20)
         monkeypatch.setattr(writer, "returned_memory", lambda returned=returned: returned << 20)

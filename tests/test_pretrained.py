@@ -114,8 +114,8 @@ def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
     [
         ({"bert.pooler.dense.bias": torch.zeros(31)}, ["another shape", "bert.pooler.dense.bias is [31]"]),
         ({"bert.pooler.dense.weight": torch.zeros(32)}, ["another shape", "bert.pooler.dense.weight is [32]"]),
-        ({"bert.embeddings.LayerNorm.weight": None}, ["lacks 1", "bert.embeddings.LayerNorm.weight"]),
-        ({"bert.adapter.weight": torch.zeros(3)}, ["has 1 tensors", "bert.adapter.weight"]),
+        ({"bert.embeddings.LayerNorm.weight": None}, ["of the model are missing", "bert.embeddings.LayerNorm.weight"]),
+        ({"bert.adapter.weight": torch.zeros(3)}, ["not in the model", "bert.adapter.weight"]),
         ({"bert.pooler.dense.bias": torch.zeros(32).int()}, ["bert.pooler.dense.bias", "floating-point"]),
         ({"bert.embeddings.LayerNorm.gamma": torch.zeros(32)}, ["bert.embeddings.LayerNorm.gamma and", "remove one"]),
         (
@@ -156,7 +156,7 @@ def test_architectures_are_a_list_of_names_or_none(folder, architectures):
 
 
 def test_required_head_must_be_in_the_folder(folder):
-    with pytest.raises(UserError, match=r"has no qa_outputs\.bias: it was not fine-tuned for this task"):
+    with pytest.raises(UserError, match=r"it was not fine-tuned for this task.*qa_outputs\.bias"):
         select_weights(BertForQuestionAnswering(BertConfig(**SMALL)), open_model_weights(folder), folder, has_head=True)
 
 

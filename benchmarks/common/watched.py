@@ -68,7 +68,9 @@ def main(result: str, fault: str, program: str, *argv: str) -> int:
         return sums
 
     def copied_write(self: CheckpointWriter, checkpoint) -> None:
-        copies = {each.name: each.rows.detach().to("cpu", copy=True) for each in checkpoint.model}
+        copies = {
+            each.name: each.rows.detach().to("cpu", copy=True) for each in checkpoint.tensors["model.safetensors"]
+        }
         saved[self.parent / str(checkpoint.step)] = copies
         write(self, checkpoint)
 
