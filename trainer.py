@@ -310,8 +310,11 @@ class Trainer:
         metrics = self.evaluate()
         text = f"{self._place()}  evaluation: {format_metrics(metrics)}"
         if self.state.averages is not None and self.state.step > 0:
-            with self.state.averages.in_place_of_weights():
+            self.state.averages.exchange()
+            try:
                 averaged = self.evaluate()
+            finally:
+                self.state.averages.exchange()
             metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
             text += f"  of the average: {format_metrics(averaged)}"
         named = {f"eval_{name}": value for name, value in metrics.items()}

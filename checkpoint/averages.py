@@ -1,11 +1,8 @@
 """The exponential moving average of the weights, on each rank for its rows."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import copy_rows
@@ -31,20 +28,11 @@ class WeightAverages:
         for name, tensor in self.tensors.items():
             copy_rows(tensor, self.parallel.row_start(name), stored[name])
 
-    @contextmanager
-    def in_place_of_weights(self) -> Iterator[None]:
-        """Within it, the model has the averages."""
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
     @torch.no_grad()
-    def _exchange(self) -> None:
-        parameters: dict[str, Tensor] = self.parallel.named_parameters()
-        for name, average in self.tensors.items():
-            weights = parameters[name].detach().clone()
-            parameters[name].copy_(average)
-            average.copy_(weights)
+    def exchange(self) -> None:
+        """Exchanges the averages and the weights of the model."""
+        for name, p in self.parallel.named_parameters().items():
+            weights = p.detach().clone()
+            p.copy_(self.tensors[name])
+            self.tensors[name].copy_(weights)
         self.parallel.write_back()

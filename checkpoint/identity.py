@@ -54,28 +54,29 @@ def weights_digest(folder: Path) -> str:
     return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
-def read_record(folder: Path) -> RunRecord | None:
-    """The record in a folder of steps, if that has a checkpoint."""
+def read_record(folder: Path) -> RunRecord:
+    """The record in a folder of steps, which is empty if that has no checkpoint."""
     path = folder / RECORD_FILE
-    return read_json(path, "the record of a run", RunRecord) if path.is_file() and checkpoint_steps(folder) else None
+    exists = path.is_file() and checkpoint_steps(folder)
+    return read_json(path, "the record of a run", RunRecord) if exists else RunRecord({}, {})
 
 
 def check_record(folder: Path, record: RunRecord) -> None:
     """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Does nothing if
     there is no record yet."""
-    if (stored := read_record(folder)) is None:
-        return
-    identity, hyperparameters = stored.identity, stored.hyperparameters
+    stored = read_record(folder)
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
-        then = identity.get(name)
+        then = stored.identity.get(name)
         if then is not None and _is_known(name, now) and then != now:
             raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
+    if not stored.hyperparameters:
+        return
     step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
     if step > max_steps:
         raise UserError(f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or {ways_out}")
     for name, now in record.hyperparameters.items():
-        then = hyperparameters.get(name, now)  # the flag may be newer than the record
+        then = stored.hyperparameters.get(name, now)  # the flag may be newer than the record
         if then != now and step == max_steps and name != "--max-steps":
             raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
 
@@ -86,21 +87,17 @@ def _is_known(name: str, value: Any) -> bool:
 
 def _difference(name: str, then: Any, now: Any) -> str:
     if isinstance(then, dict) and isinstance(now, dict):
-        key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
-        return f"{key} {then.get(key)} (this run uses {now.get(key)})"
-    if name == "data":
-        return f"other data ({OLD_DIGEST})"
-    if name in ("development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
-        return f"other {name}"
+        name = next(key for key in {**then, **now} if then.get(key) != now.get(key))
+        then, now = then.get(name), now.get(name)
+    if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
+        return f"other {name}" + (f" ({OLD_DIGEST})" if name == "data" else "")
     return f"{name} {then} (this run uses {now})"
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
     """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
-    identity = record.identity
-    if (stored := read_record(folder)) is not None:
-        then = stored.identity
-        identity = {name: now if _is_known(name, now) else then.get(name) for name, now in identity.items()}
+    then = read_record(folder).identity
+    identity = {name: now if _is_known(name, now) else then.get(name, now) for name, now in record.identity.items()}
     write_json(folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters})
 
 

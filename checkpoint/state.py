@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from checkpoint.folder import (
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
+    RECORD_FILE,
     remove_leftovers,
 )
 from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_record
+from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.start import Progress, Start, start_in
 from checkpoint.weights import (
@@ -33,7 +36,6 @@ from checkpoint.weights import (
     check_same_kind,
     checkpoint_shapes,
     copy_rows,
-    has_other_labels,
     open_model_weights,
     select_weights,
 )
@@ -71,7 +73,6 @@ class TrainState:
     ):
         self.ema, self.averages = ema, None  # averages: once the weights are loaded
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
-        self.optimizer_spec = optimizer_spec
         self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
@@ -133,50 +134,49 @@ class TrainState:
         folder is locked and must not belong to another run.
         """
 
-        def prepare() -> dict[str, str | None]:
+        def prepare() -> list[str | None]:
             if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
                 if start.config.overwrite:
                     overwrite(checkpoint_folder, start)
                 check_record(checkpoint_folder, record)
             found = start_in(start, checkpoint_folder, saves=record is not None)
-            checkpoint, weights = found.checkpoint, found.weights if found.checkpoint is None else None
-            return {"checkpoint": checkpoint and str(checkpoint), "weights": weights and str(weights)}
+            paths = (found.checkpoint, found.weights if found.checkpoint is None else None)
+            return [path and str(path) for path in paths]
 
         found = self.distributed.on_main(prepare)
-        self._check_shared(found)
-        if found["checkpoint"] is not None:
-            self.restore(Path(found["checkpoint"]))
-        elif found["weights"] is not None and start.config.lr_rewarmup:
-            self.continue_phase1(Path(found["weights"]))
-        elif found["weights"] is not None:
-            self.load_weights(Path(found["weights"]))
+        self._check_shared([path for path in found if path is not None])
+        checkpoint, weights = (path and Path(path) for path in found)
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        elif weights is not None and start.config.lr_rewarmup:
+            self._restore_updates(weights, read_progress(weights, self.metadata.prefix))
+            self.schedule_start = self.step
+            self._log(f"continuing from {weights}: step {self.step}, with a new warmup of the learning rate")
+        elif weights is not None:
+            self.load_weights(weights)
         if self.ema is not None:
             self.averages = WeightAverages(self.parallel, self.ema)
-            if found["checkpoint"] is not None:
-                self._restore_averages(Path(found["checkpoint"]))
+            path = checkpoint and checkpoint / (self.metadata.prefix + AVERAGES_SUFFIX)
+            if path is not None and path.is_file():
+                self.averages.load(open_state(path, self.shapes))
+            elif path is not None:
+                self._log(f"note: {checkpoint} has no averages of the weights: they start at its weights")
 
     def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Creates, locks and records `checkpoint_folder` for this run, before its first step; see `start_from`."""
 
-        def claim() -> dict[str, str | None]:
-            try:
-                checkpoint_folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserError(
-                    f"cannot write checkpoints to {checkpoint_folder} ({error.strerror}): choose another --output-dir"
-                ) from error
+        def claim() -> str:
             self.lock = self.lock or lock_folder(checkpoint_folder)
-            remove_leftovers(checkpoint_folder)
             write_record(checkpoint_folder, record)
-            on_one_machine = self.distributed.local_world_size == self.distributed.world_size
-            if self.parallel.shard_group is None and on_one_machine:
-                return {}
-            probe = temporary_path(checkpoint_folder / "probe")
+            probe = temporary_path(checkpoint_folder / RECORD_FILE)
             probe.touch(exist_ok=False)
-            return {"probe": str(probe)}
+            return str(probe)
 
-        self._check_shared(self.distributed.on_main(claim))
+        try:
+            self._check_shared([self.distributed.on_main(claim)])
+        finally:
+            self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
 
     def current_folder(self, checkpoint_folder: Path) -> Path:
         """Where the locked `checkpoint_folder` is now, on the ranks that write. If it was removed, a new folder beside
@@ -192,20 +192,16 @@ class TrainState:
         # Without shards only the main process writes, perhaps because another one has failed.
         return Path(find() if self.parallel.shard_group is None else self.distributed.on_main(find))
 
-    def _check_shared(self, found: dict[str, str | None]) -> None:
-        """Raises UserError on the main process unless all ranks see the paths in `found`. Removes the probe file."""
-        paths = [path for path in found.values() if path is not None]
+    def _check_shared(self, paths: list[str]) -> None:
+        """Raises UserError on the main process unless all ranks see the paths."""
         unseen_by = self.distributed.all_reduce_sum([not Path(path).exists() for path in paths])
 
         def check() -> None:
-            if "probe" in found:
-                Path(found["probe"]).unlink()
             for path, count in zip(paths, unseen_by, strict=True):
                 if count:
-                    raise UserError(
-                        f"{path} cannot be read by {int(count)} of the {self.distributed.world_size} processes: "
-                        f"checkpoints must be on storage that all machines share"
-                    )
+                    processes = f"{int(count)} of the {self.distributed.world_size} processes"
+                    advice = "checkpoints must be on storage that all machines share"
+                    raise UserError(f"{path} cannot be read by {processes}: {advice}")
 
         self.distributed.on_main(check)
 
@@ -221,12 +217,8 @@ class TrainState:
     def restore(self, folder: Path) -> None:
         """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
         progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
-        if progress.phase != metadata.phase:
-            raise UserError(
-                f"checkpoint {folder} was saved in {progress.phase}; this run is {metadata.phase}: to start from "
-                f"its weights, give it to --from-phase1-final-params or --from-pretrained-params instead"
-            )
         for name, then, now in (
+            ("the phase or task", progress.phase, metadata.phase),
             ("--seed", progress.seed, metadata.seed),
             ("the number of samples", progress.num_samples, metadata.num_samples),
             (f"the digest of the data ({OLD_DIGEST})", progress.data, metadata.data),
@@ -234,53 +226,25 @@ class TrainState:
             if then not in (now, None):
                 advice = "use the same, or take only its weights with --from-pretrained-params"
                 raise UserError(f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}")
-        self._log_changes(folder, progress)
+        stored, now = read_json(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
+        now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
+        for then, values in ((stored, now), (progress.hyperparameters, metadata.hyperparameters)):
+            for name in sorted(values.keys() & then.keys()):
+                if then[name] != values[name]:
+                    self._log(f"note: {name} was {then[name]} and is {values[name]} now")
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = progress.samples_consumed, progress.schedule_start
         self.train_seconds, self.raw_train_seconds = progress.train_seconds, progress.raw_train_seconds
         self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
 
-    def _restore_averages(self, folder: Path) -> None:
-        path = folder / (self.metadata.prefix + AVERAGES_SUFFIX)
-        if not path.is_file():
-            self._log(f"note: {folder} has no averages of the weights: they start at its weights")
-            return
-        tensors = open_safetensors(path)
-        check_tensors(path, tensors, self.shapes)
-        self.averages.load(tensors)
-
-    def _log_changes(self, folder: Path, progress: Progress) -> None:
-        """Logs settings that change results and differ from those of a checkpoint to resume."""
-        stored, now = read_json(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
-        now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
-        for then, values in ((stored, now), (progress.hyperparameters, self.metadata.hyperparameters)):
-            for name in sorted(values.keys() & then.keys()):
-                if then[name] != values[name]:
-                    self._log(f"note: {name} was {then[name]} and is {values[name]} now")
-
-    def continue_phase1(self, folder: Path) -> None:
-        """Continues from the last checkpoint of phase 1 with new data and a new schedule. Restores weights, optimizer,
-        loss scale and number of updates."""
-        self._restore_updates(folder, read_progress(folder, self.metadata.prefix))
-        self.schedule_start = self.step
-        self._log(f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate")
-
     def _restore_updates(self, folder: Path, progress: Progress) -> None:
+        """Restores weights, optimizer, loss scale and number of updates."""
         if progress.optimizer != (name := type(self.optimizer).__name__):
             advice = "use the same --optimizer, or take only its weights with --from-pretrained-params"
             raise UserError(f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}")
-        self._restore_optimizer(folder)
-        self.load_weights(folder)
-        self.loss_scale.load_state_dict(progress.loss_scale)
-        self.step = progress.step
-        self.device_step.fill_(self.step)
-
-    def _restore_optimizer(self, folder: Path) -> None:
-        """Restores the optimizer state. Raises UserError, naming the tensor, unless names, shapes and types match."""
-        path = folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
-        tensors, parameters = open_safetensors(path), self.parallel.named_parameters()
+        parameters, path = self.parallel.named_parameters(), folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
         expected = {(name, key): tensor for name in parameters for key, tensor in self.state_layout[name].items()}
-        check_tensors(path, tensors, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()})
+        tensors = open_state(path, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()})
         for (name, key), (shape, owner) in expected.items():
             p, by_rows = parameters[name], owner == "rows"
             own = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
@@ -291,6 +255,10 @@ class TrainState:
                 state[key].copy_(value)
             else:
                 state[key] = value
+        self.load_weights(folder)
+        self.loss_scale.load_state_dict(progress.loss_scale)
+        self.step = progress.step
+        self.device_step.fill_(self.step)
 
 
 def read_progress(folder: Path, prefix: str) -> Progress:
@@ -316,7 +284,11 @@ def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], N
     if has_head:
         check_head(folder, parallel.model.architecture)
     parameters, tensors = parallel.named_parameters(), open_model_weights(folder)
-    if not has_head and has_other_labels(folder, parallel.model.config):
+    labels, theirs = parallel.model.config.labels, ()
+    if labels and not has_head and (folder / CONFIG_FILE).is_file():
+        theirs = read_config(folder / CONFIG_FILE).labels
+    # transformers' names without a meaning may stand for the same labels.
+    if theirs != labels and any(label != f"LABEL_{index}" for index, label in enumerate(theirs)):
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
     weights = select_weights(parallel.model, tensors, folder, log, has_head)
     for name, tensor in weights.items():
@@ -324,8 +296,9 @@ def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], N
     parallel.write_back()
 
 
-def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Raises UserError, naming a tensor, unless `tensors` have the `expected` names and shapes, in float32."""
+def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
+    """Opens a file. Raises UserError, naming a tensor, unless it has the `expected` names and shapes, in float32."""
+    tensors = open_safetensors(path)
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
@@ -334,3 +307,4 @@ def check_tensors(path: Path, tensors: dict[str, LazyTensor], expected: dict[str
         found, wanted = (list(tensors[name].shape), tensors[name].dtype), (list(shape), torch.float32)
         if found != wanted:
             raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")
+    return tensors

@@ -149,14 +149,6 @@ def check_head(folder: Path, architecture: str) -> None:
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use another")
 
 
-def has_other_labels(folder: Path, config: ModelConfig) -> bool:
-    """Whether the classifier in `folder` is for other labels than those of `config`, or in another order. Labels
-    without names (transformers' LABEL_0) may be the same."""
-    stored = read_config(folder / CONFIG_FILE).labels if (folder / CONFIG_FILE).is_file() else ()
-    has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
-    return bool(config.labels) and has_names and stored != config.labels
-
-
 def checkpoint_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter in a checkpoint, which has no vocabulary padding."""
     # DeepSpeed's ZeRO stage 3 has the shape of a parameter in another attribute.

@@ -266,7 +266,7 @@ def test_file_in_place_of_the_output_folder_is_found_before_training(inputs, tmp
     (tmp_path / place).write_text("mine")
     flags = ("--max-steps", 3, "--report-file", tmp_path / "report.json")
     result = run_here(inputs.command(tmp_path / "output", *flags))
-    assert_refused(result, str(tmp_path / "output"), "--output-dir")
+    assert_refused(result, str(tmp_path / "output"))
     assert (tmp_path / place).read_text() == "mine"
     assert "step 3" not in result.stdout
 

@@ -275,7 +275,7 @@ def test_flags_that_do_not_fit_are_one_error_line_over_all_ranks_and_write_nothi
     [
         (("--input-dir", "/nowhere"), ["/nowhere"]),
         (("--max-seq-length", 64), ["this run has 64"]),
-        (("--phase2", "--from-checkpoint", "CHECKPOINT"), ["was saved in phase1; this run is phase2"]),
+        (("--phase2", "--from-checkpoint", "CHECKPOINT"), ["the phase or task was phase1; this run uses phase2"]),
         (("--optimizer", "AdamW", "--from-checkpoint", "CHECKPOINT"), ["saved with Lamb, not AdamW"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
