@@ -100,12 +100,11 @@ def reader_is_closed() -> bool:
 OPTIONAL_PACKAGES = {
     "datasketch": "--drop-duplicates near",
     "distributed": "--scheduler",
-    "pyarrow": "reading and writing .parquet files",
+    "pyarrow": "reading .zst and .parquet files",
     "scipy": "scoring",
     "sklearn": "scoring",
     "tensorboard": "--tensorboard-dir",
     "wandb": "--wandb-project",
-    "zstandard": "reading .zst files",
 }
 
 

@@ -6,7 +6,6 @@ line or row is left out.
 
 import bz2
 import codecs
-import contextlib
 import csv
 import gzip
 import io
@@ -23,11 +22,7 @@ from utils.errors import UserError
 from utils.files import unique_keys
 
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
-DECOMPRESSION_ERRORS = [EOFError, zlib.error, OSError]
-with contextlib.suppress(ImportError):
-    from zstandard import ZstdError
-
-    DECOMPRESSION_ERRORS.append(ZstdError)
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
 MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".txt", ".xml")
@@ -55,41 +50,12 @@ def kind_of(path: str) -> tuple[str, str]:
     return next((suffix for suffix in FORMATS if name.endswith(suffix)), ""), compression
 
 
-class ZstdFile(io.RawIOBase):
-    """The decompressed bytes of a .zst file. zstandard's own reader takes a truncated file for a complete one."""
-
-    def __init__(self, file: BinaryIO):
-        from zstandard import ZstdDecompressor
-
-        self.file, self.new_frame = file, ZstdDecompressor().decompressobj
-        self.frame: Any = None  # that is being read
-        self.stored = self.text = b""  # not decompressed yet; not returned yet
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.text:
-            if not (stored := self.stored or self.file.read(1 << 14)):
-                if self.frame:
-                    raise EOFError("the file ends inside a frame")
-                return 0
-            self.frame = self.frame or self.new_frame()
-            self.text, self.stored = self.frame.decompress(stored), self.frame.unused_data
-            self.frame = None if self.frame.eof else self.frame
-        count = min(len(buffer), len(self.text))
-        buffer[:count], self.text = self.text[:count], self.text[count:]
-        return count
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-
 def decompress(file: BinaryIO, compression: str) -> BinaryIO:
     """The decompressed bytes of `file`. compression: one of COMPRESSIONS, or empty."""
     if compression == ".zst":
-        return io.BufferedReader(ZstdFile(file))
+        import pyarrow  # zstandard's own reader takes a truncated file for a complete one
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
     return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
 
 
@@ -127,9 +93,8 @@ class TextFile:
     def where(self, number: int | None = None) -> str:
         """The line or row `number`, by default the current one, for messages."""
         number = self.number if number is None else number
-        return (
-            f"{self.path}, row {number}" if self.format == ".parquet" else f"{self.path}:{self.lines_before() + number}"
-        )
+        is_row = self.format == ".parquet"
+        return f"{self.path}, row {number}" if is_row else f"{self.path}:{self.lines_before() + number}"
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -141,28 +106,16 @@ class TextFile:
                     if starts_file and (found := [name for mark, name in OTHER_MARKS if raw.startswith(mark)]):
                         self.on_bad(self.path, f"{found[0]}, not UTF-8: convert it with iconv -f {found[0]} -t UTF-8")
                         return
-                    if (line := self.decode(raw, "utf-8-sig" if starts_file else "utf-8")) is not None:
+                    line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
+                    if why is None:
                         yield line
-        except tuple(DECOMPRESSION_ERRORS) as error:
+                    else:
+                        self.on_bad(self.where(), why)
+        except DECOMPRESSION_ERRORS as error:
             if getattr(error, "errno", None):
                 raise
             why = f"the file is truncated or damaged ({error}): download it again"
             self.on_bad(f"{self.path}, after line {self.number}", why)
-
-    def decode(self, raw: bytes, encoding: str) -> str | None:
-        if len(raw) > MAX_LINE:
-            self.on_bad(self.where(), f"the line is longer than {MAX_LINE >> 20} MB: divide it")
-            return None
-        try:
-            line = raw.decode(encoding)
-        except UnicodeDecodeError as error:
-            why = f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
-            self.on_bad(self.where(), why)
-            return None
-        if "\0" in line:
-            self.on_bad(self.where(), "NUL bytes: this is not UTF-8 text; convert or remove it")
-            return None
-        return line
 
     def split(self, file: BinaryIO, size: int) -> Iterator[bytes]:
         """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes. A carriage return ends a line of CSV and JSON,
@@ -177,6 +130,17 @@ class TextFile:
             while len(raw) > MAX_LINE and not raw.endswith(b"\n") and size > 0:
                 raw = file.readline(min(size, MAX_LINE + 1))
                 size -= len(raw)
+
+
+def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:
+    """The text of a line, and what is wrong with it."""
+    if len(raw) > MAX_LINE:
+        return "", f"the line is longer than {MAX_LINE >> 20} MB: divide it"
+    try:
+        line = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        return "", f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
+    return line, "NUL bytes: this is not UTF-8 text; convert or remove it" if "\0" in line else None
 
 
 def read_rows(
@@ -201,8 +165,9 @@ def read_rows(
             file.on_bad(file.path, problem)
             return
     for number, cells in rows:
-        if len(cells) > len(header) or (exact and len(cells) < len(header)):
-            comparison = "more" if len(cells) > len(header) else "fewer"
+        excess = len(cells) - len(header)
+        if excess > 0 or (exact and excess < 0):
+            comparison = "more" if excess > 0 else "fewer"
             advice = ': quote cells with commas with "' if file.format == ".csv" else ": correct the line"
             file.on_bad(file.where(number), f"{len(cells)} cells, {comparison} than the {len(header)} columns{advice}")
         else:
@@ -344,7 +309,6 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
 
 
 def as_cell(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    is_json = isinstance(value, bool | int | float | list | dict)
-    return json.dumps(value, default=str) if is_json else "" if value is None else str(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, default=str) if isinstance(value, bool | int | float | list | dict) else str(value)
