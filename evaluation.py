@@ -57,12 +57,6 @@ def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int,
     return [batches[place] for place in order[rank::world_size]]
 
 
-def prediction_limits(dataset: SequenceDataset, batch_size: int, runtime: Runtime) -> MicroBatchLimits:
-    """Size limits of the token streams of `batch_size` samples."""
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, compiled=False)
-    return MicroBatchLimits.for_batch(batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
-
-
 @torch.inference_mode()
 def predict(
     parallel: ParallelModel, dataset: SequenceDataset, logits_axis: str, config: PredictionConfig, runtime: Runtime
@@ -73,15 +67,15 @@ def predict(
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
-    limits = prediction_limits(dataset, config.batch_size, runtime)
+    num_sizes = stream_sizes(device, runtime.precision.dtype, compiled=False)
+    limits = MicroBatchLimits.for_batch(config.batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
     done, thousand_started = 0, time.perf_counter()
-    nothing = np.zeros(0, np.int64)
     # Compiled graphs need streams of one fixed size, which would be mostly filler here.
     with parallel.eager(), progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
-        for indices in parallel.equalize_inference(batches, lambda: nothing):
+        for indices in parallel.equalize_inference(batches, lambda: np.zeros(0, np.int64)):
             started = time.perf_counter()
             stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)
             micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
@@ -96,14 +90,13 @@ def predict(
                 bar.update()
                 done += len(indices)
                 if done // 1000 > (done - len(indices)) // 1000:
-                    now = time.perf_counter()
-                    record = {"sample_number": done, "time_per_1000": now - thousand_started}
+                    before, thousand_started = thousand_started, time.perf_counter()
+                    record = {"sample_number": done, "time_per_1000": thousand_started - before}
                     runtime.reporter.log("PARAMETER", record)
-                    thousand_started = now
     if distributed.world_size > 1:
         dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero in other ranks' rows
     check_finite(logits)
-    return logits, inference_speed(list(map(len, batches)), seconds, config, runtime)
+    return logits, inference_speed([*map(len, batches)], seconds, config, runtime)
 
 
 def check_finite(logits: np.ndarray) -> None:

@@ -74,10 +74,8 @@ class TrainingSet:
     @classmethod
     def open(cls, config: RunConfig, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
         if (batch := config.loader.global_batch_size) < (processes := runtime.distributed.world_size):
-            raise UserError(
-                f"the global batch ({batch}) is smaller than the number of processes ({processes}): raise "
-                "--global-batch-size, or start fewer processes"
-            )
+            what = f"the global batch ({batch}) is smaller than the number of processes ({processes})"
+            raise UserError(f"{what}: raise --global-batch-size, or start fewer processes")
         task.check_held_out()
         start = find_start(config.start, runtime.distributed.on_main)
         choice = choose_checked(config, start.folder)
@@ -95,6 +93,9 @@ class TrainingSet:
         )
         if name and config.start.from_checkpoint is not None:
             start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
+        development_data = None
+        if config.trainer.eval_steps:
+            development_data = json_digest([file_digest(path) for path in self.task.scored_files])[:16]
         return plan_run(
             config,
             start,
@@ -106,23 +107,16 @@ class TrainingSet:
             runtime,
             result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
             initial_loss=self.task.initial_loss,
-            development_data=self.development_data if config.trainer.eval_steps else None,
+            development_data=development_data,
         )
-
-    @property
-    def development_data(self) -> str:
-        """Digest of the files to score."""
-        return json_digest([file_digest(path) for path in self.task.scored_files])[:16]
 
 
 def choose_checked(config: RunConfig, folder: Path | None) -> ModelChoice:
     """The model that flags and the starting model folder select. Raises UserError if its positions do not suffice."""
     choice, length = choose_model(config.model, folder), config.loader.max_seq_length
     if length > choice.config.max_length:
-        raise UserError(
-            f"--max-seq-length {length} is above the config's {choice.config.max_length} positions: lower it or use "
-            f"another config"
-        )
+        positions = f"the config's {choice.config.max_length} positions"
+        raise UserError(f"--max-seq-length {length} is above {positions}: lower it or use another config")
     return choice
 
 
@@ -161,13 +155,9 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     config, steps = plan.config, plan.config.trainer.max_steps
     trainer = plan.build_trainer(runtime)
-    trainer.settings |= {
-        "task": trainer.task.name,
-        "training_samples": plan.dataset.num_examples,
-        "training_features": len(plan.dataset),
-        "train_batch_size": config.loader.batch_size,
-        "steps": steps,
-    }
+    counts = {"training_samples": plan.dataset.num_examples, "training_features": len(plan.dataset)}
+    counts |= {"train_batch_size": config.loader.batch_size, "steps": steps}
+    trainer.settings |= {"task": trainer.task.name} | counts
     best = None
     if config.trainer.eval_steps:
         best = trainer.evaluate = BestCheckpoint(config, trainer, sets)
@@ -255,7 +245,7 @@ class BestCheckpoint:
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
-    folder = find_fine_tuned(config.start, runtime)
+    folder = Path(runtime.distributed.on_main(lambda: str(find_fine_tuned(config.start))))
     choice = choose_checked(config, folder)
     check_same_kind(folder, choice.config, choice.tokenizer)
     results = config.trainer.checkpoint_folder / choice.name / task.name
@@ -271,29 +261,23 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     return 0
 
 
+def find_fine_tuned(start: StartConfig) -> Path:
+    """The model folder that the flags name for prediction."""
+    if start.from_checkpoint is None or start.last_step_of_checkpoint == "auto":
+        return find_model_folder(start.from_checkpoint or start.from_pretrained_params)
+    return find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint)
+
+
 def read_evaluations(folder: Path, metric: str, last_step: int, data: str | None = None) -> list[dict[str, Any]]:
     """The evaluations in a folder of steps up to `last_step`. Raises UserError if the best model is missing, or if they
     are of other development data than that with the digest `data`."""
     path, entry = folder / EVALUATIONS_FILE, {"step": int, metric: float, "development_data": str | None}
     found = read_json(path, "the evaluations", list[entry]) if last_step and path.exists() else []
     if found and not has_weights(folder / BEST_FOLDER):
-        raise UserError(
-            f"{folder / BEST_FOLDER}, the model with the best score, is gone: restore it, or add --overwrite"
-        )
+        raise UserError(f"{folder / BEST_FOLDER}, the best model, is gone: restore it, or add --overwrite")
     if any(entry["development_data"] not in (None, data) for entry in found):
         raise UserError(f"{path} has the scores of other development data: restore that, or add --overwrite")
     return [entry for entry in found if entry["step"] <= last_step]
-
-
-def find_fine_tuned(start: StartConfig, runtime: Runtime) -> Path:
-    """The model folder that the flags name for prediction."""
-
-    def find() -> str:
-        if start.from_checkpoint is None or start.last_step_of_checkpoint == "auto":
-            return str(find_model_folder(start.from_checkpoint or start.from_pretrained_params))
-        return str(find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint))
-
-    return Path(runtime.distributed.on_main(find))
 
 
 def predict_all(
@@ -311,28 +295,25 @@ def predict_all(
         folder.mkdir(parents=True, exist_ok=True)
         check_results(folder, (*task.result_files, SCORES_FILE))
     parallel.prepare_for_inference(runtime.precision.dtype)
-    scores: dict[str, float] = {}
-    for prediction_set in sets:
-        parameters = {
-            "predict_start": True,
-            "eval_samples": prediction_set.dataset.num_examples,
-            "eval_features": len(prediction_set.dataset),
-            "predict_batch_size": config.prediction.batch_size,
-            "eval_start": True,
-        }
-        is_logged = prediction_set.is_scored or not any(each.is_scored for each in sets)
-        if is_logged:  # the last figures in the log are those of the scored set
-            runtime.reporter.log("PARAMETER", parameters)
+    scores: dict[str, Any] = {}
+    for each in sets:
+        # The last figures in the log are those of the scored set.
+        is_logged = each.is_scored or not any(other.is_scored for other in sets)
+        counts = {"eval_samples": each.dataset.num_examples, "eval_features": len(each.dataset)}
+        marks = {"predict_start": True, "predict_batch_size": config.prediction.batch_size, "eval_start": True}
+        if is_logged:
+            runtime.reporter.log("PARAMETER", counts | marks)
         started = time.perf_counter()
-        logits, speed = predict(parallel, prediction_set.dataset, task.logits_axis, config.prediction, runtime)
+        logits, speed = predict(parallel, each.dataset, task.logits_axis, config.prediction, runtime)
         speed["e2e_inference_time"] = time.perf_counter() - started
-        text = "  ".join(f"{name} {value:.4g}" for name, value in speed.items())
-        text = f"prediction of {config.prediction.batch_size} sequences at a time: {text}"
+        text = f"prediction of {config.prediction.batch_size} sequences at a time: {describe(speed, '.4g')}"
         runtime.reporter.log((), speed if is_logged else {}, text)
         if writes:
-            scores |= prediction_set.finish(logits, folder)
+            scores |= each.finish(logits, folder)
     if scores:
-        report_scores(scores, folder, f"{task.name} dev", runtime)
+        nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
+        runtime.reporter.log((), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}")
+        write_json(folder / SCORES_FILE, scores)
     return scores
 
 
@@ -341,9 +322,5 @@ def only_numbers(scores: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in scores.items() if isinstance(value, int | float)}
 
 
-def report_scores(scores: dict[str, Any], folder: Path, title: str, runtime: Runtime) -> None:
-    numbers = only_numbers(scores)
-    text = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
-    nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-    runtime.reporter.log((), scores | nvidias, f"{title}: {text}")
-    write_json(folder / SCORES_FILE, scores)
+def describe(metrics: dict[str, float], form: str) -> str:
+    return "  ".join(f"{name} {value:{form}}" for name, value in metrics.items())

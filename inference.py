@@ -130,22 +130,19 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     tensors = open_model_weights(folder)
     heads = [each for each, model in models.items() if has_head(model, tensors, folder)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    named = architecture_of(folder)
-    heads = [each for each in heads if models[each].architecture == named] or heads
+    heads = [each for each in heads if models[each].architecture == architecture_of(folder)] or heads
     if args.embed or args.search is not None:
         heads = [EmbeddingPredictor]
     if not heads:
         raise UserError(f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or add --embed")
     special = {flag for each in (*PREDICTORS, EmbeddingPredictor) for flag in each.flags}
-    given = [name for name in special if args.given(name) and vars(args)[name] not in (None, False)]
+    given = {name for name in special if args.given(name) and vars(args)[name] not in (None, False)}
     for head in heads:
-        if set(given) <= set(head.flags):
+        if given <= set(head.flags):
             return head
-    wrong = min(set(given) - set(heads[0].flags)).replace("_", "-")
-    raise UserError(
-        f"--{wrong} has no effect on {folder}, a {models[heads[0]].architecture}: use another model, or its "
-        f"flags {', '.join('--' + name.replace('_', '-') for name in heads[0].flags)}"
-    )
+    wrong, *others = (f"--{name.replace('_', '-')}" for name in (min(given - set(heads[0].flags)), *heads[0].flags))
+    what = "its embeddings" if heads[0] is EmbeddingPredictor else f"a {models[heads[0]].architecture}"
+    raise UserError(f"{wrong} has no effect on {folder}, {what}: use another model, or its flags {', '.join(others)}")
 
 
 def open_model(args: Arguments) -> Predictor:
@@ -164,16 +161,14 @@ def open_model(args: Arguments) -> Predictor:
     if args.init_checkpoint.is_file():
         raise UserError(f"--init-checkpoint {args.init_checkpoint} is a file: make a folder with convert_checkpoint.py")
     folder = find_model_folder(args.init_checkpoint)
-    selection = from_flags(ModelSelection, args, name=CUSTOM)
-    choice = choose_model(selection, folder)
+    choice = choose_model(from_flags(ModelSelection, args, name=CUSTOM), folder)
     check_same_kind(folder, choice.config, choice.tokenizer)
     head = choose_predictor(args, folder, choice.config)
     config = head.configure(choice.config, folder)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)
     if max_seq_length > config.max_length:
-        raise UserError(
-            f"--max-seq-length {max_seq_length} is above the config's {config.max_length} positions: lower it"
-        )
+        positions = f"the config's {config.max_length} positions"
+        raise UserError(f"--max-seq-length {max_seq_length} is above {positions}: lower it")
     truncates = args.truncate
     if head is ClassPredictor and args.max_seq_length is None and max_seq_length < config.max_length:
         truncates = True
@@ -184,25 +179,24 @@ def open_model(args: Arguments) -> Predictor:
     parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(runtime.precision.dtype)
     prediction = PredictionConfig(args.batch_size)
+    options = from_flags(
+        SquadOptions,
+        args,
+        max_seq_length=max_seq_length,
+        # A model with few positions may have no room for the default 64 question tokens.
+        max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
+        n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
+    )
     return head(
-        parallel.model,
         config,
         folder,
         choice.tokenizer,
-        runtime.device,
-        args.batch_size,
         args.n_best_size,
-        from_flags(
-            SquadOptions,
-            args,
-            max_seq_length=max_seq_length,
-            # A model with few positions may have no room for the default 64 question tokens.
-            max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
-            n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
-        ),
+        options,
         truncates,
         lambda dataset, axis: predict(parallel, dataset, axis, prediction, runtime)[0],
-        ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**"),
+        parallel.model,
+        args.batch_size,
         args.prompt_name,
     )
 
@@ -210,8 +204,8 @@ def open_model(args: Arguments) -> Predictor:
 def predict_all_rows(model: Predictor, args: Arguments) -> None:
     names = {"text_column": "text", "pair_column": "pair", "question_column": "question", "context_column": "context"}
     columns = {field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None}
-    if repeated := [name for name in columns.values() if list(columns.values()).count(name) > 1]:
-        raise UserError(f"column {repeated[0]!r} is given for two texts: give another one")
+    if len({*columns.values()}) < len(columns):
+        raise UserError(f"a column is given for two texts ({', '.join(columns.values())}): give another one")
     settings = {key: value for key, value in args.as_dict().items() if key not in ("input", "output", "device")}
     # Sentence-transformers' modules have folders of their own.
     files = [path for pattern in ("*", "*/config.json") for path in model.folder.glob(pattern) if path.is_file()]
@@ -225,17 +219,9 @@ def predict_all_rows(model: Predictor, args: Arguments) -> None:
     predict_file(args.input, args.output, columns, prepare, settings)
 
 
-def search(model: Predictor, args: Arguments) -> None:
-    find = model.search(args.search, args.text_column)
-
-    def show(query: str) -> None:
-        for line in ("nearest", *(f"  {line}" for line in find(query))):
-            print_line(line)
-
-    if args.text is not None:
-        show(args.text)
-    else:
-        ask("query", show)
+def show(title: str, lines: list[str]) -> None:
+    for line in (title, *(f"  {line}" for line in lines)):
+        print_line(line)
 
 
 def answer(model: Predictor, **row: str | None) -> None:
@@ -244,8 +230,7 @@ def answer(model: Predictor, **row: str | None) -> None:
     for name, value in prediction.summary.items():
         print_line(f"{name:<13}{value}")
     for title, lines in prediction.lists.items():
-        for line in (title, *(f"  {line}" for line in lines)):
-            print_line(line)
+        show(title, lines)
 
 
 def answer_line(model: Predictor, line: str) -> None:
@@ -257,8 +242,6 @@ def answer_line(model: Predictor, line: str) -> None:
 def read_context(args: Arguments) -> str | None:
     if args.context_file is None:
         return args.context
-    if not args.context_file.is_file():
-        raise UserError(f"--context-file {args.context_file} does not exist: check the path")
     try:
         return args.context_file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -300,7 +283,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.input is not None:
         predict_all_rows(model, args)
     elif args.search is not None:
-        search(model, args)
+        find = model.search(args.search, args.text_column)
+        if text is not None:
+            show("nearest", find(text))
+        else:
+            ask("query", lambda query: show("nearest", find(query)))
     elif text is not None:
         answer(model, text=text, pair=args.text_pair)
     elif model.prompt != "question":

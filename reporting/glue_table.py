@@ -21,6 +21,7 @@ TASKS = {
     "qnli": ("QNLI", ("accuracy",)),
     "rte": ("RTE", ("accuracy",)),
 }
+PUBLISHED_COLUMNS = ("published", "mean of eight tasks", "protocol")
 PUBLISHED = (
     ("NeoBERT", "89.0", "as published"),
     ("Ettin, base and large", "88.9 and 90.8", "RTE, MRPC and STS-B from MNLI"),
@@ -60,11 +61,9 @@ class Suite(NamedTuple):
             record = folder / f"{task}.done"  # with the command
             results = task_results(folder / task, metrics) if record.is_file() else []
             if results:
-                command = record.read_text(encoding="utf-8")
-                is_chained = task != "mnli" and re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command) is not None
-                found.append(
-                    TaskResult(title, ", ".join(name.replace("_", " ") for name in metrics), results, is_chained)
-                )
+                start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", record.read_text(encoding="utf-8"))
+                names = ", ".join(metrics).replace("_", " ")
+                found.append(TaskResult(title, names, results, task != "mnli" and start is not None))
         return cls(folder, found)
 
     @property
@@ -80,20 +79,11 @@ class Suite(NamedTuple):
         ]
 
     def markdown(self) -> str:
-        if not self.tasks:
-            raise UserError(f"{self.folder} has no scores: run scripts/run_glue_suite.sh first")
         names = [*(f"{task.title} ({task.metrics})" for task in self.tasks), "mean"]
         cells = [*map(str, self.tasks), f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)"]
-        lines = [
-            *self.notes,
-            "",
-            *("| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), cells)),
-            "",
-            "| published | mean of eight tasks | protocol |",
-            "| --- | --- | --- |",
-            *("| " + " | ".join(row) + " |" for row in PUBLISHED),
-        ]
-        return "\n".join(lines) + "\n"
+        tables = [names, ["---"] * len(names), cells], [PUBLISHED_COLUMNS, ["---"] * 3, *PUBLISHED]
+        lines = [["", *("| " + " | ".join(row) + " |" for row in table)] for table in tables]
+        return "\n".join([*self.notes, *lines[0], *lines[1]]) + "\n"
 
 
 def task_results(folder: Path, metrics: tuple[str, ...]) -> list[float]:
@@ -104,10 +94,11 @@ def task_results(folder: Path, metrics: tuple[str, ...]) -> list[float]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    table = Suite.read(folder).markdown()
-    write_atomically(folder / "glue.md", table)
-    print(f"{table}\nwritten to {folder / 'glue.md'}")
+    suite = Suite.read(Path(sys.argv[1]))
+    if not suite.tasks:
+        raise UserError(f"{suite.folder} has no scores: run scripts/run_glue_suite.sh first")
+    write_atomically(suite.folder / "glue.md", suite.markdown())
+    print(f"{suite.markdown()}\nwritten to {suite.folder / 'glue.md'}")
 
 
 if __name__ == "__main__":

@@ -108,17 +108,12 @@ def find_log_files(path: Path) -> list[Path]:
     if not path.is_dir():
         problem = "is not a regular file" if path.exists() else "does not exist"
         raise UserError(f"{printable(str(path))} {problem}: give a folder that a run wrote to, or its log file")
-    return [file for file in sorted(path.rglob("*.json")) if file.is_file() and starts_with_prefix(file)]
-
-
-def starts_with_prefix(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(PREFIX)) == PREFIX.encode()
-
-
-def scalars(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with lists and objects as JSON text."""
-    return {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in settings.items()}
+    found = []
+    for file in sorted(path.rglob("*.json")):
+        if file.is_file():
+            with file.open("rb") as opened:
+                found += [file] * (opened.read(len(PREFIX)) == PREFIX.encode())
+    return found
 
 
 def numbers(data: dict[str, Any]) -> dict[str, float]:
@@ -140,7 +135,9 @@ def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, floa
             # Some metrics are logged under NVIDIA's name in capitals, too.
             unique = [name for name in data if name == name.lower() or name.lower() not in data]
             data = {name: data[name] for name in unique if name not in PROGRESS_MARKS}
-            return None, scalars(data) if step else data, bool(step), *times
+            if step:  # settings
+                data = {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in data.items()}
+            return None, data, bool(step), *times
         step, data = step[-1] if isinstance(step, list) else step, numbers(data)
         is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_STEP
         return (step, data, False, *times) if is_step and data else None
@@ -184,11 +181,11 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     found: list[tuple[Path, dict[Path, tuple[list[Session], list[int]]]]] = []
     for path in paths:
         read = {file: read_sessions(file) for file in find_log_files(path)}
-        read = {file: (sessions, unusable) for file, (sessions, unusable) in read.items() if sessions}
+        read = {file: content for file, content in read.items() if content[0]}
         if not read:
             raise UserError(f"{printable(str(path))} holds no training log (lines with {PREFIX}): check the path")
-        folders = {(session.stage_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
-        if len({name for name, _ in folders}) == len(folders):
+        stages = {(session.stage_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
+        if len({name for name, _ in stages}) == len(stages):
             found.append((path, read))
         else:
             for folder in sorted({file.parent for file in read}):
@@ -209,18 +206,18 @@ def make_stages(sessions: list[Session]) -> list[RunPhase]:
     by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in STAGE_TITLES}
     for session in sorted(sessions, key=lambda session: session.started):
         by_name.setdefault(session.stage_name, {}).setdefault(session.settings.get("seed"), []).append(session)
-    return [
-        make_stage(name, seed if len(by_seed) > 1 else None, own)
-        for name, by_seed in by_name.items()
-        for seed, own in by_seed.items()
-    ]
+    stages = []
+    for name, by_seed in by_name.items():
+        for seed, own in by_seed.items():
+            stages.append(RunPhase(name, seed if len(by_seed) > 1 else None, own, own[-1].settings))
+            join_sessions(stages[-1])
+    return stages
 
 
-def make_stage(name: str, seed: Any, sessions: list[Session]) -> RunPhase:
-    """Joins sessions: from the first step that a session logs, its records replace those of the sessions before."""
-    stage = RunPhase(name, seed, sessions, sessions[-1].settings)
+def join_sessions(stage: RunPhase) -> None:
+    """Fills in points and results: from the first step that a session logs, its records replace those before."""
     before = 0.0  # seconds in earlier sessions
-    for session in sessions:
+    for session in stage.sessions:
         if session.steps:
             stage.results = {}  # those of earlier weights
             first = min(step for step, _, _ in session.steps)
@@ -230,9 +227,8 @@ def make_stage(name: str, seed: Any, sessions: list[Session]) -> RunPhase:
             if stage.points:
                 stage.resumes.append(stage.points[-1].step)
             add_points(stage, session, before)
-        stage.results |= as_fractions(name, session.results)
+        stage.results |= as_fractions(stage.name, session.results)
         before += session.ended - session.started
-    return stage
 
 
 def as_fractions(stage_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -262,18 +258,16 @@ def add_points(stage: RunPhase, session: Session, before: float) -> None:
         stage.points.append(point)
 
 
-def comparable(stage: RunPhase) -> dict[str, Any]:
-    """Settings without the paths of the run's own folder."""
-    output_dir = str(stage.settings.get("output_dir", ""))
-    settings = {name: value for name, value in stage.settings.items() if name not in ("output_dir", "report_file")}
-    for name, value in settings.items():
-        if output_dir and isinstance(value, str) and value.startswith(output_dir + "/"):
-            settings[name] = "<output-dir>" + value.removeprefix(output_dir)
-    return settings
-
-
 def differences(stages: list[RunPhase]) -> dict[str, list[Any]]:
-    """Settings that differ between the stages, with the value in each stage."""
-    values = [comparable(stage) for stage in stages]
-    rows = {name: [value.get(name) for value in values] for name in sorted(set().union(*values))}
-    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
+    """Settings that differ between the stages, with the value in each stage; without the paths of a run's own
+    folder."""
+    rows = {}
+    for name in sorted(set().union(*(stage.settings for stage in stages)) - {"output_dir", "report_file"}):
+        row = []
+        for stage in stages:
+            value, folder = stage.settings.get(name), str(stage.settings.get("output_dir", ""))
+            is_own = folder and isinstance(value, str) and value.startswith(f"{folder}/")
+            row.append("<output-dir>" + value.removeprefix(folder) if is_own else value)
+        if any(value != row[0] for value in row):
+            rows[name] = row
+    return rows

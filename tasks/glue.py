@@ -6,7 +6,7 @@ Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a fi
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -90,8 +90,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             return multi_label_sums(logits_NC.float(), labels_N)
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
         if self.class_weights:
-            weight_C = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda)
-            weight_C = weight_C.to(logits_NC.device, non_blocking=True)
+            weight_C = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda).to(loss.device, non_blocking=True)
             loss = F.cross_entropy(logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
         return {"loss": loss, "correct": correct}
 
@@ -109,9 +108,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             counts_C = np.bincount(values, minlength=len(task.labels))
             if not counts_C.all():
                 label = task.labels[int(counts_C.argmin())]
-                raise UserError(
-                    f"{self.train_file} has no sample of class {label!r}: leave out --class-weights balanced"
-                )
+                raise UserError(f"{self.train_file} has no sample of class {label!r}: leave out --class-weights")
             task = replace(task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist()))
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
@@ -129,10 +126,8 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             return self
         labels = labels or sort_labels(stored)
         if sorted(stored) != sorted(labels):
-            raise UserError(
-                f"{folder} predicts {', '.join(stored)}, and {self.spec.name} has {', '.join(labels)}: use a model "
-                f"that was fine-tuned on this task"
-            )
+            what = f"{folder} predicts {', '.join(stored)}, and {self.spec.name} has {', '.join(labels)}"
+            raise UserError(f"{what}: use a model that was fine-tuned on this task")
         return replace(self, spec=replace(self.spec, labels=labels), stored_labels=stored)
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
@@ -168,24 +163,22 @@ def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
     return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
 
 
-def split_labels(labels: str) -> list[str]:
-    return labels.split(LABEL_SEPARATOR) if labels else []
+def label_cells(examples: Examples, task: TextTask) -> list[list[str]]:
+    """The labels of each sample."""
+    if not task.multi_label:
+        return [[label] for label in examples.labels]
+    return [cell.split(LABEL_SEPARATOR) if cell else [] for cell in examples.labels]
 
 
 def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
-    """The labels in a custom training file, sorted; by value if all are integers."""
-    if task.multi_label:
-        labels = {label for cell in examples.labels for label in split_labels(cell)}
-        if not labels:
-            raise UserError(f"{examples.path}: no text has a label: check the column of labels")
-        check_spelling(examples.path, labels)
-        return sort_labels(labels)
-    labels = set(examples.labels)
-    if len(labels) < 2:
-        raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
-    if all(map(is_number, labels)):
-        fractions = [label for label in labels if float(label) != int(float(label))]
-        if fractions:
+    """The labels in a custom training file, sorted; by value if all are numbers."""
+    labels = {label for cell in label_cells(examples, task) for label in cell}
+    if not labels:
+        raise UserError(f"{examples.path}: no text has a label: check the column of labels")
+    if not task.multi_label:
+        if len(labels) < 2:
+            raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
+        if all(map(is_number, labels)) and (fractions := [label for label in labels if float(label) % 1]):
             raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
     check_spelling(examples.path, labels)
     return sort_labels(labels)
@@ -196,7 +189,7 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
     UserError naming the line of an unknown label."""
     ids = {label: index for index, label in enumerate(task.labels)}
     is_known: Callable[[str], bool] = is_number if task.regression else ids.__contains__
-    cells = [split_labels(cell) if task.multi_label else [cell] for cell in examples.labels]
+    cells = label_cells(examples, task)
     for line, cell in zip(examples.lines, cells, strict=True):
         for label in cell:
             if not is_known(label):
@@ -215,15 +208,11 @@ class TextDataset(SequenceDataset):
 
     def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
         first_ids, _ = encode(tokenizer, examples.texts, "texts")
-        if examples.pairs is None:
-            texts = [(a[: max_seq_length - 2],) for a in first_ids]
-        else:
+        texts = [(a[: max_seq_length - 2],) for a in first_ids]
+        if examples.pairs is not None:
             second_ids, _ = encode(tokenizer, examples.pairs, "second texts")
             room = max_seq_length - 2 - tokenizer.num_pair_separators
-            texts = []
-            for a, b in zip(first_ids, second_ids, strict=True):
-                kept_a, kept_b = truncated_lengths(len(a), len(b), room)
-                texts.append((a[:kept_a], b[:kept_b]))
+            texts = [truncate_pair(a, b, room) for a, b in zip(first_ids, second_ids, strict=True)]
         labels = {}
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}
@@ -232,11 +221,11 @@ class TextDataset(SequenceDataset):
         super().__init__(tokenizer, texts, labels)
 
 
-def truncated_lengths(length_a: int, length_b: int, total: int) -> tuple[int, int]:
-    """Lengths after truncating two texts to `total` tokens in sum: the longer one (the second on ties) loses its last
-    token repeatedly, as in Google's BERT."""
-    kept_b = min(length_b, max(total // 2, total - length_a))
-    return min(length_a, total - kept_b), kept_b
+def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
+    """Truncates two texts to `total` tokens in sum: the longer one (the second on ties) loses its last token
+    repeatedly, as in Google's BERT."""
+    kept_b = min(len(b), max(total // 2, total - len(a)))
+    return a[: total - kept_b], b[:kept_b]
 
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:

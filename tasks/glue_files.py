@@ -59,43 +59,30 @@ class TextTask:
 
 
 def superglue(name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]) -> TextTask:
-    return TextTask(
-        *(name, text, pair, "label", labels, metrics), index="idx", extension=".jsonl", splits=("train", "val", "test")
-    )
-
-
-BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-TASKS = {
-    "cola": TextTask(
-        *("CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",)),
-        header=("source", "label", "mark", "sentence"),
-    ),
-    "sst-2": TextTask("SST-2", "sentence", None, "label", BINARY, ("accuracy",)),
-    "mrpc": TextTask("MRPC", "#1 String", "#2 String", "Quality", BINARY, ("accuracy", "f1")),
-    "sts-b": TextTask(
-        *("STS-B", "sentence1", "sentence2", "score", (), ("pearson", "spearman")),
-        regression=True,
-        score_range=(0.0, 5.0),
-    ),
-    "qqp": TextTask(
-        *("QQP", "question1", "question2", "is_duplicate", BINARY, ("accuracy", "f1")), skips_incomplete_lines=True
-    ),
-    "mnli": TextTask(
-        *("MNLI", "sentence1", "sentence2", "gold_label", ("entailment", "neutral", "contradiction"), ("accuracy",)),
-        sets=("matched", "mismatched"),
-    ),
-    "qnli": TextTask("QNLI", "question", "sentence", "label", ENTAILMENT, ("accuracy",)),
-    "rte": TextTask("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ("accuracy",)),
-    "wnli": TextTask("WNLI", "sentence1", "sentence2", "label", BINARY, ("accuracy",)),
-    "boolq": superglue("BoolQ", "question", "passage", ("false", "true"), ("accuracy",)),
-    "cb": superglue(
-        "CB", "premise", "hypothesis", ("entailment", "contradiction", "neutral"), ("accuracy", "f1_macro")
-    ),
-    "superglue-rte": superglue("RTE", "premise", "hypothesis", ENTAILMENT, ("accuracy",)),
-}
+    options = {"index": "idx", "extension": ".jsonl", "splits": ("train", "val", "test")}
+    return TextTask(name, text, pair, "label", labels, metrics, **options)
 
 
 # fmt: off
+BINARY, ENTAILMENT, MNLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
+CB, TRUTH, COLA = ("entailment", "contradiction", "neutral"), ("false", "true"), ("source", "label", "mark", "sentence")
+ACCURACY, F1, CORRELATIONS = ("accuracy",), ("accuracy", "f1"), ("pearson", "spearman")
+TASKS = {
+    "cola": TextTask("CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",), header=COLA),
+    "sst-2": TextTask("SST-2", "sentence", None, "label", BINARY, ACCURACY),
+    "mrpc": TextTask("MRPC", "#1 String", "#2 String", "Quality", BINARY, F1),
+    "sts-b": TextTask("STS-B", "sentence1", "sentence2", "score", (), CORRELATIONS, True, (0.0, 5.0)),
+    "qqp": TextTask("QQP", "question1", "question2", "is_duplicate", BINARY, F1, skips_incomplete_lines=True),
+    "mnli": TextTask("MNLI", "sentence1", "sentence2", "gold_label", MNLI, ACCURACY, sets=("matched", "mismatched")),
+    "qnli": TextTask("QNLI", "question", "sentence", "label", ENTAILMENT, ACCURACY),
+    "rte": TextTask("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ACCURACY),
+    "wnli": TextTask("WNLI", "sentence1", "sentence2", "label", BINARY, ACCURACY),
+    "boolq": superglue("BoolQ", "question", "passage", TRUTH, ACCURACY),
+    "cb": superglue("CB", "premise", "hypothesis", CB, ("accuracy", "f1_macro")),
+    "superglue-rte": superglue("RTE", "premise", "hypothesis", ENTAILMENT, ACCURACY),
+}
+
+
 CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
 PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
 NOT_CLASSES = ("--task-name multi-label", "--task-name ner", "--task-name embedding", "--regression")
@@ -139,11 +126,9 @@ def custom_task(
     text: str, pair: str | None, label: str, regression: bool = False, multi_label: bool = False
 ) -> TextTask:
     """A task for a custom file, with the columns given by the flags."""
-    metrics: tuple[str, ...] = ("pearson", "spearman") if regression else ("accuracy", "f1_macro")
-    if multi_label:
-        metrics = ("f1_micro", "f1_macro", "exact_match")
-    kind = {"regression": regression, "multi_label": multi_label}
-    return TextTask("predictions", text, pair, label, (), metrics, **kind, is_custom=True)
+    metrics = ("f1_micro", "f1_macro", "exact_match") if multi_label else ("accuracy", "f1_macro")
+    metrics = CORRELATIONS if regression else metrics
+    return TextTask("predictions", text, pair, label, (), metrics, regression, is_custom=True, multi_label=multi_label)
 
 
 @dataclass(frozen=True)
@@ -163,29 +148,24 @@ class Examples:
 
 def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = False) -> Examples:
     """Reads the texts of a file, and the labels if `labelled`. Raises UserError naming the bad line."""
-    wanted = [task.text, *([task.pair] if task.pair is not None else []), *([task.label] if labelled else [])]
+    wanted = [name for name in (task.text, task.pair, task.label if labelled else None) if name is not None]
     skips = task.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
-    indices, seen, lines, skipped = [], set(), [], 0
-    file = TextFile(path)
+    indices, lines, skipped, file = {}, [], 0, TextFile(path)
     for line, row in read_rows(file, wanted, None if is_test else task.header, task.is_custom):
-        where = file.where(line)
-        missing = [name for name in wanted if name not in row]
+        where, missing = file.where(line), [name for name in wanted if name not in row]
         if missing and skips:
             skipped += 1
             continue
         if missing:
             raise UserError(f"{where} has no {missing[0]!r}: correct the line, or check the column's name")
         for name in wanted:
-            if name == task.label and task.multi_label:
-                columns[name].append(to_labels(row[name], f"{where}: {name!r}"))
-            else:
-                columns[name].append(to_text(row[name], name == task.label, f"{where}: {name!r}"))
+            convert = to_text if name != task.label else to_labels if task.multi_label else to_label
+            columns[name].append(convert(row[name], f"{where}: {name!r}"))
         index = row.get(task.index, len(lines))
-        if type(index) is not int or index in seen:
+        if type(index) is not int or index in indices:
             raise UserError(f"{where}: {task.index!r} is {index!r}, expected a unique whole number: correct it")
-        seen.add(index)
-        indices.append(str(index))
+        indices[index] = str(index)
         lines.append(line)
     if skipped:
         print_line(f"note: {path}: {skipped} incomplete lines are skipped")
@@ -194,27 +174,30 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
     if not any(map(str.strip, columns[task.text])):
         raise UserError(f"{path}: the column {task.text!r} is empty in all rows: check the column's name")
     labels = columns[task.label] if labelled else None
-    return Examples(path, columns[task.text], columns.get(task.pair), labels, indices, lines)
+    return Examples(path, columns[task.text], columns.get(task.pair), labels, list(indices.values()), lines)
 
 
 def to_labels(value: Any, where: str) -> str:
     """Converts the labels of a text, a list or a string, to a string with LABEL_SEPARATOR between them."""
-    value = [] if value is None or value == "" else value
-    labels = value.split(LABEL_SEPARATOR) if isinstance(value, str) else value
+    labels = [] if value in (None, "") else value.split(LABEL_SEPARATOR) if isinstance(value, str) else value
     if not isinstance(labels, list):
         raise UserError(f"{where} is {value!r}, expected labels with {LABEL_SEPARATOR!r} between them, or a list")
-    labels = [to_text(label, True, where) for label in labels]
-    for label in labels:
-        if LABEL_SEPARATOR in label:
-            raise UserError(f"{where} has the label {label!r}, and {LABEL_SEPARATOR!r} separates labels: rename it")
+    labels = [to_label(label, where) for label in labels]
+    if wrong := [label for label in labels if LABEL_SEPARATOR in label]:
+        raise UserError(f"{where} has the label {wrong[0]!r}, and {LABEL_SEPARATOR!r} separates labels: rename it")
     return LABEL_SEPARATOR.join(labels)
 
 
-def to_text(value: Any, is_label: bool, where: str) -> str:
-    """Converts a value to a string. JSON labels may also be booleans and numbers."""
-    if isinstance(value, str) and (not is_label or (value and value == value.strip())):
-        return value
-    if is_label and isinstance(value, bool | int | float) and -math.inf < value < math.inf:
+def to_label(value: Any, where: str) -> str:
+    """Converts a label to a string. In JSON it may also be a boolean or a number."""
+    if isinstance(value, bool | int | float) and -math.inf < value < math.inf:
         return json.dumps(value)
-    expected = "a label without space around it" if is_label else "a string"
-    raise UserError(f"{where} is {value!r}, expected {expected}: correct the line")
+    if isinstance(value, str) and value and value == value.strip():
+        return value
+    raise UserError(f"{where} is {value!r}, expected a label without space around it: correct the line")
+
+
+def to_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where} is {value!r}, expected a string: correct the line")
+    return value

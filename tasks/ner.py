@@ -93,9 +93,8 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
         wrong = [label for label in config.labels if not TAG.fullmatch(label)]
         if wrong or not config.labels:
-            raise UserError(
-                f"{folder} does not predict tags such as B-PER, but {wrong[:1] or 'no classes'}: fine-tune it"
-            )
+            found = wrong[:1] or "no classes"
+            raise UserError(f"{folder} does not predict tags such as B-PER, but {found}: fine-tune it")
         return replace(self, labels=config.labels)
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
@@ -131,23 +130,23 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
     def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each sentence: first character, end, and type."""
-        return [
-            [
-                {"start": sentence.offsets[first][0], "end": sentence.offsets[stop - 1][1], "label": kind}
-                for kind, first, stop in sorted(entities(tags), key=lambda entity: entity[1])
-            ]
-            for sentence, tags in zip(dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True)
-        ]
+        spans = []
+        for sentence, tags in zip(dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True):
+            found = sorted(entities(tags), key=lambda entity: entity[1])
+            starts, ends = zip(*sentence.offsets, strict=True)
+            spans.append([{"start": starts[a], "end": ends[b - 1], "label": kind} for kind, a, b in found])
+        return spans
 
     def write(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path) -> dict[str, float]:
         sentences, lines = dataset.sentences, []
-        if sentences[0].text is None:
-            for sentence, tags in zip(sentences, self.predicted_tags(dataset, logits_TC), strict=True):
-                lines += [*(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)), ""]
-        else:
+        has_spans = sentences[0].text is not None
+        if has_spans:
             for sentence, spans in zip(sentences, self.spans(dataset, logits_TC), strict=True):
                 lines.append(json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False))
-        path = folder / self.result_files[0 if sentences[0].text is None else 1]
+        else:
+            for sentence, tags in zip(sentences, self.predicted_tags(dataset, logits_TC), strict=True):
+                lines += [*(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)), ""]
+        path = folder / self.result_files[has_spans]
         write_atomically(path, "\n".join(lines) + "\n")
         print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
@@ -171,15 +170,14 @@ def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
         if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
             raise UserError(f"{file.where()}: a carriage return inside the line: end lines with a line feed")
         columns = line.split("\t") if "\t" in line else line.split()
-        if columns and columns[0] == "-DOCSTART-":
+        if columns[:1] == ["-DOCSTART-"]:
             continue
         if any(columns):
             if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
                 raise UserError(f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it")
             rows.append(columns)
         elif rows:
-            tags = [row[-1] for row in rows] if tagged else None
-            yield Sentence([row[0] for row in rows], tags)
+            yield Sentence([row[0] for row in rows], [row[-1] for row in rows] if tagged else None)
             rows = []
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -44,21 +45,18 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
-    inference.py that it takes. logits: see evaluation.predict. num_results: results to show. mark: encloses
-    answers. prompt_name: of embeddings."""
+    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of inference.py that it takes.
+    logits: see evaluation.predict. num_results: results to show. prompt_name: of embeddings."""
 
-    model: nn.Module
     config: ModelConfig
     folder: Path
     tokenizer: Tokenizer
-    device: torch.device
-    batch_size: int
     num_results: int
     options: SquadOptions
     truncate: bool
     logits: Callable[[SequenceDataset, str], np.ndarray]
-    mark: tuple[str, str] = ("**", "**")
+    model: nn.Module
+    batch_size: int
     prompt_name: str | None = None
 
     head: ClassVar[str]
@@ -123,9 +121,8 @@ class AnswerPredictor(Predictor):
             probability = next(value for value, each in by_text if each == text)
             lists = {"n best": self.n_best([(value, each or none) for value, each in by_text])}
             if text:
-                lists["passage"] = [
-                    self.marked(dataset.squad.contexts[question.context], *found.characters[question.id])
-                ]
+                context = dataset.squad.contexts[question.context]
+                lists["passage"] = [self.marked(context, *found.characters[question.id])]
             summary = {"answer": one_line(text) or none, "probability": f"{probability:.3f}"}
             predictions.append(Prediction({"answer": text, "probability": probability}, summary, lists))
         return predictions
@@ -135,7 +132,8 @@ class AnswerPredictor(Predictor):
         before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
         after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
         left, middle, right = (one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after))
-        return f"{left.lstrip()}{self.mark[0]}{middle}{self.mark[1]}{right.rstrip()}"
+        start, end = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
+        return f"{left.lstrip()}{start}{middle}{end}{right.rstrip()}"
 
 
 class ClassPredictor(Predictor):
@@ -186,9 +184,8 @@ class TagPredictor(Predictor):
     def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:
         predictions = []
         for sentence, spans in zip(dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True):
-            shown = [
-                f"{one_line(span['label'])}  {one_line(sentence.text[span['start'] : span['end']])}" for span in spans
-            ]
+            texts = [sentence.text[span["start"] : span["end"]] for span in spans]
+            shown = [f"{one_line(span['label'])}  {one_line(text)}" for span, text in zip(spans, texts, strict=True)]
             predictions.append(Prediction({"spans": spans}, {}, {"entities": shown or ["(none found)"]}))
         return predictions
 
@@ -229,7 +226,8 @@ class MaskPredictor(Predictor):
 
     def best_words(self, dataset: SequenceDataset, batch: np.ndarray) -> list[list[tuple[float, str]]]:
         """For each mask of the sequences `batch`: probabilities and words, best first."""
-        stream = {name: torch.from_numpy(array).to(self.device) for name, array in dataset.stream(batch).items()}
+        device = next(self.model.parameters()).device
+        stream = {name: torch.from_numpy(array).to(device) for name, array in dataset.stream(batch).items()}
         positions_M = (stream["input_ids"] == self.tokenizer.mask_token_id).nonzero().squeeze(1)
         tokens = TokenStream.from_batch(stream, int(dataset.lengths[batch].max()))
         logits_MV = self.model(tokens, mlm_positions=positions_M).prediction_logits[:, : self.tokenizer.vocab_size]

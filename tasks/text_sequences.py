@@ -80,11 +80,11 @@ class SequenceDataset:
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The sequences `indices` [N] as a token stream (see token_stream.py), with all labels."""
-        length_N = self.lengths[indices]
+        length_N, row_T = self.lengths[indices], self.rows(indices, "token")
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
-        position_T = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], length_N)
+        position_T = row_T - np.repeat(self.token_bounds[indices], length_N)
         return {
-            "input_ids": self.input_ids[self.rows(indices, "token")].astype(np.int64),
+            "input_ids": self.input_ids[row_T].astype(np.int64),
             "token_type_ids": self.second_type_id * (position_T >= np.repeat(self.second_starts[indices], length_N)),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),

@@ -29,7 +29,7 @@ from tasks.glue import (
     label_values,
     load_metrics,
     score,
-    truncated_lengths,
+    truncate_pair,
     write_predictions,
 )
 from tasks.glue_files import TASKS, Examples, custom_task
@@ -142,7 +142,7 @@ def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, tot
     a, b = length_a, length_b
     while a + b > total:  # _truncate_seq_pair
         a, b = (a - 1, b) if a > b else (a, b - 1)
-    assert truncated_lengths(length_a, length_b, total) == (a, b)
+    assert truncate_pair(range(length_a), range(length_b), total) == (range(a), range(b))
 
 
 # --- loss -------------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
     with pytest.raises(UserError, match=r"evaluations.json\[1\]: (step|f1) is"):
         read_evaluations(tmp_path, "f1", 3)
     (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1, "development_data": "of one file"}]))
-    with pytest.raises(UserError, match="best, the model with the best score, is gone"):
+    with pytest.raises(UserError, match="best, the best model, is gone"):
         read_evaluations(tmp_path, "f1", 3)
     (tmp_path / BEST_FOLDER).mkdir()
     (tmp_path / BEST_FOLDER / "model.safetensors").touch()

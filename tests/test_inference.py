@@ -252,7 +252,7 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
             ["--question", "a", "--context", "b", "--context-file", "c"],
             "--context cannot be combined with --context-file",
         ),
-        ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt does not exist"),
+        ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         ("span", ["--question", "?", "--context", " "], "the passage has no words"),
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
         ("classes", ["--text", "a", "--max-seq-length", "7"], ">= 8, not 7"),

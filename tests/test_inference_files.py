@@ -291,7 +291,13 @@ LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
         ("a.csv", "review\n", "out.csv", (), "has no rows"),
         ("a.csv", "id,id,review\n1,2,a\n", "out.csv", (), "two columns 'id': rename one"),
         ("a.csv", LONG, "out.csv", (), ":5002: the text has 72 tokens, and at most 64 are possible"),
-        ("a.csv", "review\na\n", "out.csv", ("--pair-column", "review"), "'review' is given for two texts"),
+        (
+            "a.csv",
+            "review\na\n",
+            "out.csv",
+            ("--pair-column", "review"),
+            "a column is given for two texts (review, review)",
+        ),
         ("a.jsonl", '{"review": "a", "x": "\\ud800"}', "out.csv", (), ":1: half of a surrogate pair"),
         (
             "a.jsonl",

@@ -9,12 +9,12 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import json
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -204,11 +204,15 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
 
 def read_json_lines(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
     """The objects of JSON lines. Empty lines are left out."""
+
+    def integer(digits: str) -> int | float:
+        return int(digits) if len(digits) < 4000 else float(digits)  # int() refuses more
+
     for line in file:
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_int=parse_integer, object_pairs_hook=unique_keys)
+            row = json.loads(line, parse_int=integer, object_pairs_hook=unique_keys)
             why = None if isinstance(row, dict) else "not a JSON object: a .jsonl file has one per line"
             if why is None and "\\u" in line:  # else all characters are valid
                 why = bad_text(row, columns)
@@ -218,10 +222,6 @@ def read_json_lines(file: TextFile, columns: Sequence[str] | None = None) -> Ite
             yield file.number, row
         else:
             file.on_bad(file.where(), why)
-
-
-def parse_integer(digits: str) -> int | float:
-    return int(digits) if len(digits) < 4000 else float(digits)  # int() refuses more
 
 
 def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:
@@ -240,7 +240,8 @@ def strings_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
-        yield from chain.from_iterable(map(strings_in, value if isinstance(value, list) else chain(*value.items())))
+        parts = value if isinstance(value, list) else itertools.chain(*value.items())
+        yield from itertools.chain.from_iterable(map(strings_in, parts))
 
 
 def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
@@ -283,8 +284,7 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
 def encode_table(path: Path, rows: list[Row]) -> bytes:
     """The content of the file `path`, one of TABLES or its .gz, with `rows` and the columns of all rows. Raises
     UserError if the format cannot store them."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    format_, compression = kind_of(path.name)
+    names, (format_, compression) = list(dict.fromkeys(itertools.chain(*rows))), kind_of(path.name)
     if format_ == ".parquet":
         import pyarrow.parquet
 
@@ -295,6 +295,12 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
         except (pyarrow.ArrowException, OverflowError) as error:
             raise UserError(f"{path}: Parquet cannot store these columns ({error}): write .jsonl") from error
         return content.getvalue()
+
+    def as_cell(value: Any) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        return json.dumps(value, default=str) if isinstance(value, bool | int | float | list | dict) else str(value)
+
     text = io.StringIO(newline="")
     if format_ == ".jsonl":
         text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
@@ -306,9 +312,3 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
             text.writelines("\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells)
     content = text.getvalue().encode("utf-8")
     return gzip.compress(content, mtime=0) if compression else content
-
-
-def as_cell(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, default=str) if isinstance(value, bool | int | float | list | dict) else str(value)
