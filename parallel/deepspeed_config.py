@@ -1,7 +1,7 @@
 """DeepSpeed's JSON configuration: keys that map to flags, keys passed to the engine, and unsupported keys.
 
 docs/coming_from_deepspeed.md explains every key. Keys that are not in the tables below are errors, so that no setting
-is silently ignored.
+is silently ignored. Functions below `parse_with_deepspeed` raise ValueError, to which it adds the file's name.
 """
 
 import argparse
@@ -18,20 +18,20 @@ from utils.rank_environment import read_environment
 
 VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
+Setting = tuple[str, str, Any]  # a key, the flag that it stands for, and the flag's value
 
-# Keys that become flags by a rule of their own (see `flags_of`, `precision_flags` and `batch_flags`); others are the
-# tag `deepspeed` of a flag. A setting is a key, the flag that it stands for, and the flag's value.
-Setting = tuple[str, str, Any]
+# Keys that become flags by a rule of their own (see `flags_of` and `batch_flags`); others are the tag `deepspeed` of a
+# flag.
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+CLIPPING_KEYS = ("gradient_clipping", "optimizer.params.max_grad_norm")
 COMPUTED = {
     *BATCH_KEYS,
-    *("optimizer.type", "optimizer.params.betas", "optimizer.params.bias_correction"),
-    "optimizer.params.max_grad_norm",
+    *CLIPPING_KEYS,
+    *("optimizer.params.betas", "optimizer.params.bias_correction"),
     *("tensorboard.enabled", "tensorboard.output_path", "tensorboard.job_name"),
     *("bf16.enabled", "fp16.enabled", "fp16.loss_scale", "fp16.initial_scale_power"),
     *("torch_autocast.enabled", "torch_autocast.dtype"),
 }
-CLIPPING_KEYS = ("gradient_clipping", "optimizer.params.max_grad_norm")
 OPTIMIZER_TYPES = {"adam": "AdamW", "adamw": "AdamW", "lamb": "Lamb"}
 
 # DeepSpeed's defaults of its optimizers and of enabled blocks, where they differ from those of the flags.
@@ -55,11 +55,14 @@ ZERO_KEYS = {
     *("offload_param.device", "offload_param.pin_memory", "offload_optimizer.device", "offload_optimizer.pin_memory"),
 }
 
-# Keys that are accepted only with the value that describes the existing behaviour.
+# Keys that are accepted with these values only; with one value, it describes the existing behaviour.
 MUST_BE_FALSE = ("prescale_gradients", "sparse_gradients", "wall_clock_breakdown", "memory_breakdown", "dump_state")
 MUST_BE_FALSE += ("zero_force_ds_cpu_optimizer", "fp16.auto_cast")
-FIXED = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
+ALLOWED: dict[str, tuple] = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
     "zero_allow_untested_optimizer": (True, False),  # has no effect here
+    "zero_optimization.stage": (0, 1, 2, 3),
+    "zero_optimization.offload_param.device": ("cpu", "none"),
+    "zero_optimization.offload_optimizer.device": ("cpu", "none"),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": (True,),
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": (True,),  # its former name
     "bf16.check_grad_overflow": (True,),
@@ -67,10 +70,11 @@ FIXED = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
     "fp16.loss_scale_window": (2000,),
     "fp16.hysteresis": (1,),
     "data_types.grad_accum_dtype": ("fp32",),
+    "optimizer.type": ("AdamW", "Lamb"),
     "optimizer.params.adam_w_mode": (True,),
 }
 
-# Alternatives to unsupported keys, by prefixes.
+# Alternatives to unsupported keys and values, by prefixes; the first one that fits.
 INSTEAD = {
     "scheduler": "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
     "amp": 'use --amp, or "torch_autocast": {"enabled": true}',
@@ -80,7 +84,8 @@ INSTEAD = {
     ),
     "activation_checkpointing": "use --activation-checkpoint",
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
-    "zero_optimization.offload": "only device and pin_memory are",
+    "zero_optimization.offload": "only device, which is cpu or none, and pin_memory are",
+    "zero_optimization": 'write an object such as {"stage": 2}, with the keys of docs/coming_from_deepspeed.md',
     "tensorboard": "use --tensorboard-dir",
     "flops_profiler wall_clock_breakdown": "use --benchmark",
     "sparse_attention": "attention is dense here, so leave it out",
@@ -88,7 +93,8 @@ INSTEAD = {
     "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
     "fp16": "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
     "leave the key out to accept that",
-    "optimizer": "the optimizers are AdamW and Lamb",
+    "optimizer": "the optimizers are Adam, AdamW and Lamb",
+    "": "leave it out",
 }
 
 
@@ -106,30 +112,27 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
         return args
     if args.deepspeed_config is None:
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
-    path = args.deepspeed_config
-    flags = {key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))}
-    values = read_values(path, args, flags)
-    check_keys(path, values, flags)
-    settings: dict[str, Setting] = {}
-    batch = batch_flags(path, values, args, read_environment().world_size)
-    for setting in (*flags_of(path, values, args, flags), *batch):
-        check_value(path, parser, setting)
-        key, flag, value = setting
-        other_key, _, other = settings.setdefault(argument_name(flag), setting)
-        if value != other:
-            raise UserError(f"{path}: {key} {value} contradicts {other_key} {other}: leave one of them out")
-    words = [f"{flag}={value}" for _, flag, value in settings.values()]
-    merged = parser.parse_args([*words, *argv])
-    for name, value in parser.parse_args([*argv, *words]).as_dict().items():
-        if value != (other := merged.as_dict()[name]) and name != "log_freq":
-            key, flag, _ = settings[name]
-            raise UserError(
-                f"{path}: {key} asks for {flag} {value}, and the command line has {other}: leave one of them out, or "
-                f"make them equal"
-            )
-    check_engine(path, values, merged)
-    check_installed()
+    if args.optimizer.endswith("Muon"):
+        raise UserError(
+            f"--optimizer {args.optimizer} needs whole matrices, which --deepspeed divides: use AdamW, or FSDP2"
+        )
+    try:
+        merged = merge_flags(parser, argv, args)
+    except ValueError as error:
+        raise UserError(f"{args.deepspeed_config}: {error}") from error
+    try:
+        found = importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != VERSION:
+        raise UserError(
+            f"--deepspeed needs DeepSpeed {VERSION}, and {found} is here: pip install -r requirements-deepspeed.txt"
+        )
     return merged
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    return dict(flatten(read_json(path, "DeepSpeed's configuration")))
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,20 +144,48 @@ def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flatten(value, f"{prefix}{key}.")
 
 
-def read_values(path: Path, args: Arguments, flags: dict[str, str]) -> dict[str, Any]:
+def merge_flags(parser: ArgumentParser, argv: list[str], args: Arguments) -> Arguments:
+    """Parses `argv` together with the flags that the file's keys stand for."""
+    flags = {key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))}
+    values = with_defaults(read_values(args.deepspeed_config), args, flags)
+    check_keys(values, flags)
+    settings: dict[str, Setting] = {}
+    for setting in (*flags_of(values, args, flags), *batch_flags(values, args, read_environment().world_size)):
+        key, flag, value = setting
+        check_value(parser, *setting)
+        other_key, _, other = settings.setdefault(argument_name(flag), setting)
+        if value != other:
+            raise ValueError(f"{key} {value} contradicts {other_key} {other}: leave one of them out")
+    words = [f"{flag}={value}" for _, flag, value in settings.values()]
+    merged = parser.parse_args([*words, *argv])
+    for name, value in parser.parse_args([*argv, *words]).as_dict().items():
+        if value != (other := merged.as_dict()[name]) and name != "log_freq":
+            key, flag, _ = settings[name]
+            raise ValueError(
+                f"{key} asks for {flag} {value}, and the command line has {other}: leave one of them out, or make them "
+                f"equal"
+            )
+    check_engine(values, merged)
+    return merged
+
+
+def with_defaults(found: dict[str, Any], args: Arguments, flags: dict[str, str]) -> dict[str, Any]:
     """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a missing one that the
     command line gives, is left to the flags."""
-    found = dict(flatten(read_json(path, "DeepSpeed's configuration")))
     float16 = args.amp_dtype == "float16" or args.fp16 or args.use_dynamic_loss_scaling or args.given("scale_loss")
     if found.get("fp16.enabled") == AUTO and not float16:
         found = {key: value for key, value in found.items() if not key.startswith("fp16.")}
     values = {key: value for key, value in found.items() if value != AUTO}
     if leaves_schedule_to_flags(found):
         values.pop("scheduler.type", None)
-    for name, value in OPTIMIZER_DEFAULTS.get(optimizer_name(path, values), {}).items():
-        key = f"optimizer.params.{name}"
-        if key not in found and not args.given(argument_name(flags[key])):
-            values[key] = value
+    if "optimizer.type" in values:
+        name = values["optimizer.type"] = OPTIMIZER_TYPES.get(
+            str(found["optimizer.type"]).lower(), found["optimizer.type"]
+        )
+        for parameter, value in OPTIMIZER_DEFAULTS.get(str(name), {}).items():
+            key = f"optimizer.params.{parameter}"
+            if key not in found and not args.given(argument_name(flags[key])):
+                values[key] = value
     if "fp16.enabled" in found and not args.given("scale_loss"):
         values = {"fp16.initial_scale_power": INITIAL_SCALE_POWER} | values
     return values
@@ -166,86 +197,64 @@ def leaves_schedule_to_flags(found: dict[str, Any]) -> bool:
     return bool(given) and all(value == AUTO for value in given)
 
 
-def check_keys(path: Path, values: dict[str, Any], flags: dict[str, str]) -> None:
-    """Raises UserError, with all their names, for keys and values that are not supported."""
+def check_keys(values: dict[str, Any], flags: dict[str, str]) -> None:
+    """Raises ValueError, with all their names, for keys and values that are not supported."""
     refused: dict[str, list[str]] = {}  # by advice
-    honoured = COMPUTED | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
+    honoured = COMPUTED | ALLOWED.keys() | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     for key, value in values.items():
-        if key in FIXED and value in FIXED[key]:
-            continue
-        if key == "zero_optimization":
-            raise UserError(f'{path}: zero_optimization is {value!r}, expected an object such as {{"stage": 2}}')
-        if key not in honoured:
-            advice = next(
-                (text for starts, text in INSTEAD.items() if key.startswith(tuple(starts.split()))), "leave it out"
-            )
-            refused.setdefault(advice, []).append(f"{key} {value!r}" if key in FIXED else key)
+        if key not in honoured or value not in ALLOWED.get(key, (value,)):
+            advice = next(text for starts, text in INSTEAD.items() if key.startswith(tuple(starts.split(" "))))
+            refused.setdefault(advice, []).append(f"{key} {value!r}" if key in ALLOWED else key)
         elif key.endswith(".enabled") and not isinstance(value, bool):
-            raise UserError(f"{path}: {key} is {value!r}, expected true or false")
+            raise ValueError(f"{key} is {value!r}, expected true or false")
     if refused:
         groups = "; ".join(f"{', '.join(keys)}: {advice}" for advice, keys in refused.items())
-        raise UserError(f"{path}: not supported with --deepspeed: {groups}")
+        raise ValueError(f"not supported with --deepspeed: {groups}")
 
 
-def optimizer_name(path: Path, values: dict[str, Any]) -> str | None:
-    """The --optimizer that the JSON file asks for."""
-    if "optimizer.type" not in values:
-        return None
-    found = str(values["optimizer.type"])
-    if found.lower() not in OPTIMIZER_TYPES:
-        refuse_optimizers(path, found, values)
-        raise UserError(f"{path}: optimizer.type {found!r} is not supported with --deepspeed: use Adam, AdamW or Lamb")
-    return OPTIMIZER_TYPES[found.lower()]
-
-
-def check_value(path: Path, parser: ArgumentParser, setting: Setting) -> None:
-    """Raises UserError, with the name of the key, for a value that the flag does not take."""
-    key, flag, value = setting
+def check_value(parser: ArgumentParser, key: str, flag: str, value: Any) -> None:
+    """Raises ValueError, with the name of the key, for a value that the flag does not take."""
     kind = parser.flags[argument_name(flag)].kind
+    choices = ("true", "false") if kind is bool else kind
     try:
-        if kind is bool and not isinstance(value, bool):
-            raise argparse.ArgumentTypeError("expected true or false")
-        if isinstance(kind, tuple) and value not in kind:
-            raise argparse.ArgumentTypeError(f"expected {' or '.join(kind)}")
-        if not isinstance(kind, tuple):
-            kind(str(value))
+        if not isinstance(choices, tuple):
+            choices(str(value))
+        elif (str(value).lower() if kind is bool else value) not in choices:
+            raise ValueError(f"expected {' or '.join(choices)}")
     except (argparse.ArgumentTypeError, ValueError) as error:
-        raise UserError(f"{path}: {key} is {value!r}, which {flag} does not take: {error}") from error
+        raise ValueError(f"{key} is {value!r}, which {flag} does not take: {error}") from error
 
 
-def flags_of(path: Path, values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> Iterator[Setting]:
+def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> Iterator[Setting]:
     """The flags that the keys stand for, without those of the batch."""
     for key in CLIPPING_KEYS:
         if values.get(key) == 0:
-            raise UserError(
-                f"{path}: {key} 0 turns clipping off, and this project always clips: leave it out, or give a large norm"
+            raise ValueError(
+                f"{key} 0 turns clipping off, and this project always clips: leave it out, or give a large norm"
             )
-        if key in values:
-            yield key, "--max-grad-norm", values[key]
-    yield from ((key, flag, values[key]) for key, flag in flags.items() if key in values and key not in CLIPPING_KEYS)
-    if name := optimizer_name(path, values):
-        yield from optimizer_flags(path, values, args, name)
+    flags = flags | dict.fromkeys(CLIPPING_KEYS, "--max-grad-norm")
+    yield from ((key, flag, values[key]) for key, flag in flags.items() if key in values)
+    if "optimizer.type" in values:
+        yield from optimizer_flags(values, args, values["optimizer.type"])
     if "optimizer.params.betas" in values:
         betas = values["optimizer.params.betas"]
         if not isinstance(betas, list) or len(betas) != 2:
-            raise UserError(f"{path}: optimizer.params.betas is {betas!r}, expected two numbers")
+            raise ValueError(f"optimizer.params.betas is {betas!r}, expected two numbers")
         yield from (("optimizer.params.betas", f"--beta{number}", beta) for number, beta in enumerate(betas, 1))
-    yield from precision_flags(path, values)
+    yield from precision_flags(values)
     if values.get("tensorboard.enabled"):
         folder, job = values.get("tensorboard.output_path", ""), values.get("tensorboard.job_name", JOB_NAME)
-        if not (isinstance(folder, str) and isinstance(job, str)):
-            raise UserError(f"{path}: tensorboard.output_path and job_name are {folder!r} and {job!r}, expected texts")
-        yield "tensorboard.output_path", "--tensorboard-dir", str(Path(folder, job))
+        yield "tensorboard.output_path", "--tensorboard-dir", f"{folder}/{job}" if folder else job
 
 
-def optimizer_flags(path: Path, values: dict[str, Any], args: Arguments, name: str) -> Iterator[Setting]:
+def optimizer_flags(values: dict[str, Any], args: Arguments, name: str) -> Iterator[Setting]:
     key = "optimizer.params.bias_correction"
     corrects = values.get(key, True)
     if name == "AdamW" and corrects is False:
         if values.get("zero_optimization.stage", 0):
-            raise UserError(
-                f"{path}: {key} false: Adam without bias correction is LAMB with trust ratios of 1 here, which ZeRO "
-                f"cannot shard: use stage 0, or true"
+            raise ValueError(
+                f"{key} false: Adam without bias correction is LAMB with trust ratios of 1 here, which ZeRO cannot "
+                f"shard: use stage 0, or true"
             )
         name = "Lamb"
         yield from ((key, flag, 1.0) for flag in ("--lamb-min-coeff", "--lamb-max-coeff"))
@@ -256,14 +265,14 @@ def optimizer_flags(path: Path, values: dict[str, Any], args: Arguments, name: s
         if not args.given("lamb_adapt_undecayed"):
             yield "optimizer.type", "--lamb-adapt-undecayed", True
     elif corrects is not True:
-        raise UserError(f"{path}: {key} is {corrects!r}, expected true or false")
+        raise ValueError(f"{key} is {corrects!r}, expected true or false")
     yield "optimizer.type", "--optimizer", name
 
 
-def precision_flags(path: Path, values: dict[str, Any]) -> Iterator[Setting]:
+def precision_flags(values: dict[str, Any]) -> Iterator[Setting]:
     enabled = [name for name in ("bf16", "fp16", "torch_autocast") if values.get(f"{name}.enabled")]
     if len(enabled) > 1:
-        raise UserError(f"{path}: {' and '.join(enabled)} are both enabled: enable one of them")
+        raise ValueError(f"{' and '.join(enabled)} are both enabled: enable one of them")
     if enabled == ["torch_autocast"]:
         yield "torch_autocast.enabled", "--amp", True
         yield "torch_autocast.dtype", "--amp-dtype", values.get("torch_autocast.dtype", "bfloat16")
@@ -276,106 +285,65 @@ def precision_flags(path: Path, values: dict[str, Any]) -> Iterator[Setting]:
         yield "fp16.loss_scale", "--use-dynamic-loss-scaling", True
         if (power := values.get("fp16.initial_scale_power")) is not None:
             if type(power) is not int or not 0 <= power <= 100:
-                raise UserError(f"{path}: fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
+                raise ValueError(f"fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
             yield "fp16.initial_scale_power", "--scale-loss", 2.0**power
 
 
-def batch_flags(path: Path, values: dict[str, Any], args: Arguments, world_size: int) -> list[Setting]:
+def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Iterator[Setting]:
     """The flags of the batch: as in DeepSpeed, two of the three sizes give the third one."""
     total, micro, steps = sizes = [values.get(key) for key in BATCH_KEYS]
     for key, size in zip(BATCH_KEYS, sizes, strict=True):
         if size is not None and (type(size) is not int or size < 1):
-            raise UserError(f"{path}: {key} is {size!r}, expected a whole number >= 1")
+            raise ValueError(f"{key} is {size!r}, expected a whole number >= 1")
     if total is not None:
-        given_micro = args.batch_size if args.given("batch_size") else None
-        given_steps = args.gradient_merge_steps if args.given("gradient_merge_steps") else None
-        micro, steps = micro or given_micro, steps or given_steps
-        if micro is None:
-            micro = total // ((steps or 1) * world_size)
-        steps = steps or total // (micro * world_size) if micro else 0
+        micro = micro or (args.batch_size if args.given("batch_size") else None)
+        steps = steps or (args.gradient_merge_steps if args.given("gradient_merge_steps") else None)
+        micro = micro or total // ((steps or 1) * world_size)
+        steps = steps or total // max(micro * world_size, 1)
         if total != micro * steps * world_size:
-            raise UserError(
-                f"{path}: train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} {steps} times "
-                f"the {world_size} processes of this run: change one of them"
+            raise ValueError(
+                f"train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} {steps} times the "
+                f"{world_size} processes of this run: change one of them"
             )
-    settings = [] if micro is None else [(BATCH_KEYS[1], "--batch-size", micro)]
-    if args.global_batch_size is not None:
-        micro = micro or args.batch_size
-        if steps is not None and args.global_batch_size != micro * steps * world_size:
-            raise UserError(
-                f"{path} asks for {micro * steps * world_size} sequences per update, and --global-batch-size is "
-                f"{args.global_batch_size}: leave one of them out, or make them equal"
-            )
-    elif steps is not None:
-        settings.append((BATCH_KEYS[2], "--gradient-merge-steps", steps))
-    return settings
+    if micro is not None:
+        yield BATCH_KEYS[1], "--batch-size", micro
+    if steps is not None and args.global_batch_size is None:
+        yield BATCH_KEYS[2], "--gradient-merge-steps", steps
+    elif steps is not None and args.global_batch_size != (asked := (micro or args.batch_size) * steps * world_size):
+        raise ValueError(
+            f"the file asks for {asked} sequences per update, and --global-batch-size is {args.global_batch_size}: "
+            f"leave one of them out, or make them equal"
+        )
 
 
 def differences(args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here."""
-    lines = []
-    found = dict(flatten(read_json(args.deepspeed_config, "DeepSpeed's configuration")))
-    if not args.given("max_grad_norm") and found.keys().isdisjoint(CLIPPING_KEYS):
-        lines.append(
-            f"note: {args.deepspeed_config} has no gradient_clipping, so DeepSpeed would not clip: here gradients are "
-            f"clipped to --max-grad-norm {args.max_grad_norm:g}"
-        )
-    if leaves_schedule_to_flags(found):
-        lines.append(
-            f"note: the scheduler of {args.deepspeed_config} has only the values auto: the schedule is that of "
-            f"--lr-decay and --warmup-proportion"
-        )
-    if "fp16.enabled" in found and args.use_dynamic_loss_scaling:
-        lines.append(
-            "note: the loss scale doubles after 2000 updates without overflow and halves at the first overflow; "
-            "DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2"
-        )
-    return lines
+    found, path = read_values(args.deepspeed_config), args.deepspeed_config
+    notes = {
+        f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped to --max-grad-norm "
+        f"{args.max_grad_norm:g}": not args.given("max_grad_norm") and found.keys().isdisjoint(CLIPPING_KEYS),
+        f"the scheduler of {path} has only the values auto: the schedule is that of --lr-decay and "
+        f"--warmup-proportion": leaves_schedule_to_flags(found),
+        "the loss scale doubles after 2000 updates without overflow and halves at the first overflow; DeepSpeed's "
+        "defaults are loss_scale_window 1000 and hysteresis 2": "fp16.enabled" in found
+        and args.use_dynamic_loss_scaling,
+    }
+    return [f"note: {text}" for text, applies in notes.items() if applies]
 
 
-def refuse_optimizers(path: Path, optimizer: str, values: dict[str, Any]) -> None:
-    """Raises UserError for Muon, and for LAMB with ZeRO: LAMB needs the norms of whole tensors, but ZeRO partitions
-    tensors and does not compute their norms."""
+def check_engine(values: dict[str, Any], args: Arguments) -> None:
+    """Raises ValueError for combinations of flags and keys that the engine does not support."""
     stage = values.get("zero_optimization.stage", 0)
-    if optimizer.endswith("Muon"):
-        raise UserError(
-            f"--optimizer {optimizer} needs whole matrices, which --deepspeed does not give it: use AdamW, or FSDP2"
+    if args.optimizer == "Lamb" and stage:  # it needs the norms of whole tensors, which ZeRO does not compute
+        raise ValueError(
+            f"LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors for whole ones: use "
+            f"--data-parallel-shard-degree instead of --deepspeed, or stage 0, or AdamW"
         )
-    if "lamb" in optimizer.lower() and stage:
-        raise UserError(
-            f"{path}: LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors for whole "
-            f"ones: use --data-parallel-shard-degree instead of --deepspeed, or stage 0, or AdamW"
-        )
-
-
-def check_engine(path: Path, values: dict[str, Any], args: Arguments) -> None:
-    """Raises UserError for combinations of flags and keys that the engine does not support."""
-    stage = values.get("zero_optimization.stage", 0)
-    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
-        raise UserError(f"{path}: zero_optimization.stage is {stage!r}, expected 0, 1, 2 or 3")
-    refuse_optimizers(path, args.optimizer, values)
     if (args.amp or args.fp16) and (values.get("bf16.enabled") or values.get("fp16.enabled")):
-        raise UserError(
-            f"{path} asks for weights in 16 bits, and --amp or --fp16 for float32 ones: leave one of them out"
-        )
+        raise ValueError("it asks for weights in 16 bits, and --amp or --fp16 for float32 ones: leave one of them out")
     for what, lowest in (("optimizer", 1), ("param", 3)):
-        device = values.get(f"zero_optimization.offload_{what}.device", "none")
-        if device not in ("cpu", "none"):
-            raise UserError(f"{path}: zero_optimization.offload_{what}.device is {device!r}, expected cpu or none")
-        if device == "cpu" and stage < lowest:
-            raise UserError(f"{path}: offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
-
-
-def check_installed() -> None:
-    try:
-        found = importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found != VERSION:
-        raise UserError(
-            f"--deepspeed needs DeepSpeed {VERSION}, and {f'{found} is' if found else 'it is not'} installed: "
-            f"pip install -r requirements-deepspeed.txt"
-        )
+        if values.get(f"zero_optimization.offload_{what}.device") == "cpu" and stage < lowest:
+            raise ValueError(f"offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
 
 
 def engine_config(

@@ -315,7 +315,7 @@ REFUSED = {
             (),
             LAMB_ON_SHARDS,
         )
-        for stage, name in ((1, "Lamb"), (2, "OneBitLamb"), (3, "FusedLamb"))
+        for stage, name in ((1, "Lamb"), (3, "LAMB"))
     },
     "Adam without bias correction, ZeRO 1": (
         uncorrected_adam(zero_optimization={"stage": 1}), (), ("bias_correction false", "stage 0")
@@ -323,7 +323,6 @@ REFUSED = {
     "Adam without bias correction, and a flag": (uncorrected_adam(), ADAMW, ("optimizer.type", "--optimizer Lamb")),
     "two norms": (uncorrected_adam(gradient_clipping=1.0), (), ("max_grad_norm 0.5", "gradient_clipping 1.0")),
     "Weights & Biases": ({"wandb": {"enabled": True}}, ADAMW, ("wandb.enabled", "--tensorboard-dir")),
-    "a folder that is a number": ({"tensorboard": {"enabled": True, "output_path": 5}}, ADAMW, ("output_path", "5")),
     "prescaled gradients": ({"prescale_gradients": True}, ADAMW, ("prescale_gradients True", "float32")),
     **{
         f"{key} {value!r}": (
@@ -350,8 +349,8 @@ REFUSED = {
     "an unknown key": ({"curriculum_learning": {"enabled": True}}, ADAMW, ("curriculum_learning.enabled",)),
     "an unknown key of ZeRO": ({"zero_optimization": {"stage": 1, "zero_quantized_weights": True}}, ADAMW,
                                ("zero_optimization.zero_quantized_weights",)),
-    "ZeRO's old form": ({"zero_optimization": True}, ADAMW, ("zero_optimization is True", "stage")),
-    "another stage": ({"zero_optimization": {"stage": 4}}, ADAMW, ("zero_optimization.stage is 4",)),
+    "ZeRO's old form": ({"zero_optimization": True}, ADAMW, ("zero_optimization: write an object", "stage")),
+    "another stage": ({"zero_optimization": {"stage": 4}}, ADAMW, ("zero_optimization.stage 4",)),
     "ZeRO's old offload": ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, ADAMW, ("offload_optimizer",)),
     "NVMe": ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, ADAMW, ("'nvme'", "cpu")),
     "offload without ZeRO": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ADAMW, ("stage 1",)),
@@ -404,7 +403,7 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
         ('{"optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "optimizer.params.lr is nan"),
         ('{"train_batch_size": 1e999}', "train_batch_size is inf"),
         ('{"train_batch_size": ' + "9" * 5000 + "}", "not valid JSON"),
-        ('{"zero_optimization": {"stage": [2]}}', "zero_optimization.stage is [2]"),
+        ('{"zero_optimization": {"stage": [2]}}', "zero_optimization.stage [2]"),
         ("[]", "expected an object"),
     ],
 )
