@@ -192,32 +192,6 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
         raise RankFailure("another rank failed, so this one stops: see that rank's error") from error
 
 
-class ErrorReports:
-    """Lets only the first failed process report its error: the errors of the others are the same or follow from it."""
-
-    def __init__(self, store: dist.Store, place: RankEnvironment):
-        self.store, self.place, self.has_error = store, place, False
-
-    def is_first(self, error: UserError) -> bool:
-        self.has_error = True
-        try:
-            return not isinstance(error, PeerError) and self.store.add("reports", 1) == 1
-        except RuntimeError:  # the process with the store was killed, so it reported nothing
-            return True
-
-    def wait(self) -> None:
-        """Called at the end. Without torchrun the main process has the store: after an error, it waits a while for the
-        errors of the others."""
-        if not self.has_error:
-            return
-        end = time.monotonic() + PEERS_TIMEOUT
-        with contextlib.suppress(RuntimeError):
-            errors = self.store.add("errors", 1)
-            while self.place.rank == 0 and errors < self.place.world_size and time.monotonic() < end:
-                time.sleep(0.02)
-                errors = self.store.add("errors", 0)
-
-
 @contextlib.contextmanager
 def init_distributed(
     device: torch.device, join_minutes: float = JOIN_MINUTES, collective_minutes: float = COLLECTIVE_MINUTES
@@ -230,19 +204,13 @@ def init_distributed(
         return
     # With CPU offload, the tensors of some collectives are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    reports = None
+    store = None
     try:
         store = join(place, join_minutes)
-        reports = ErrorReports(dist.PrefixStore("errors", store), place)
         with translate_peer_failure(while_joining=True):
             # The short timeout is for a process that ends before all are connected.
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("group", store),
-                rank=place.rank,
-                world_size=place.world_size,
-                timeout=datetime.timedelta(minutes=join_minutes),
-            )
+            options = {"store": dist.PrefixStore("group", store), "timeout": datetime.timedelta(minutes=join_minutes)}
+            dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, **options)
         set_timeout(dist.group.WORLD, collective_minutes)
         context = DistributedContext(**vars(place), join_minutes=join_minutes, collective_minutes=collective_minutes)
         context.cpu_group = context.connect_group(None, "gloo")
@@ -253,18 +221,27 @@ def init_distributed(
     except BaseException as error:
         if isinstance(error, UserError):
             error.rank = place.rank  # from here on, the ranks may have errors of their own
-        if reports is None:
+        if store is None:
             raise
-        end_process(error, reports)
+        end_process(error, dist.PrefixStore("errors", store), place)
 
 
-def end_process(error: BaseException, reports: ErrorReports) -> NoReturn:
+def end_process(error: BaseException, store: "dist.Store", place: RankEnvironment) -> NoReturn:
     """Ends this process after an error, without destroying its process groups: NCCL would wait for ranks that never do
-    so, before the error is printed and the other ranks notice the end of this one."""
-    if isinstance(error, UserError) and not reports.is_first(error):
-        error = PeerError(str(error))
+    so, before the error is printed and the other ranks notice the end of this one. Only the first process reports a
+    UserError: those of the others are the same or follow from it."""
+    is_user_error, end = isinstance(error, UserError), time.monotonic() + PEERS_TIMEOUT
+    with contextlib.suppress(RuntimeError):  # the process with the store was killed, so it reported nothing
+        if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):
+            error = PeerError(str(error))
     code = report_error(error)
-    reports.wait()
+    with contextlib.suppress(
+        RuntimeError
+    ):  # without torchrun, the main process has the store: others may still need it
+        count = store.add("errors", 1) if is_user_error else place.world_size
+        while place.rank == 0 and count < place.world_size and time.monotonic() < end:
+            time.sleep(0.02)
+            count = store.add("errors", 0)
     for process in multiprocessing.active_children():
         process.terminate()
     for stream in (sys.stdout, sys.stderr):
