@@ -27,6 +27,7 @@ from data_loading.loader import make_step_batch
 from data_preparation.samples.sample_statistics import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics.sinks import RecordingSink, Reporter
+from metrics.text import format_duration
 from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from run_config import OptimizerConfig, RunConfig, ScheduleConfig
@@ -63,6 +64,10 @@ class Findings:
         """level: ok, warning or wrong."""
         print_line(f"{level:<8} {one_line(text)}")
         self.num_wrong += level == "wrong"
+
+    def judge(self, text: str, is_right: bool, advice: str, level: str = "wrong") -> None:
+        """Reports `text`, with advice if it is not right."""
+        self.report("ok" if is_right else level, text if is_right else f"{text}: {advice}")
 
     @contextlib.contextmanager
     def check(self) -> Iterator[None]:
@@ -134,21 +139,16 @@ def check_disk(findings: Findings, plan: TrainingPlan) -> None:
     missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
     free = shutil.disk_usage(existing).free
     text = f"disk: {free / 1e9:,.1f} GB free for {folder}; it needs {missing} more checkpoints of {size / 1e9:.3g} GB"
-    if missing * size > free:
-        raise UserError(f"{text}: free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir")
-    findings.report("ok", text)
+    advice = f"free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir"
+    findings.judge(text, missing * size <= free, advice)
 
 
 def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySettings) -> None:
     needed, free = needed_and_free_memory(plan, settings)
     place = "GPU" if settings.device.type == "cuda" else "machine"
     text = f"memory: {needed / 2**30:.1f} GiB needed (estimated), {free / 2**30:.1f} GiB free on this {place}"
-    if needed > free:
-        raise UserError(
-            f"{text}: lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for flags "
-            f"that save memory"
-        )
-    findings.report("ok", text)
+    advice = "lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for flags that help"
+    findings.judge(text, needed <= free, advice)
 
 
 def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tuple[float, float]:
@@ -172,18 +172,16 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} of them all ids are "
         f"in range, {unknown:.2%} of the tokens are [UNK], and the mean length is {samples.lengths.mean():.0f}"
     )
-    if unknown > MAX_UNKNOWN:
-        raise UserError(f"{text}: the vocabulary or its casing does not fit: choose another --vocab-file or casing")
-    findings.report("ok", text)
+    advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
+    findings.judge(text, unknown <= MAX_UNKNOWN, advice)
     if "mlm_labels" in stream:
         token_ids[stream["mlm_positions"]] = stream["mlm_labels"]
         passes = dataset.attributes.get("dupe_factor", 1)
         check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
     if (share := split_share(token_ids, plan.choice.tokenizer)) is not None:
         text = f"words: {share:.1%} are split into {SPLIT_PIECES} or more pieces"
-        if share > MAX_SPLIT:
-            text += ": data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
-        findings.report("warning" if share > MAX_SPLIT else "ok", text)
+        advice = "data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
+        findings.judge(text, share <= MAX_SPLIT, advice, "warning")
 
 
 def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: int) -> None:
@@ -191,9 +189,8 @@ def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: 
     ratio = tokens / num_parameters(plan.make_model())
     epochs = plan.config.trainer.max_steps * plan.config.loader.global_batch_size * passes / len(plan.dataset)
     text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; the run reads it {epochs:,.3g} times"
-    if too_little := ratio < 1 and plan.start.weights is None:
-        text += ": little for random weights; start from weights, or use a smaller model"
-    findings.report("warning" if too_little else "ok", text)
+    advice = "little for random weights; start from weights, or use a smaller model"
+    findings.judge(text, ratio >= 1 or plan.start.weights is not None, advice, "warning")
 
 
 def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
@@ -255,9 +252,8 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
     plan = replace(plan, start=Start(), choice=replace(plan.choice, config=small), config=config)
     losses, _ = train(plan, runtime, OVERFIT_STEPS, itertools.repeat(batch_of(plan, count, count)))
     text = f"a small model overfits {count} samples: loss {losses[0]:.2f} -> {losses[-1]:.3f} in {OVERFIT_STEPS} steps"
-    if not losses[-1] < OVERFIT_LOSS:
-        raise UserError(f"{text}, which should be near 0: the labels do not fit the inputs, or this device miscomputes")
-    findings.report("ok", text)
+    advice = "it should be near 0: the labels do not fit the inputs, or this device miscomputes"
+    findings.judge(text, losses[-1] < OVERFIT_LOSS, advice)
 
 
 def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int) -> None:
@@ -286,9 +282,9 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
     how += ", without communication" if processes > 1 else ""
     findings.report(
         "ok",
-        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {format_time(update)}, take "
-        f"{format_time(max_steps * update)} on {processes} x {runtime.device.type}, without evaluation and saving "
-        f"({how})",
+        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} s, take "
+        f"{format_duration(max_steps * update)} hours on {processes} x {runtime.device.type}, without evaluation and "
+        f"saving ({how})",
     )
     check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
     check_learning_rate(findings, plan, losses)
@@ -304,34 +300,25 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
     return per_process if 2 * count >= per_process else count
 
 
-def format_time(seconds: float) -> str:
-    """Seconds, minutes, hours or days."""
-    for unit, length, limit in (("s", 1, 120), ("minutes", 60, 7200), ("hours", 3600, 48 * 3600)):
-        if seconds < limit:
-            return f"{seconds / length:.2g} {unit}" if seconds < 10 else f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 86400:,.1f} days"
-
-
 def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool) -> None:
-    expected = plan.initial_loss
-    text = f"the first loss is {loss:.2f}"
+    expected, text = plan.initial_loss, f"the first loss is {loss:.2f}"
     if not math.isfinite(loss):
-        raise UserError(f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights")
-    if expected is not None and has_weights:
-        text += f", that of random weights {expected:.2f}"
-        if loss > expected + INITIAL_LOSS_ABOVE or (plan.dataset.max_labelled_per_sample and loss > expected - 1):
-            raise UserError(f"{text}: no better than random: check vocabulary, casing and --init-checkpoint")
-    elif expected is not None:
-        text += f", expected {expected:.2f} of random weights"
-        if not expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE:
-            raise UserError(f"{text}: check initializer_range and vocab_size in the config")
-    findings.report("ok", text)
+        findings.report("wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights")
+    elif expected is None:
+        findings.report("ok", text)
+    elif has_weights:
+        limit = expected - 1 if plan.dataset.max_labelled_per_sample else expected + INITIAL_LOSS_ABOVE
+        advice = "no better than random: check vocabulary, casing and --init-checkpoint"
+        findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)
+    else:
+        is_right = expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE
+        advice = "check initializer_range and vocab_size in the config"
+        findings.judge(f"{text}, expected {expected:.2f} of random weights", is_right, advice)
 
 
 def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
     """losses: of updates on one batch, all at the peak learning rate."""
     rate, shown = plan.config.schedule.learning_rate, ", ".join(f"{loss:.2f}" for loss in losses)
     text = f"at learning rate {rate:g} without warmup, the losses of one batch are {shown}"
-    if not all(loss < losses[0] + DIVERGED_ABOVE for loss in losses):  # or NaN
-        raise UserError(f"{text}: lower --learning-rate")
-    findings.report("ok", text)
+    is_right = all(loss < losses[0] + DIVERGED_ABOVE for loss in losses)  # and none is NaN
+    findings.judge(text, is_right, "lower --learning-rate")

@@ -29,13 +29,17 @@ class ParallelModel:
     model: the plain PreTrainedModel, for its config and names. module: the module to call in the forward pass.
     shard_group: the process group over which the rows of parameters are sharded, or None. replica_group: that of ranks
     with the same parameters and gradients, or None. saves_rows: whether this rank's rows are saved in checkpoints; each
-    row is saved by one rank. keeps_gradients: whether gradients keep their memory.
+    row is saved by one rank. keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward
+    passes gather parameters from all ranks, which then need the same number of passes, and `distributed`.
     """
+
+    distributed: DistributedContext
 
     shard_group: "dist.ProcessGroup | None" = None
     replica_group: "dist.ProcessGroup | None" = None
     saves_rows = True
     keeps_gradients = False  # between steps, as zeros
+    gathers_parameters = False
 
     def __init__(self, model: nn.Module, precision: Precision):
         self.model = self.module = model
@@ -102,8 +106,14 @@ class ParallelModel:
         return norm, not_finite
 
     def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        """Yields `batches`, and filler if the strategy needs the same number of forward passes on every rank."""
-        return iter(batches)
+        """Yields `batches`, and where parameters are gathered, filler until all ranks have finished."""
+        iterator = iter(batches)
+        while self.gathers_parameters:
+            batch = next(iterator, None)
+            if not self.distributed.all_reduce_max([batch is not None])[0]:
+                return
+            yield make_filler() if batch is None else batch
+        yield from iterator
 
     @torch.no_grad()
     def sum_without_dropout(
@@ -125,18 +135,8 @@ class ParallelModel:
         return torch.compiler.set_stance("force_eager") if self.model.is_compiled else contextlib.nullcontext()
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Optimizes the model for inference; it cannot be trained afterwards."""
-        self.masters = None
-        self.model.prepare_for_inference(dtype)
-
-
-def equalize_over_ranks(
-    batches: Iterable[Batch], make_filler: Callable[[], Batch], distributed: DistributedContext
-) -> Iterator[Batch]:
-    """Yields this rank's batches, then filler until all ranks have finished."""
-    iterator = iter(batches)
-    while True:
-        batch = next(iterator, None)
-        if not distributed.all_reduce_max([batch is not None])[0]:
-            return
-        yield make_filler() if batch is None else batch
+        """Optimizes the model for inference; it cannot be trained afterwards. Fused or cast copies of weights would
+        undo a sharding."""
+        if not self.gathers_parameters:
+            self.masters = None
+            self.model.prepare_for_inference(dtype)

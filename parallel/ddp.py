@@ -72,25 +72,19 @@ class ReplicatedMasters(ParallelModel):
         self.is_last = False
 
     def _make_buckets(self) -> None:
-        names: list[str] = []
-        for name in reversed(self.masters.masters):  # approximately the order of the backward pass
-            names.append(name)
-            if sum(self.masters.masters[n].numel() for n in names) >= self.BUCKET_ELEMENTS:
-                self._add_bucket(names)
-                names = []
-        if names:
-            self._add_bucket(names)
-
-    def _add_bucket(self, names: list[str]) -> None:
-        masters = [self.masters.masters[name] for name in names]
-        bucket = torch.zeros(sum(p.numel() for p in masters), device=masters[0].device)
-        parts = bucket.split([p.numel() for p in masters])
-        for name, master, part in zip(names, masters, parts, strict=True):
-            self.gradients[name] = part.view_as(master)
-            hook = functools.partial(self._take_gradient, name, len(self.buckets))
-            self.masters.model_parameters[name].register_post_accumulate_grad_hook(hook)
-        self.buckets.append(bucket)
-        self.sizes.append(len(names))
+        masters, groups = self.masters.masters, [[]]
+        for name in reversed(masters):  # approximately the order of the backward pass
+            groups[-1].append(name)
+            if sum(masters[n].numel() for n in groups[-1]) >= self.BUCKET_ELEMENTS:
+                groups.append([])
+        for number, names in enumerate(filter(None, groups)):
+            sizes = [masters[name].numel() for name in names]
+            self.buckets.append(torch.zeros(sum(sizes), device=masters[names[0]].device))
+            self.sizes.append(len(names))
+            for name, part in zip(names, self.buckets[-1].split(sizes), strict=True):
+                self.gradients[name] = part.view_as(masters[name])
+                hook = functools.partial(self._take_gradient, name, number)
+                self.masters.model_parameters[name].register_post_accumulate_grad_hook(hook)
 
     @torch.no_grad()
     def _take_gradient(self, name: str, bucket: int, p: nn.Parameter) -> None:

@@ -13,7 +13,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from optimizer import spec_of
-from parallel.base import Batch, ParallelModel, equalize_over_ranks
+from parallel.base import ParallelModel
 from precision import Precision
 from token_stream import MicroBatch, StepBatch
 from utils.distributed import DistributedContext, set_timeout
@@ -55,14 +55,6 @@ def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
         raise UserError(f"--deepspeed-config: {error}") from error
 
 
-def compiled_on_cpu() -> bool:
-    """Whether DeepSpeed's CPU communication op is already compiled on this machine."""
-    from torch.utils.cpp_extension import get_default_build_root
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    return any(root.glob("**/deepspeed_shm_comm*.so"))
-
-
 class DeepSpeedModel(ParallelModel):
     """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped.
 
@@ -80,13 +72,7 @@ class DeepSpeedModel(ParallelModel):
         self.config, self.device, self.distributed = config, device, distributed
         self.saves_rows = distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
-            forward = model.forward
-
-            def forward_with_autocast(*args, **kwargs):
-                with precision.context(device):
-                    return forward(*args, **kwargs)
-
-            model.forward = forward_with_autocast
+            model.forward = precision.context(device)(model.forward)
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         if not dist.is_initialized():  # single process
@@ -94,8 +80,8 @@ class DeepSpeedModel(ParallelModel):
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             atexit.register(dist.destroy_process_group)
         deepspeed = load_deepspeed(self.device)
-        if self.device.type == "cpu" and self.distributed.local_rank == 0 and not compiled_on_cpu():
-            print_line("DeepSpeed compiles its CPU operations, once per machine: about a minute")
+        if self.device.type == "cpu" and self.distributed.local_rank == 0:
+            print_line("DeepSpeed's first run on a machine compiles its CPU operations: about a minute")
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config)[0]
@@ -144,6 +130,7 @@ class ZeroModel(DeepSpeedModel):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.stage = self.config["zero_optimization"]["stage"]
+        self.gathers_parameters = self.stage == 3
         # The model is now in 16 bits, and the masters are its initial weights in float32.
         self.pure, self.initial, self.masters = self.masters is not None, self.masters, None
         self.fragments: dict[str, Fragment] = {}
@@ -232,12 +219,3 @@ class ZeroModel(DeepSpeedModel):
         self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device)
         return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)
-
-    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        if self.stage < 3:
-            return iter(batches)
-        return equalize_over_ranks(batches, make_filler, self.distributed)
-
-    def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        if self.stage < 3:
-            super().prepare_for_inference(dtype)

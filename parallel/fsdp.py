@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from parallel.base import Batch, ParallelModel, equalize_over_ranks
+from parallel.base import ParallelModel
 from precision import Precision
 from run_config import RESHARD_MODES, ParallelConfig
 from token_stream import MicroBatch, StepBatch
@@ -105,9 +105,6 @@ class LocalShards:
         self.replica = mesh["replicate"].get_local_rank()
         self.shards = {name: nn.Parameter(p.detach().to_local()) for name, p in self.model_parameters.items()}
 
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        return self.shards.items()
-
     def row_start(self, name: str) -> int:
         """Index of this rank's first row of parameter `name`; rows are divided as by torch.chunk."""
         rows = self.model_parameters[name].shape[0]
@@ -161,6 +158,8 @@ class ShardedModel(ParallelModel):
     A 16-bit type without autocast (`--use-pure-fp16`) is the type of gathered parameters; the shards are float32.
     """
 
+    gathers_parameters = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -169,8 +168,7 @@ class ShardedModel(ParallelModel):
         device: torch.device,
         distributed: DistributedContext,
     ):
-        self.model = self.module = model
-        self.masters = None
+        super().__init__(model, Precision())
         self.distributed, self.reshards = distributed, config.reshard_after_forward != "never"
         replicate_degree = distributed.world_size // config.shard_degree
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
@@ -206,9 +204,3 @@ class ShardedModel(ParallelModel):
             self.model.set_reshard_after_backward(number == max_count or self.reshards)
             yield micro_batch
         self.shards.take_gradients()
-
-    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        return equalize_over_ranks(batches, make_filler, self.distributed)
-
-    def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Does nothing: fused or cast copies of the weights would undo the sharding."""

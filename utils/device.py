@@ -86,9 +86,8 @@ def set_num_threads() -> None:
 def keep_freed_memory() -> None:
     """Configures glibc to keep freed memory. Otherwise it returns memory to the kernel, which must zero it again; this
     takes a third of a small model's step. Does nothing on other systems, or if the environment configures it."""
-    trim_threshold, mmap_threshold = -1, -3  # the numbers of malloc.h
-    for parameter, name in ((trim_threshold, "MALLOC_TRIM_THRESHOLD_"), (mmap_threshold, "MALLOC_MMAP_THRESHOLD_")):
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for parameter, name in ((-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")):  # numbers of malloc.h
         if mallopt is not None and name not in os.environ:
             mallopt(parameter, 2**31 - 1)
 
@@ -134,14 +133,12 @@ def unpin_memory(address: int, gpu: torch.device) -> None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
-# Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key whose words
-# all occur in the device's name is used.
+# Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key that matches
+# the device's name is used.
 PEAK_TFLOPS = {
-    "H200 NVL": (835.5, 417.5, 60.0),
-    "H200": (989.4, 494.7, 67.0),
-    "H100 NVL": (835.5, 417.5, 60.0),
+    "H[12]00 NVL": (835.5, 417.5, 60.0),
     "H100 PCIe": (756.0, 378.0, 51.0),
-    "H100": (989.4, 494.7, 67.0),
+    "H[12]00": (989.4, 494.7, 67.0),
     "A100": (312.0, 156.0, 19.5),
     "L40S": (362.0, 183.0, 91.6),
     "V100": (125.0, 15.7, 15.7),
@@ -154,8 +151,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     for key, (half, tf32, full) in PEAK_TFLOPS.items():
-        if all(word in name for word in key.split()):
-            if dtype != torch.float32:
-                return half * 1e12
-            return (tf32 if torch.backends.cuda.matmul.allow_tf32 else full) * 1e12
+        if re.search(key, name):
+            single = tf32 if torch.backends.cuda.matmul.allow_tf32 else full
+            return (single if dtype == torch.float32 else half) * 1e12
     return None
