@@ -51,13 +51,7 @@ def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():
     expected, found = (make_parallel(on_meta=on_meta).named_parameters() for on_meta in (False, True))
     assert expected.keys() == found.keys() and len(expected) > 40
     assert all(torch.equal(expected[name], found[name]) and found[name].device == CPU for name in expected)
-
-
-def test_one_process_trains_the_plain_model():
-    parallel = make_parallel()
-    assert type(parallel) is ParallelModel and parallel.module is parallel.model and parallel.masters is None
-    assert all(parallel.named_parameters()[name] is p for name, p in parallel.model.named_parameters())
-    assert parallel.shard_group is None and parallel.saves_rows
+    assert type(make_parallel()) is ParallelModel and make_parallel().saves_rows
 
 
 def test_optimizer_of_16_bit_weights_gets_float32_masters():
@@ -114,18 +108,6 @@ def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_siz
 
 
 # --- compilation ------------------------------------------------------------------------------------------------------
-
-
-def is_compiled(module) -> bool:
-    return module._compiled_call_impl is not None
-
-
-@pytest.mark.parametrize("what", ["none", "layers", "model"])
-def test_compile_applies_to_the_layers_or_the_model(what):
-    model = make_parallel(compile=what).model
-    assert is_compiled(model) == (what == "model")
-    assert [is_compiled(layer) for layer in model.bert.encoder.layer] == [what == "layers"] * 2
-    assert model.bert.attention_implementation == ("auto" if what == "none" else "padded")
 
 
 def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the_eager_one(monkeypatch):
