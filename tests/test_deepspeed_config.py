@@ -57,56 +57,87 @@ def parse(tmp_path: Path, config: dict, *flags: str, program=run_pretraining) ->
 # --- keys that are honoured -------------------------------------------------------------------------------------------
 
 
-def test_keys_become_flags(tmp_path):
-    config = {
-        "train_micro_batch_size_per_gpu": 8,
-        "gradient_accumulation_steps": 4,
-        "gradient_clipping": 0.5,
-        "steps_per_print": 100,
-        "optimizer": {
-            "type": "Adam",
-            "params": {"lr": 2e-4, "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": 0.1, "bias_correction": True},
-        },
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 2},
-        "wall_clock_breakdown": False,
-    }
-    args = parse(tmp_path, config)
-    assert (args.batch_size, args.gradient_merge_steps, args.max_grad_norm, args.log_freq) == (8, 4, 0.5, 100)
-    assert (args.optimizer, args.learning_rate, args.epsilon, args.weight_decay) == ("AdamW", 2e-4, 1e-8, 0.1)
-    assert (args.beta1, args.beta2) == (0.8, 0.99)
-    assert args.use_pure_fp16 and args.amp_dtype == "bfloat16"
+def uncorrected_adam(**config) -> dict:
+    params = {"lr": 2e-4, "max_grad_norm": 0.5, "weight_decay": 0.01, "bias_correction": False}
+    return {"steps_per_print": 1000, "optimizer": {"type": "Adam", "params": params}, **config}
 
 
-@pytest.mark.parametrize("program", [run_squad, run_glue])
-def test_fine_tuning_takes_its_batch_from_the_json(tmp_path, program):
-    config = {"train_batch_size": 24, "gradient_accumulation_steps": 3}
-    args = parse(tmp_path, config, *ADAMW, program=program)
-    assert (args.batch_size, args.gradient_merge_steps) == (8, 3)
+def fp16(**keys) -> dict:
+    return {"fp16": {"enabled": True, **keys}}
 
 
-@pytest.mark.parametrize(
-    "sizes, expected",
-    [
-        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}, (8, 4)),
-        ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, (16, 2)),
-        ({"train_batch_size": 64}, (32, 1)),
-        ({"train_micro_batch_size_per_gpu": 8}, (8, 1)),
-        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto"}, (8, 4)),
-        ({}, (32, 1)),
-    ],
-)
-def test_two_batch_sizes_give_the_third(tmp_path, world_size, sizes, expected):
-    world_size(2)
-    args = parse(tmp_path, sizes, *ADAMW)
-    assert (args.batch_size, args.gradient_merge_steps) == expected
+ALL_KEYS = {
+    "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5,
+    "steps_per_print": 100, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "wall_clock_breakdown": False,
+    "optimizer": {"type": "Adam", "params": {"lr": 2e-4, "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": 0.1,
+                                             "bias_correction": True}},
+}  # fmt: skip
+# deepspeed_bsz64k_lamb_config_seq128.json of microsoft/DeepSpeedExamples, for 64 GPUs, without its sparse attention.
+BING_BERT = {
+    "train_batch_size": 65536, "train_micro_batch_size_per_gpu": 64, "steps_per_print": 100,
+    "prescale_gradients": False, "gradient_clipping": 1.0, "wall_clock_breakdown": False, **fp16(loss_scale=0),
+    "optimizer": {"type": "Lamb", "params": {"lr": 11e-3, "weight_decay": 0.01, "bias_correction": False,
+                                             "max_coeff": 0.3, "min_coeff": 0.01}},
+}  # fmt: skip
+OFF = {"enabled": False}
+DISABLED = {
+    "tensorboard": {**OFF, "output_path": "logs"}, "wandb": {**OFF, "project": "bert"},
+    "comms_logger": {**OFF, "verbose": True}, "elasticity": {**OFF, "max_train_batch_size": 2000},
+    "flops_profiler": {"profile_step": 1}, "fp16": {"loss_scale": 128, "loss_scale_window": 1000},
+}  # fmt: skip
+FOUR_FLAGS = ("--epsilon", "1e-6", "--lamb-max-coeff", "3", "--lamb-adapt-undecayed=false", "--scale-loss", "64")
+SIZES, DYNAMIC = "batch_size gradient_merge_steps", "scale_loss use_dynamic_loss_scaling"
+# JSON, further flags, processes, program; names of arguments and their values.
+HONOURED = {
+    "all keys": (
+        ALL_KEYS, (), 1, run_pretraining, f"{SIZES} max_grad_norm log_freq optimizer learning_rate epsilon "
+        "weight_decay beta1 beta2 use_pure_fp16 amp_dtype",
+        (8, 4, 0.5, 100, "AdamW", 2e-4, 1e-8, 0.1, 0.8, 0.99, True, "bfloat16")),
+    **{f"a batch of {program.__name__}": (
+        {"train_batch_size": 24, "gradient_accumulation_steps": 3}, ADAMW, 1, program, SIZES, (8, 3))
+       for program in (run_squad, run_glue)},
+    **{f"sizes {sizes}": (dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=False)), ADAMW, 2, run_pretraining, SIZES,
+                           expected)
+       for sizes, expected in (
+           ((64, 8), (8, 4)), ((64, "auto", 2), (16, 2)), ((64,), (32, 1)), (("auto", 8), (8, 1)),
+           ((64, 8, "auto"), (8, 4)), ((), (32, 1)))},
+    **{f"loss scale {keys}": (fp16(**keys), ADAMW, 1, run_pretraining, f"{DYNAMIC} amp_dtype", (*expected, "float16"))
+       for keys, expected in (({"loss_scale": 128}, (128, False)), ({}, (2**16, True)), ({"loss_scale": 1}, (1, False)),
+                              ({"loss_scale": 0, "initial_scale_power": 12}, (4096, True)),
+                              ({"initial_scale_power": 0}, (1, True)))},
+    "bing_bert": (
+        BING_BERT, (), 64, run_pretraining, f"{SIZES} {DYNAMIC} lamb_min_coeff lamb_max_coeff lamb_bias_correction "
+        "lamb_adapt_undecayed optimizer learning_rate epsilon",
+        (64, 16, 2**16, True, 0.01, 0.3, False, True, "Lamb", 11e-3, 1e-8)),
+    "bing_bert's Adam": (  # deepspeed_bsz4096_adam_config.json
+        uncorrected_adam(train_batch_size=4096, train_micro_batch_size_per_gpu=64, **fp16(loss_scale=0)), (), 64,
+        run_pretraining, "max_grad_norm learning_rate epsilon weight_decay optimizer lamb_min_coeff lamb_max_coeff "
+        "lamb_bias_correction", (0.5, 2e-4, 1e-8, 0.01, "Lamb", 1, 1, False)),
+    "bing_bert's SQuAD": (  # deepspeed_bsz24_config.json
+        uncorrected_adam(train_batch_size=24, train_micro_batch_size_per_gpu=6, **fp16()), (), 4, run_squad,
+        f"{SIZES} {DYNAMIC}", (6, 1, 2**16, True)),
+    "DeepSpeed's defaults of Lamb": (
+        {"optimizer": {"type": "Lamb"}}, (), 1, run_pretraining, "learning_rate epsilon weight_decay lamb_min_coeff "
+        "lamb_max_coeff lamb_adapt_undecayed", (1e-3, 1e-8, 0, 0.01, 10, True)),
+    "DeepSpeed's defaults of Adam": (
+        {"optimizer": {"type": "Adam"}}, (), 1, run_pretraining, "learning_rate epsilon weight_decay", (1e-3, 1e-8, 0)),
+    "flags instead of these defaults": (
+        {"optimizer": {"type": "Lamb"}, **fp16()}, FOUR_FLAGS, 1, run_pretraining,
+        "epsilon lamb_max_coeff lamb_adapt_undecayed scale_loss", (1e-6, 3, False, 64)),
+    **{f"TensorBoard {keys}": ({"tensorboard": {"enabled": True, **keys}}, (), 1, run_pretraining, "tensorboard_dir",
+                               (Path(folder),))
+       for keys, folder in (({"output_path": "logs", "job_name": "bert"}, "logs/bert"), ({}, "DeepSpeedJobName"))},
+    "disabled blocks": (
+        DISABLED, (), 1, run_pretraining, f"{DYNAMIC} tensorboard_dir amp_dtype", (1.0, False, None, None)),
+}  # fmt: skip
 
 
-def test_loss_scaling_is_that_of_the_flags(tmp_path):
-    static = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}}, *ADAMW)
-    assert (static.amp_dtype, static.scale_loss, static.use_dynamic_loss_scaling) == ("float16", 128, False)
-    dynamic = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12}}, *ADAMW)
-    assert (dynamic.scale_loss, dynamic.use_dynamic_loss_scaling) == (4096, True)
+@pytest.mark.parametrize("name", HONOURED)
+def test_keys_become_flags_and_missing_ones_take_deepspeeds_defaults(tmp_path, world_size, name):
+    config, flags, count, program, names, values = HONOURED[name]
+    world_size(count)
+    args = parse(tmp_path, config, *flags, program=program)
+    assert tuple(getattr(args, name) for name in names.split()) == values
 
 
 def test_the_engine_gets_its_own_keys(tmp_path, world_size):
@@ -119,57 +150,6 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
     assert engine["gradient_accumulation_steps"] == 4  # 50 sequences of each process, at most 16 at a time
     assert engine["gradient_clipping"] == args.max_grad_norm
     assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2).deepspeed is None
-
-
-def test_the_json_of_bing_bert_is_accepted_without_its_sparse_attention(tmp_path, world_size):
-    """deepspeed_bsz64k_lamb_config_seq128.json of microsoft/DeepSpeedExamples, for 64 GPUs."""
-    world_size(64)
-    config = {
-        "train_batch_size": 65536,
-        "train_micro_batch_size_per_gpu": 64,
-        "steps_per_print": 100,
-        "prescale_gradients": False,
-        "optimizer": {
-            "type": "Lamb",
-            "params": {
-                "lr": 11e-3,
-                "weight_decay": 0.01,
-                "bias_correction": False,
-                "max_coeff": 0.3,
-                "min_coeff": 0.01,
-            },
-        },
-        "gradient_clipping": 1.0,
-        "wall_clock_breakdown": False,
-        "fp16": {"enabled": True, "loss_scale": 0},
-    }
-    args = parse(tmp_path, config)
-    assert (args.batch_size, args.gradient_merge_steps) == (64, 16)
-    assert (args.lamb_min_coeff, args.lamb_max_coeff, args.lamb_bias_correction) == (0.01, 0.3, False)
-    assert (args.optimizer, args.learning_rate, args.use_dynamic_loss_scaling) == ("Lamb", 11e-3, True)
-    assert (args.epsilon, args.scale_loss, args.lamb_adapt_undecayed) == (1e-8, 2**16, True)
-    with pytest.raises(UserError, match="sparse_attention"):
-        parse(tmp_path, {**config, "sparse_attention": {"mode": "fixed"}})
-
-
-def uncorrected_adam(**config) -> dict:
-    params = {"lr": 2e-4, "max_grad_norm": 0.5, "weight_decay": 0.01, "bias_correction": False}
-    return {"steps_per_print": 1000, "optimizer": {"type": "Adam", "params": params}, **config}
-
-
-def test_the_adam_json_of_bing_bert_and_of_its_squad_script_run(tmp_path, world_size):
-    """deepspeed_bsz4096_adam_config.json and deepspeed_bsz24_config.json of microsoft/DeepSpeedExamples."""
-    world_size(64)
-    fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
-    args = parse(tmp_path, uncorrected_adam(train_batch_size=4096, train_micro_batch_size_per_gpu=64, fp16=fp16))
-    assert (args.max_grad_norm, args.learning_rate, args.epsilon, args.weight_decay) == (0.5, 2e-4, 1e-8, 0.01)
-    adam = make_run_config(args).optimizer
-    assert (adam.name, adam.trust_bounds, adam.bias_correction) == ("Lamb", (1, 1), False)
-    world_size(4)
-    squad = uncorrected_adam(train_batch_size=24, train_micro_batch_size_per_gpu=6, fp16={"enabled": True})
-    args = parse(tmp_path, squad, program=run_squad)
-    assert (args.batch_size, args.gradient_merge_steps) == (6, 1)
-    assert (args.use_dynamic_loss_scaling, args.scale_loss) == (True, 2**16)
 
 
 def test_adam_without_bias_correction_makes_its_updates(tmp_path):
@@ -247,48 +227,7 @@ def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, 
         parse(tmp_path, hugging_face(ZERO2, enabled), *flags)
 
 
-def test_disabled_blocks_are_skipped(tmp_path):
-    off = {"enabled": False}
-    config = {
-        "tensorboard": {**off, "output_path": "logs"},
-        "wandb": {**off, "project": "bert"},
-        "comms_logger": {**off, "verbose": True},
-        "elasticity": {**off, "max_train_batch_size": 2000},
-        "flops_profiler": {"profile_step": 1},
-        "fp16": {"loss_scale": 128, "loss_scale_window": 1000},
-    }
-    args, plain = parse(tmp_path, config, *ADAMW), parse(tmp_path, {}, *ADAMW)
-    assert args.as_dict() == plain.as_dict()
-
-
-def test_an_enabled_tensorboard_writes_where_deepspeed_does(tmp_path):
-    args = parse(tmp_path, {"tensorboard": {"enabled": True, "output_path": "logs", "job_name": "bert"}})
-    assert args.tensorboard_dir == Path("logs/bert")
-    args = parse(tmp_path, {"tensorboard": {"enabled": True}})
-    assert args.tensorboard_dir == Path("DeepSpeedJobName")
-
-
 # --- defaults of DeepSpeed --------------------------------------------------------------------------------------------
-
-
-def test_missing_keys_take_deepspeeds_defaults(tmp_path):
-    lamb = parse(tmp_path, {"optimizer": {"type": "Lamb"}})
-    assert (lamb.learning_rate, lamb.epsilon, lamb.weight_decay) == (1e-3, 1e-8, 0)
-    assert (lamb.lamb_min_coeff, lamb.lamb_max_coeff, lamb.lamb_adapt_undecayed) == (0.01, 10, True)
-    adam = parse(tmp_path, {"optimizer": {"type": "Adam"}})
-    assert (adam.learning_rate, adam.epsilon, adam.weight_decay) == (1e-3, 1e-8, 0)
-
-
-def test_flags_win_over_deepspeeds_defaults(tmp_path):
-    flags = ("--epsilon", "1e-6", "--lamb-max-coeff", "3", "--lamb-adapt-undecayed=false", "--scale-loss", "64")
-    args = parse(tmp_path, {"optimizer": {"type": "Lamb"}, "fp16": {"enabled": True}}, *flags)
-    assert (args.epsilon, args.lamb_max_coeff, args.lamb_adapt_undecayed, args.scale_loss) == (1e-6, 3, False, 64)
-
-
-@pytest.mark.parametrize("fp16, scale", [({}, 2**16), ({"initial_scale_power": 0}, 1), ({"loss_scale": 1}, 1)])
-def test_the_first_loss_scale(tmp_path, fp16, scale):
-    args = parse(tmp_path, {"fp16": {"enabled": True, **fp16}}, *ADAMW)
-    assert make_run_config(args).precision.loss_scale == scale
 
 
 def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
@@ -341,6 +280,8 @@ REFUSED = {
         {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 400}}}, (), ("optimizer.type 'OneBitAdam'",)
     ),
     "another optimizer": ({"optimizer": {"type": "OneBitAdam"}}, (), ("optimizer.type 'OneBitAdam'", "AdamW")),
+    "sparse attention": ({**BING_BERT, "train_batch_size": 64, "sparse_attention": {"mode": "fixed"}}, (),
+                         ("sparse_attention",)),
     "a schedule": (
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}},
         ADAMW,
@@ -441,12 +382,3 @@ def test_without_the_pinned_version_one_line_says_what_to_install(tmp_path, monk
 def test_the_pinned_version_is_that_of_the_requirements():
     requirements = (Path(deepspeed_config.__file__).parents[1] / "requirements-deepspeed.txt").read_text()
     assert f"deepspeed=={deepspeed_config.VERSION}" in requirements
-
-
-def test_the_launcher_of_deepspeed_names_the_local_world_size(monkeypatch, world_size):
-    from utils.distributed import read_environment
-
-    world_size(8)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setenv("LOCAL_SIZE", "4")
-    assert read_environment().local_world_size == 4

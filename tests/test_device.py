@@ -42,12 +42,13 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_an_error(monkeypatch):
         ({"LOCAL_RANK": "true"}, "LOCAL_RANK is 'true', not a number"),
         ({"LOCAL_WORLD_SIZE": "true"}, "LOCAL_WORLD_SIZE is 'true', not a number"),
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "2"}, "4 processes .* 2 GPUs"),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "", "LOCAL_SIZE": "4", "LOCAL_RANK": "2"}, "4 processes .* 2 GPUs"),
     ],
 )
 def test_a_place_that_has_no_gpu_is_refused(two_gpus, monkeypatch, changed, message):
     join_run(monkeypatch, 1, 2)
-    for name, value in changed.items():
-        monkeypatch.setenv(name, value)
+    for name, value in changed.items():  # LOCAL_SIZE is that of DeepSpeed's launcher
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     with pytest.raises(UserError, match=message):
         select_device("auto")
 
@@ -164,8 +165,8 @@ def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(
 def test_peak_is_that_of_the_gpu_in_the_type_of_the_run(monkeypatch, name, half, tf32, full):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert {peak_flops(GPU, dtype) for dtype in HALF_TYPES} == {half} and peak_flops(CPU, torch.float32) is None
-    for allowed, peak in ((True, tf32), (False, full)):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+    for allowed, peak in ((True, tf32), (False, full)):  # the latter is the default
+        torch.backends.cuda.matmul.allow_tf32 = allowed
         assert peak_flops(GPU, torch.float32) == peak
 
 
