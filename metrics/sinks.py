@@ -58,7 +58,7 @@ class DLLoggerSink(Sink):
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 end_last_line(self.path)
-                self.file = self.path.open("a", encoding="utf-8")
+                self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
             self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n")
             self.file.flush()
         except OSError as error:

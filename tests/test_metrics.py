@@ -124,7 +124,7 @@ def test_text_is_printed_with_or_without_a_report_file(capsys):
 def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_terminal(tmp_path, capsys):
     logs = RuntimeConfig(report_file=tmp_path / "report.json", log_file=tmp_path / "logs" / "job.log")
     reporter = make_reporter(logs, is_main=True)
-    reporter.log("PARAMETER", {"SEED": 42})
+    reporter.log("PARAMETER", {"SEED": 42, "output_dir": "no_utf_8_\udcff"})
     reporter.log((0, 7), {"loss": 1.5, "learning_rate": 1e-4}, "step 7  loss 1.5")
     reporter.log((), {"final_loss": 1.5, "raw_train_time": 2.0}, "done")
     reporter.close()
@@ -134,7 +134,7 @@ def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_termin
     assert all(re.fullmatch(r"DLL \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+", date) for date in dates)
     # As NVIDIA's format_step and DLLogger's default formats write them.
     assert records == (
-        "PARAMETER SEED : 42",
+        "PARAMETER SEED : 42  output_dir : no_utf_8_\\udcff",
         "Epoch: 0 Step: 7  loss : 1.5  learning_rate : 0.0001",
         "Summary:  final_loss : 1.5  raw_train_time : 2.0",
     )
