@@ -34,7 +34,7 @@ from tokenizer import model_files
 from utils.device import pin_memory
 from utils.distributed import DistributedContext
 from utils.errors import PeerError, UserError
-from utils.files import atomic_folder, publish_folder, temporary_path
+from utils.files import atomic_folder, publish_folder, remove, temporary_path
 from utils.memory import available_memory, returned_memory
 
 KEPT_CHECKPOINTS = 3
@@ -265,9 +265,11 @@ def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]])
 
 
 def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
-    """Makes the model folder of the averages, with links to the files of the checkpoint where links are possible."""
+    """Makes the model folder of the averages, with links to the files of the checkpoint where links are possible.
+    Without averages, removes that of an older checkpoint."""
     averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
     if averages not in checkpoint.tensors:
+        remove(parent / AVERAGES_FOLDER)
         return
     others = checkpoint.other_files().keys() - {checkpoint.metadata.prefix + PROGRESS_SUFFIX}
     step, sources = parent / str(checkpoint.step), {MODEL_FILE: averages} | {name: name for name in others}

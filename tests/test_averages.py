@@ -43,6 +43,8 @@ def test_a_run_in_parts_has_the_same_averages(inputs, whole, tmp_path):
     found = averages(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in averages(whole).items())
     assert steps_in(tmp_path) == ["0", "4", "5", "6", "ema"]
+    train(inputs.command(tmp_path, *FLAGS[:-2], "--max-steps", 7, *resuming(tmp_path), dropout=False))
+    assert steps_in(tmp_path) == ["0", "5", "6", "7"], "the averages of step 6 are not those of step 7"
 
 
 def test_shards_have_the_same_averages(inputs, whole, tmp_path):
