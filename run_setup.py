@@ -277,6 +277,8 @@ def plan_run(
             "the global batch size": config.loader.global_batch_size,
             "--max-steps": max_steps,
         }
+        if eval_dataset is not None:
+            hyperparameters["the digest of --eval-dir"] = runtime.distributed.on_main(eval_dataset.digest)
         runtime.distributed.on_main(partial(check_results, folder, result_files))
         # The other ranks wait here, where the timeout is long, while the main process reads the starting weights.
         identity = runtime.distributed.on_main(
