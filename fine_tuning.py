@@ -165,7 +165,8 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
         if best.lacks_checkpoint:
             trainer.log_evaluation()
     elif runtime.distributed.is_main and trainer.state.step < steps and not config.trainer.benchmark:
-        remove(trainer.config.checkpoint_folder / BEST_FOLDER)  # of an earlier run with --eval-steps
+        for name in (BEST_FOLDER, EVALUATIONS_FILE):  # of an earlier run with --eval-steps
+            remove(trainer.config.checkpoint_folder / name)
     exit_code = trainer.train(plan.make_loader(trainer))
     trainer.evaluate = None  # break the reference cycle, so that the trainer and its folder lock are freed
     if trainer.state.step < steps and not trainer.is_finished and not config.trainer.benchmark:

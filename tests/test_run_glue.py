@@ -311,6 +311,18 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, train
     assert scores_in(again / "custom" / "sst-2") == {"accuracy": best["accuracy"]}
 
 
+def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
+    flags, folder = (
+        (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint"),
+        tmp_path / "custom" / "sst-2",
+    )
+    assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2) == 0
+    assert run(files, tmp_path, *flags, "--max-steps", 4, "--steps-this-run", 1) == 0
+    assert not (folder / "best").exists() and not (folder / "evaluations.json").exists()
+    assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2) == 0
+    assert [entry["step"] for entry in read_json(folder / "evaluations.json")] == [4]
+
+
 def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
     flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)
