@@ -21,7 +21,7 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
-from tasks.labels import check_spelling, is_number, sort_labels
+from tasks.labels import check_spelling, is_number, listed, sort_labels
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError
@@ -126,7 +126,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             return self
         labels = labels or sort_labels(stored)
         if sorted(stored) != sorted(labels):
-            what = f"{folder} predicts {', '.join(stored)}, and {self.spec.name} has {', '.join(labels)}"
+            what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
             raise UserError(f"{what}: use a model that was fine-tuned on this task")
         return replace(self, spec=replace(self.spec, labels=labels), stored_labels=stored)
 
@@ -193,7 +193,7 @@ def label_values(examples: Examples, task: TextTask) -> np.ndarray:
     for line, cell in zip(examples.lines, cells, strict=True):
         for label in cell:
             if not is_known(label):
-                expected = "a number" if task.regression else f"one of {', '.join(task.labels)}"
+                expected = "a number" if task.regression else f"one of {listed(task.labels)}"
                 raise UserError(f"{examples.path}:{line}: label {label!r}, expected {expected}: correct the line")
     if task.regression:
         return np.array([float(label) for label in examples.labels])

@@ -171,8 +171,9 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
         print_line(f"note: {path}: {skipped} incomplete lines are skipped")
     if not lines:
         raise UserError(f"{path} holds no samples: check the file")
-    if not any(map(str.strip, columns[task.text])):
-        raise UserError(f"{path}: the column {task.text!r} is empty in all rows: check the column's name")
+    for name in wanted:
+        if name != task.label and not any(map(str.strip, columns[name])):
+            raise UserError(f"{path}: the column {name!r} is empty in all rows: check the column's name")
     labels = columns[task.label] if labelled else None
     return Examples(path, columns[task.text], columns.get(task.pair), labels, list(indices.values()), lines)
 

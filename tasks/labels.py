@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from utils.errors import UserError, one_line
@@ -15,6 +15,11 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     if all(map(is_number, labels)):
         return tuple(sorted(labels, key=lambda label: (float(label), label)))
     return tuple(sorted(labels))
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The labels for a message: at most ten."""
+    return ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
 
 
 def is_number(text: str) -> bool:
@@ -46,5 +51,5 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
 
 
 def visible(label: str) -> str:
-    text = unicodedata.normalize("NFKC", label)
+    text = re.sub("[\ufe00-\ufe0f]", "", unicodedata.normalize("NFKC", label))  # variants of emojis
     return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cf"))

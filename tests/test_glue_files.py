@@ -131,6 +131,7 @@ def test_json_lines_may_have_numbers_as_labels(tmp_path):
     [
         ("own.csv", b"text,label\n", "holds no samples"),
         ("own.csv", b"text,label\n ,a\n,b\n", "the column 'text' is empty in all rows"),
+        ("own.csv", b"text,pair,label\na, ,x\nb,,y\n", "the column 'pair' is empty in all rows"),
         ("own.csv", b"text,label\na,\n", ":2: 'label' is '', expected a label"),
         ("own.tsv", b"text\tlabel\na\n", ":2: 1 cells, fewer than the 2 columns"),
         ("own.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ":2 has no 'label'"),
@@ -143,6 +144,7 @@ def test_json_lines_may_have_numbers_as_labels(tmp_path):
 )
 def test_a_bad_line_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
+    task = custom_task("text", "pair" if b"pair" in content else None, "label", regression=False)
     with pytest.raises(UserError) as error:
-        read_examples(tmp_path / name, custom_task("text", None, "label", regression=False), labelled=True)
+        read_examples(tmp_path / name, task, labelled=True)
     assert f"{name}{says}" in str(error.value) or (says in str(error.value) and not says.startswith(":"))

@@ -203,6 +203,7 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
         (["2", "02"], "labels '02' and '2' are the same number"),
         (["e\u0301", "\xe9"], "look the same: write them in one way"),
         (["good", "good\u200b"], "look the same: write them in one way"),
+        (["\u2764", "\u2764\ufe0f"], "look the same: write them in one way"),
     ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels), OWN)
