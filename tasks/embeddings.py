@@ -84,10 +84,8 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         columns = (*self.columns, *(self.negative_columns or ()))
         found = read_tuples(self.train_file, columns, self.score, self.prompts)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
-            raise UserError(
-                f"{self.train_file}: scores are up to {largest:g}, and cosines at most 1: divide them, or leave out "
-                "--embedding-loss cosine"
-            )
+            scale = f"scores are up to {largest:g}, and cosines at most 1"
+            raise UserError(f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine")
         return self, TupleDataset(found, tokenizer, self.max_seq_length)
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
@@ -95,10 +93,9 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
             return []
         load_metrics()  # fail on a missing package before training
         found = read_tuples(self.eval_file, self.columns, self.score, self.prompts)
-        texts = dict.fromkeys(found.texts)
+        texts, column = dict.fromkeys(found.texts), self.columns[1:]
         if self.corpus_file is not None:
-            column = self.columns[1]
-            texts |= dict.fromkeys(self.prompts[1] + row[column] for _, row in read_texts(self.corpus_file, [column]))
+            texts |= dict.fromkeys(self.prompts[1] + row[column[0]] for _, row in read_texts(self.corpus_file, column))
         dataset = encode_texts(list(texts), tokenizer, self.max_seq_length)
         return [PredictionSet(dataset, partial(self.finish, found), True)]
 
@@ -165,26 +162,22 @@ class GlobalBatch(BatchForward):
         self.task, self.distributed, self.seed = task, runtime.distributed, seed
         self.done, self.is_cached = 0, len(micro_batches) > 1
         self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
-        # Gathered on the host, before the GPU has anything to wait for.
-        texts, scores = (self.gather_labels(name, micro_batches, runtime.device) for name in ("texts", "scores"))
-        self.texts_nk, self.scores_n = texts, scores[:, 0].float()
+        device, labels = runtime.device, {}
+        for name in ("texts", "scores"):  # gathered on the host, before the GPU has anything to wait for
+            mine = torch.cat([micro_batch[name][: micro_batch["num_sequences"]] for micro_batch in micro_batches])
+            all_N, _ = self.distributed.gather_rows(mine)
+            all_N = all_N.pin_memory() if device.type == "cuda" else all_N
+            labels[name] = all_N.view(-1, task.texts_per_sample).to(device, non_blocking=True)
+        self.texts_nk, self.scores_n = labels["texts"], labels["scores"][:, 0].float()
         if not self.is_cached:
             return
         outputs = []
-        with torch.no_grad():
+        with torch.no_grad(), runtime.precision.context(device):
             for number, micro_batch in enumerate(micro_batches):
                 torch.manual_seed(seed + number)
-                with runtime.precision.context(runtime.device):
-                    outputs.append(task.embed(model, to_device(micro_batch, runtime.device)))
+                outputs.append(task.embed(model, to_device(micro_batch, device)))
         sizes = [len(embeddings_NE) for embeddings_NE in outputs]
         self.parts = list(zip(*(each.split(sizes) for each in self.gradient(torch.cat(outputs))), strict=True))
-
-    def gather_labels(self, name: str, micro_batches: Sequence[MicroBatch], device: torch.device) -> Tensor:
-        """The labels [n, k] of the global batch, on the device."""
-        mine = torch.cat([micro_batch[name][: micro_batch["num_sequences"]] for micro_batch in micro_batches])
-        labels, _ = self.distributed.gather_rows(mine)
-        labels = labels.pin_memory() if device.type == "cuda" else labels
-        return labels.view(-1, self.task.texts_per_sample).to(device, non_blocking=True)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         if not micro_batch["num_sequences"]:

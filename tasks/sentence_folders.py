@@ -12,6 +12,7 @@ POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-trans
 PROMPTS = ("query", "document")
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
+MODULE = {"type": str, "path": str}
 
 
 def read_text_settings(folder: Path) -> dict[str, Any]:
@@ -36,19 +37,17 @@ class EmbeddingSettings:
         """Reads sentence-transformers' files; without them, its default. Raises UserError for other modules."""
         if not (folder / MODULES_FILE).is_file():
             return cls()
-        module = {"type": str, "path": str}
-        entries = read_json(folder / MODULES_FILE, "modules", list[module])
-        modules = {entry["type"].rpartition(".")[2]: entry["path"] for entry in entries}
+        modules = {}
+        for entry in read_json(folder / MODULES_FILE, "modules", list[MODULE]):
+            modules[entry["type"].rpartition(".")[2]] = entry["path"]
         values = read_json(folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
         modes = [values["pooling_mode"]] if "pooling_mode" in values else []
         old = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
         modes += [old.get(key, key) for key in values if key.startswith("pooling_mode_") and values[key] is True]
         pooling = [ours for ours, theirs in POOLINGS.items() if modes == [theirs]]
         if not pooling or modules.keys() - {"Transformer", "Pooling", "Normalize"} or "Pooling" not in modules:
-            raise UserError(
-                f"{folder} embeds with {', '.join(map(str, [*modules, *modes]))}: only the mean of tokens and the "
-                "first token are supported"
-            )
+            found = ", ".join(map(str, [*modules, *modes]))
+            raise UserError(f"{folder} embeds with {found}: only the mean of tokens and the first token are supported")
         path = folder / PROMPTS_FILE
         values = read_json(path, "the prompts", {"prompts": dict[str, str | None] | None}) if path.is_file() else {}
         prompts = {name: text for name, text in (values.get("prompts") or {}).items() if text}
@@ -61,20 +60,17 @@ class EmbeddingSettings:
         theirs = POOLINGS[self.pooling]
         pooling = {"word_embedding_dimension": hidden_size, "include_prompt": True}
         pooling |= {"pooling_mode_mean_tokens": theirs == "mean", "pooling_mode_cls_token": theirs == "cls"}
-        values: dict[str, Any] = {
-            MODULES_FILE: [
-                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-                for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-            ],
+        modules = [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+        ]
+        prompts = {"prompts": dict.fromkeys(PROMPTS, "") | self.prompts, "default_prompt_name": None}
+        values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
+            MODULES_FILE: modules,
             f"{paths[1]}/config.json": pooling,
             LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": False},
-            PROMPTS_FILE: {
-                "prompts": dict.fromkeys(PROMPTS, "") | self.prompts,
-                "default_prompt_name": None,
-                "similarity_fn_name": "cosine",
-            },
+            PROMPTS_FILE: prompts | {"similarity_fn_name": "cosine"},
         }
-        values |= {f"{path}/config.json": {} for path in paths[2:]}
         return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
 
 
