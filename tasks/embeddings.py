@@ -82,16 +82,25 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
 
     def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
+        self.check_prompts(tokenizer)
         found = read_tuples(self.train_file, columns, self.score, self.prompts)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine")
         return self, TupleDataset(found, tokenizer, self.max_seq_length)
 
+    def check_prompts(self, tokenizer) -> None:
+        """Raises UserError if texts are cut off by their prompts: they would have equal embeddings."""
+        for prompt in self.prompts:
+            if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
+                room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
+                raise UserError(f"the prompt {prompt!r} has {length} tokens, more than half of {room}")
+
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.eval_file is None:
             return []
         load_metrics()  # fail on a missing package before training
+        self.check_prompts(tokenizer)
         found = read_tuples(self.eval_file, self.columns, self.score, self.prompts)
         texts, column = dict.fromkeys(found.texts), self.columns[1:]
         if self.corpus_file is not None:

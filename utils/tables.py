@@ -74,9 +74,10 @@ class TextFile:
 
     def open(self) -> BinaryIO:
         """The bytes as they are stored."""
-        if not Path(self.path).is_file():
-            raise UserError(f"{self.path} does not exist: check the path")
-        return Path(self.path).open("rb")
+        path = Path(self.path)
+        if not path.is_file():
+            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: check the path")
+        return path.open("rb")
 
     def open_lines(self) -> tuple[BinaryIO, int]:
         """The text, at the first line to read, and the number of bytes to read."""
