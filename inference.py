@@ -22,7 +22,7 @@ from pathlib import Path
 if sys.flags.safe_path:  # python3 -P
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -219,18 +219,15 @@ def predict_all_rows(model: Predictor, args: Arguments) -> None:
     predict_file(args.input, args.output, columns, prepare, settings)
 
 
-def show(title: str, lines: list[str]) -> None:
-    for line in (title, *(f"  {line}" for line in lines)):
+def show(lines: Iterable[str]) -> None:
+    for line in lines:
         print_line(line)
 
 
 def answer(model: Predictor, **row: str | None) -> None:
     """Predicts `row` and prints the results. Fields that are None are left out."""
     (prediction,) = model.prepare(["the input"], [{name: text for name, text in row.items() if text is not None}])()
-    for name, value in prediction.summary.items():
-        print_line(f"{name:<13}{value}")
-    for title, lines in prediction.lists.items():
-        show(title, lines)
+    show(prediction.lines)
 
 
 def answer_line(model: Predictor, line: str) -> None:
@@ -285,9 +282,9 @@ def main(argv: list[str] | None = None) -> int:
     elif args.search is not None:
         find = model.search(args.search, args.text_column)
         if text is not None:
-            show("nearest", find(text))
+            show(find(text))
         else:
-            ask("query", lambda query: show("nearest", find(query)))
+            ask("query", lambda query: show(find(query)))
     elif text is not None:
         answer(model, text=text, pair=args.text_pair)
     elif model.prompt != "question":

@@ -1,11 +1,12 @@
 """What inference.py does with a model, by its head: answers, classes, tags, masked words or sentence embeddings."""
 
+import itertools
 import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,11 +37,10 @@ EXCERPT = 500  # characters of context shown before and after the answer
 
 @dataclass(frozen=True)
 class Prediction:
-    """columns: for a file. summary: values for the terminal; lists: lines for the terminal, by title."""
+    """Columns for a file, and lines for the terminal."""
 
     columns: Row
-    summary: Row
-    lists: dict[str, list[str]] = field(default_factory=dict)
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,13 @@ class Predictor(ABC):
         if tokens > maximum:
             raise UserError(f"{place}: the {what} has {tokens} tokens, and at most {maximum} are possible: {advice}")
 
-    def n_best(self, results: list[tuple[float, str]]) -> list[str]:
-        return [f"{probability:.3f}  {one_line(text)}" for probability, text in results[: self.num_results]]
+    def best_lines(self, title: str, results: Iterable[tuple[float, str]]) -> list[str]:
+        shown = itertools.islice(results, self.num_results)
+        return [title, *(f"  {value:.3f}  {one_line(text)}" for value, text in shown)]
+
+
+def named(name: str, value: str) -> str:
+    return f"{name:<13}{one_line(value)}"
 
 
 class AnswerPredictor(Predictor):
@@ -102,11 +107,11 @@ class AnswerPredictor(Predictor):
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
-            tokens = {name: len(self.tokenizer.encode(row[name])) for name in ("question", "context")}
             for name, what in (("question", "question"), ("context", "passage")):
-                if not tokens[name]:
+                if not len(self.tokenizer.encode(row[name])):
                     raise UserError(f"{place}: the {what} has no words: give a text")
-            self.check_length(place, "question", tokens["question"], self.options.max_query_length)
+            length = len(self.tokenizer.encode(row["question"]))
+            self.check_length(place, "question", length, self.options.max_query_length)
         questions = [Question(str(i), row["question"], i, ()) for i, row in enumerate(rows)]
         squad = Squad(Path(), [row["context"] for row in rows], questions, self.options.version_2_with_negative)
         return partial(self.answers, SquadDataset(squad, self.tokenizer, self.options))
@@ -115,16 +120,14 @@ class AnswerPredictor(Predictor):
         found = decode(dataset, self.logits(dataset, "token"), self.options)
         none = "(the passage has no answer)" if self.options.version_2_with_negative else "(none found)"
         predictions = []
-        for question in dataset.squad.questions:
-            text = found.answers[question.id]
-            by_text = [(each["probability"], each["text"]) for each in found.nbest[question.id]]
-            probability = next(value for value, each in by_text if each == text)
-            lists = {"n best": self.n_best([(value, each or none) for value, each in by_text])}
+        for question, context in zip(dataset.squad.questions, dataset.squad.contexts, strict=True):
+            text, best = found.answers[question.id], found.nbest[question.id]
+            probability = next(each["probability"] for each in best if each["text"] == text)
+            lines = [named("answer", text or none), named("probability", f"{probability:.3f}")]
+            lines += self.best_lines("n best", ((each["probability"], each["text"] or none) for each in best))
             if text:
-                context = dataset.squad.contexts[question.context]
-                lists["passage"] = [self.marked(context, *found.characters[question.id])]
-            summary = {"answer": one_line(text) or none, "probability": f"{probability:.3f}"}
-            predictions.append(Prediction({"answer": text, "probability": probability}, summary, lists))
+                lines += ["passage", f"  {self.marked(context, *found.characters[question.id])}"]
+            predictions.append(Prediction({"answer": text, "probability": probability}, lines))
         return predictions
 
     def marked(self, context: str, start: int, stop: int) -> str:
@@ -158,15 +161,17 @@ class ClassPredictor(Predictor):
     def classes(self, dataset: TextDataset) -> list[Prediction]:
         logits_nC = self.logits(dataset, "sequence")
         if logits_nC.shape[1] == 1:
-            return [Prediction({"score": float(score)}, {"score": f"{score:.4f}"}) for (score,) in logits_nC]
+            return [Prediction({"score": float(score)}, [named("score", f"{score:.4f}")]) for (score,) in logits_nC]
         labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(logits_nC.shape[1]))
-        multi_label, predictions = self.config.multi_label, []
-        for by_label in probabilities(logits_nC, labels, multi_label):
+        predictions = []
+        for by_label in probabilities(logits_nC, labels, self.config.multi_label):
             ranked = sorted(((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0])
-            chosen = {"labels": [label for label, p in by_label.items() if p > 0.5]} if multi_label else {}
-            columns = (chosen or {"label": ranked[0][1]}) | {f"probability {label}": p for label, p in by_label.items()}
-            summary = {"label": one_line(ranked[0][1]), "probability": f"{ranked[0][0]:.3f}"}
-            predictions.append(Prediction(columns, summary, {"n best": self.n_best(ranked)}))
+            chosen = {"label": ranked[0][1]}
+            if self.config.multi_label:
+                chosen = {"labels": [label for label, value in by_label.items() if value > 0.5]}
+            columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
+            lines = [named("label", ranked[0][1]), named("probability", f"{ranked[0][0]:.3f}")]
+            predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
         return predictions
 
 
@@ -186,7 +191,8 @@ class TagPredictor(Predictor):
         for sentence, spans in zip(dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True):
             texts = [sentence.text[span["start"] : span["end"]] for span in spans]
             shown = [f"{one_line(span['label'])}  {one_line(text)}" for span, text in zip(spans, texts, strict=True)]
-            predictions.append(Prediction({"spans": spans}, {}, {"entities": shown or ["(none found)"]}))
+            lines = ["entities", *(f"  {line}" for line in shown or ["(none found)"])]
+            predictions.append(Prediction({"spans": spans}, lines))
         return predictions
 
 
@@ -239,15 +245,13 @@ class MaskPredictor(Predictor):
 
     def prediction(self, parts: list[str], results: list[list[tuple[float, str]]]) -> Prediction:
         """`parts`: the text between the masks; `results`: the best words of each mask."""
-        filled = parts[0]
-        for best, part in zip(results, parts[1:], strict=True):
+        filled, lists = parts[0], []
+        for number, (best, part) in enumerate(zip(results, parts[1:], strict=True), 1):
             word = best[0][1]
-            filled = (filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word
-            filled += part
-        titles = ["n best"] if len(results) == 1 else [f"n best of {MASK} {i}" for i in range(1, len(results) + 1)]
+            filled = ((filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word) + part
+            lists += self.best_lines("n best" + f" of {MASK} {number}" * (len(results) > 1), best)
         words: list[Any] = [{word: value for value, word in best} for best in results]
-        lists = {title: self.n_best(best) for title, best in zip(titles, results, strict=True)}
-        return Prediction({"filled": filled, "words": words}, {"text": one_line(filled)}, lists)
+        return Prediction({"filled": filled, "words": words}, [named("text", filled), *lists])
 
 
 class EmbeddingPredictor(ClassPredictor):
@@ -282,25 +286,24 @@ class EmbeddingPredictor(ClassPredictor):
     def embeddings(self, dataset: TextDataset) -> list[Prediction]:
         vectors_NE = self.logits(dataset, "sequence")
         vectors_NE = normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
-        return [Prediction({"embedding": vector.tolist()}, {}) for vector in vectors_NE]
+        return [Prediction({"embedding": vector.tolist()}) for vector in vectors_NE]
 
     def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
         """A function from a query to the lines of the nearest texts in a column of the table `corpus`, by cosine."""
         rows, prompts = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder).prompts
         texts, places = [row[column] for _, row in rows], [f"{corpus}, row at line {number}" for number, _ in rows]
 
-        def embedding(places: list[str], texts: list[str], name: str) -> Callable[[], np.ndarray]:
-            dataset = self.prompted(places, [{"text": text} for text in texts], name if name in prompts else None)
-            return cache(lambda: normalized(self.logits(dataset, "sequence")))
+        def dataset_of(places: list[str], texts: list[str], name: str) -> TextDataset:
+            return self.prompted(places, [{"text": text} for text in texts], name if name in prompts else None)
 
-        vectors_mE = embedding(places, texts, "document")
+        dataset = dataset_of(places, texts, "document")
+        corpus_mE = cache(lambda: normalized(self.logits(dataset, "sequence")))
 
         def find(query: str) -> list[str]:
-            vectors_1E = embedding(
-                ["the query"], [query], "query"
-            )  # a bad query is refused before the corpus is embedded
-            (rows,), (cosines,) = nearest(vectors_1E(), vectors_mE(), self.num_results)
-            return self.n_best([(cosine, texts[row]) for row, cosine in zip(rows, cosines, strict=True)])
+            query_dataset = dataset_of(["the query"], [query], "query")  # refused before the corpus is embedded
+            query_1E = normalized(self.logits(query_dataset, "sequence"))
+            (rows,), (cosines,) = nearest(query_1E, corpus_mE(), self.num_results)
+            return self.best_lines("nearest", zip(cosines, (texts[row] for row in rows), strict=True))
 
         return find
 

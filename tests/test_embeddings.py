@@ -320,4 +320,4 @@ def test_cosines_cannot_be_above_one(tmp_path):
     (tmp_path / "a.csv").write_text("a,b,s\nx,y,4.5\n")
     task = EmbeddingTask(columns=("a", "b"), score="s", embedding_loss="cosine", train_file=tmp_path / "a.csv")
     with pytest.raises(UserError, match=r"scores are up to 4\.5, and cosines at most 1"):
-        task.training_set(None)
+        task.training_set(BertTokenizer(VOCAB_FILE))
