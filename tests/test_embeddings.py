@@ -40,7 +40,7 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
     for _ in range(count):
         anchor = random.choice(WORDS, random.integers(2, 9)).tolist()
         rows.append({"q": " ".join(anchor), "p": " ".join(reversed(anchor)) + " indeed", "s": float(random.random())})
-        rows[-1]["n"] = " ".join(random.choice(WORDS, 3))
+        rows[-1] |= {"n": " ".join(random.choice(WORDS, 3)), "stars": 4.5}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -301,6 +301,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             "--symmetric-loss cannot be combined with --label-column",
         ),
         ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
+        ([*TRAIN, "--label-column", "stars", "--embedding-loss", "cosine"], "up to 4.5, and cosines at most 1"),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
         ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: no column 'x'"),
@@ -314,10 +315,3 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
 def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, flags, says):
     argv = words(files, tmp_path, *(flag.format(files=files) for flag in flags))
     assert_refused(run_here(argv, run_glue.main), says)
-
-
-def test_cosines_cannot_be_above_one(tmp_path):
-    (tmp_path / "a.csv").write_text("a,b,s\nx,y,4.5\n")
-    task = EmbeddingTask(columns=("a", "b"), score="s", embedding_loss="cosine", train_file=tmp_path / "a.csv")
-    with pytest.raises(UserError, match=r"scores are up to 4\.5, and cosines at most 1"):
-        task.training_set(BertTokenizer(VOCAB_FILE))

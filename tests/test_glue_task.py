@@ -21,7 +21,6 @@ from checkpoint.weights import load_pretrained, select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertConfig, BertForSequenceClassification
-from run_setup import mean_and_deviation
 from tasks.glue import (
     ClassificationTask,
     TextDataset,
@@ -274,11 +273,6 @@ def test_correlations_are_their_formulas():
     ranks = [np.argsort(np.argsort(array)).astype(float) for array in (values, found)]
     assert scores == pytest.approx({"pearson": pearson(values, found), "spearman": pearson(*ranks)}, rel=1e-5)
     assert score(np.zeros((40, 1), np.float32), values, TASKS["sts-b"]) == {"pearson": 0.0, "spearman": 0.0}
-
-
-def test_the_deviation_over_seeds_is_that_of_a_sample():
-    result = mean_and_deviation([{"f1": 0.5}, {"f1": 0.7}, {"f1": 0.9}])
-    assert result == pytest.approx({"f1_mean": 0.7, "f1_std": 0.2})
 
 
 def test_missing_packages_for_scores_are_named(monkeypatch):

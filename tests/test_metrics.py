@@ -98,27 +98,12 @@ def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
         assert float(entry["timestamp"]) == pytest.approx(written.timestamp(), abs=1e-3)
 
 
-def test_second_run_appends_to_the_report(tmp_path):
-    for step in (1, 2):
-        reporter = make_reporter(RuntimeConfig(report_file=tmp_path / "report.json"), is_main=True)
-        reporter.log((step,), {"loss": 1.0})
-        reporter.close()
-    assert [entry["step"] for entry in entries(tmp_path / "report.json")] == [[1], [2]]
-
-
 def test_line_that_a_killed_run_left_unfinished_takes_no_record_of_the_next_run(tmp_path):
     path = tmp_path / "report.json"
     DLLoggerJsonSink(path, "--report-file").write((1,), {"loss": 1.0}, None)
     path.write_text(path.read_text() + 'DLLL {"timestamp": "17')
     DLLoggerJsonSink(path, "--report-file").write((2,), {"loss": 1.0}, None)
     assert [entry["step"] for entry in log_entries(path)] == [[1], [2]]
-
-
-def test_text_is_printed_with_or_without_a_report_file(capsys):
-    reporter = make_reporter(RuntimeConfig(), is_main=True)
-    reporter.log((1,), {"loss": 1.0}, "step 1  loss 1.0")
-    reporter.log((2,), {"loss": 1.0})
-    assert capsys.readouterr().out == "step 1  loss 1.0\n"
 
 
 def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_terminal(tmp_path, capsys):

@@ -64,21 +64,9 @@ def test_a_rule_is_learnt_and_transformers_gives_the_same_labels(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.0}))
     path = write(tmp_path / "a.csv", TEXTS)
     train = write(tmp_path / "b.csv", dict(reversed(TEXTS.items())))
-    flags = [
-        *("--task-name", "multi-label", "--max-seq-length", 16, "--text-column", "text", "--label-column", "label"),
-        *(
-            "--do-train",
-            "--train-file",
-            train,
-            "--do-eval",
-            "--eval-file",
-            path,
-            "--do-predict",
-            "--predict-file",
-            path,
-        ),
-        *("--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60),
-    ]
+    flags = ("--task-name", "multi-label", "--max-seq-length", 16, "--text-column", "text", "--label-column", "label")
+    flags += ("--do-train", "--train-file", train, "--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60)
+    flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
     assert run_glue.main(fine_tuning_words(tmp_path / "config.json", tmp_path, *flags)) == 0
     folder = tmp_path / "custom" / "multi-label"
     scores = json.loads((folder / "scores.json").read_text())

@@ -130,6 +130,12 @@ LOGS = {
         lambda log: log.start(SETTINGS).write([0, 10], {"loss": 2.0}).write([1, 20], {"loss": 1.0}),
         {"losses": [(10, 2.0), (20, 1.0)]},
     ),
+    "further settings belong to the same start": (
+        lambda log: (
+            log.start(SETTINGS).write("PARAMETER", {"f": 12}).train([10]).write("PARAMETER", {"g": 1}).train([20])
+        ),
+        {"settings": {**SETTINGS, "f": 12, "g": 1}, "losses": [(10, 1.0), (20, 1.0)], "resumes": []},
+    ),
     "a later prediction adds its scores and no training time": (
         lambda log: log.start(SQUAD_SETTINGS).train([10]).restarted(3600).write([], {"f1": 80.0}),
         {"name": "squad", "results": {"f1": 0.8}, "seconds": [1]},
@@ -142,7 +148,7 @@ def test_the_records_of_a_log_become_a_stage(tmp_path, name):
     write, expected = LOGS[name]
     write(Log(tmp_path / "log.json"))
     stage = only_stage(tmp_path)
-    found = {name: getattr(stage, name) for name in ("name", "resumes", "results")} | {
+    found = {name: getattr(stage, name) for name in ("name", "resumes", "results", "settings")} | {
         "losses": losses(stage),
         "evaluations": [(point.step, point.metrics) for point in stage.evaluations],
         "skipped": [point.skipped for point in stage.points],
@@ -164,13 +170,6 @@ def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     note = f"{tmp_path.name}: 6 unusable lines skipped ({', '.join(f'log.json:{n}' for n in (3, 4, 5, 8, 9))}, …)"
     assert note in (tmp_path / "page.html").read_text()
     assert result.stdout.splitlines() == [f"note: {note}", f"report: {tmp_path / 'page.html'}"]
-
-
-def test_further_settings_belong_to_the_same_start(tmp_path):
-    log = Log(tmp_path / "log.json").start(SETTINGS).write("PARAMETER", {"training_features": 12})
-    log.train([10]).write("PARAMETER", {"predict_start": True}).train([20])
-    stage = only_stage(tmp_path)
-    assert len(stage.sessions) == 1 and stage.settings["training_features"] == 12
 
 
 def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
@@ -247,20 +246,15 @@ class Parsed(html.parser.HTMLParser):
             self.cells.append(data.strip())
 
 
-def test_the_page_is_self_contained(tmp_path):
-    page = page_of(three_stages(tmp_path / "a"), three_stages(tmp_path / "b"), tmp_path / "page.html")
-    parsed = Parsed(page)
-    assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
-    assert "http" not in page and "@import" not in page
-    assert parsed.references == []
-
-
 def charts_in(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg class=\"chart.*?</svg>", page, flags=re.DOTALL)]  # noqa: S314 # our own
 
 
-def test_runs_differ_in_colour_and_dashes_and_charts_have_labels_and_values(tmp_path):
+def test_the_page_is_self_contained_runs_differ_in_colour_and_charts_have_labels_and_values(tmp_path):
     page = page_of(three_stages(tmp_path / "a"), three_stages(tmp_path / "b"), tmp_path / "page.html")
+    parsed = Parsed(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags) and parsed.references == []
+    assert "http" not in page and "@import" not in page
     charts = charts_in(page)
     assert len(charts) == 3 + 1 + 1  # loss of all stages, learning rate and speed of one
     loss = charts[0]

@@ -12,7 +12,6 @@ from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
 from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
 from token_stream import STREAM_INPUTS
 from tokenizer import BertTokenizer
-from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCAB = ROOT / "vocab/bert-base-uncased-vocab.txt"
@@ -211,8 +210,3 @@ def test_stream_holds_the_features_in_the_given_order():
 def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
     dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
     assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
-
-
-def test_windows_without_room_for_the_context_are_an_error():
-    with pytest.raises(UserError, match="--max-seq-length 64 leaves no room"):
-        SquadDataset(squad_of("Anna sang."), TOKENIZER, SquadOptions(max_seq_length=64, max_query_length=64))
