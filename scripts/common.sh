@@ -238,6 +238,7 @@ write_report() {
 launch() {
   local -a command=(python3)
   local code=0
+  is_valid positive_int "$1" || fail "the number of processes is '$1': expected $(describe_kind positive_int)"
   # shellcheck source=cpu_settings.sh
   source "$(dirname "${BASH_SOURCE[0]}")/cpu_settings.sh"
   with_torchrun=false

@@ -51,8 +51,8 @@ config=$model_file/config.json
 [[ ! -f $config ]] || grep -qE 'bert_pre_layer_norm|"pre_layer_norm": *true' "$config" ||
   fail "argument 2 (model_file): $model_file is not a pre-LN BERT, which this recipe fine-tunes: use scripts/run_squad.sh"
 read_extra_args
-((${NNODES:-1} * ${MAX_NODES:-1} == 1)) || fail "NNODES or MAX_NODES is set: this recipe is for one node, unset them"
-nodes=1 node_rank=0
+find_nodes
+((max_nodes == 1)) || fail "NNODES or MAX_NODES is set: this recipe is for one node, unset them"
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"

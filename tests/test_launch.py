@@ -66,19 +66,26 @@ def test_several_nodes_meet_at_the_first(checkout, settings):
     assert processes_of(flags) == 8
 
 
+COMMAND = "PATH[$(touch made)]"  # which arithmetic in bash would run
+
+
 @pytest.mark.parametrize(
-    ("settings", "word"),
+    ("script", "settings", "word"),
     [
-        ({"NNODES": "2"}, "MASTER_ADDR"),
-        ({"NNODES": "two"}, "NNODES"),
-        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK"),
-        ({"NNODES": "2", "MASTER_ADDR": "a", "MAX_NODES": "1"}, "MAX_NODES"),
-        ({"MAX_NODES": "all"}, "MAX_NODES"),
-        ({"MIN_NODES": "1"}, "--min-nodes"),
+        ("run_pretraining.sh", {"NNODES": "2"}, "MASTER_ADDR"),
+        ("run_pretraining.sh", {"NNODES": COMMAND}, "NNODES"),
+        ("run_pretraining.sh", {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK"),
+        ("run_pretraining.sh", {"NNODES": "2", "MASTER_ADDR": "a", "MAX_NODES": "1"}, "MAX_NODES"),
+        ("run_pretraining.sh", {"MAX_NODES": "all"}, "MAX_NODES"),
+        ("run_pretraining.sh", {"MIN_NODES": "1"}, "--min-nodes"),
+        ("run_pretraining_p1.sh", {"NUM_GPUS": COMMAND}, "number of processes"),
+        ("run_squad_deepspeed.sh 0 init data/sample/squad out", {"NNODES": COMMAND}, "NNODES"),
+        ("run_squad_deepspeed.sh 0 init data/sample/squad out", {"NNODES": "2", "MASTER_ADDR": "a"}, "one node"),
     ],
 )
-def test_nodes_that_cannot_meet_are_refused(checkout, settings, word):
-    assert_refused(checkout.run("bash scripts/run_pretraining.sh", **settings), checkout, word)
+def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, settings, word):
+    assert_refused(checkout.run(f"bash scripts/{script}", **settings), checkout, word)
+    assert not (checkout.folder / "made").exists()
 
 
 def test_the_global_batch_is_that_of_max_nodes_at_any_number_of_nodes(checkout):
