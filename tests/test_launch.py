@@ -153,40 +153,27 @@ def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals,
     return process.returncode, output
 
 
-@pytest.mark.parametrize("num_gpus", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_reaches_the_training_process_and_is_waited_for(checkout, num_gpus, number):
-    code, output = start_and_signal(checkout, f"scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 {num_gpus}", number)
-    assert code == 128 + number
-    assert "saved and stopped" in output
-    assert "ran" not in output
+SQUAD = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32"
+TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
-@pytest.mark.parametrize("phase", [1, 2])
-def test_a_signal_reaches_the_processes_of_the_scripts_with_flags_by_name(checkout, phase):
-    code, output = start_and_signal(checkout, f"scripts/run_pretraining_p{phase}.sh", signal.SIGTERM, NUM_GPUS="2")
-    assert code == 128 + signal.SIGTERM
-    assert "saved and stopped" in output
-
-
-def test_a_second_ctrl_c_kills_a_process_that_ignores_signals(checkout):
-    command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 0"
-    code, output = start_and_signal(checkout, command, signal.SIGINT, signal.SIGINT, FAKE_DEAF="1")
-    assert code == 128 + signal.SIGINT
-    assert "ran" not in output, "it was waited for"
-
-
-def test_a_repeated_sigterm_does_not_interrupt_the_checkpoint(checkout):
-    command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 2"
-    code, output = start_and_signal(checkout, command, *[signal.SIGTERM] * 3, FAKE_SAVES_FOR="1")
-    assert code == 128 + signal.SIGTERM
-    assert output.count("saved and stopped") == 1
-
-
-def test_after_a_signal_in_phase_1_there_is_no_phase_2(checkout):
-    code, _ = start_and_signal(checkout, "scripts/run_pretraining.sh 1 1e-3 fp32 0", signal.SIGTERM)
-    assert code == 128 + signal.SIGTERM
-    assert len(checkout.calls()) == 1
+@pytest.mark.parametrize(
+    ("command", "signals", "settings", "saved"),
+    [
+        *((f"{SQUAD} {gpus}", [number], {"FAKE_LOGS": "1"}, 1)
+          for gpus in (0, 2) for number in (TERM, INT, signal.SIGUSR1, signal.SIGHUP)),
+        *((f"scripts/run_pretraining_p{phase}.sh", [TERM], {"NUM_GPUS": "2"}, 1) for phase in (1, 2)),
+        ("scripts/run_pretraining.sh 1 1e-3 fp32 0", [TERM], {}, 1),  # there is no phase 2
+        (f"{SQUAD} 2", [TERM] * 3, {"FAKE_SAVES_FOR": "1"}, 1),  # a repeated one does not interrupt the checkpoint
+        (f"{SQUAD} 0", [INT] * 2, {"FAKE_DEAF": "1"}, 0),  # a second Ctrl-C kills
+    ],
+)  # fmt: skip
+def test_a_signal_reaches_the_training_process_and_is_waited_for(checkout, command, signals, settings, saved):
+    code, output = start_and_signal(checkout, command, *signals, **settings)
+    assert code == 128 + signals[0]
+    assert output.count("saved and stopped") == saved and "ran" not in output
+    assert len({word for call in checkout.calls() for word in call if word.startswith("--phase")}) <= 1
+    assert ("report.html" in output) == ("FAKE_LOGS" in settings)
 
 
 SCRIPTS = {
@@ -198,32 +185,16 @@ SCRIPTS = {
 
 @pytest.mark.parametrize(("command", "folder"), SCRIPTS.items())
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_report_page_is_written_however_the_run_ends(checkout, command, folder, code):
+def test_a_page_is_written_however_the_run_ends(checkout, command, folder, code):
     (checkout.folder / "results").mkdir()
+    result = checkout.run(f"bash scripts/{command}", FAKE_CODE=str(code))
+    assert result.returncode == code and "report" not in result.stdout + result.stderr  # there is no log
     result = checkout.run(f"bash scripts/{command}", FAKE_LOGS="1", FAKE_CODE=str(code))
     assert result.returncode == code, result.stderr
     assert result.stdout.splitlines()[-1].endswith(f"{folder}/report.html")
     assert result.stdout.count("report:") == 1
-
-
-def test_why_there_is_no_report_page_is_one_line_and_no_failure(checkout):
-    command = "bash scripts/run_glue.sh init '' '' '' out '' 0"
-    result = checkout.run(command, FAKE_LOGS="1", FAKE_REPORT_ERROR="error: the disk is full")
-    assert result.returncode == 0
-    assert result.stdout.splitlines()[-1] == "no report page: the disk is full"
-
-
-def test_without_a_log_there_is_no_word_of_a_report(checkout):
-    result = checkout.run("bash scripts/run_glue.sh init '' '' '' out '' 0", FAKE_CODE="2")
-    assert result.returncode == 2
-    assert "report" not in result.stdout + result.stderr
-
-
-def test_a_stopped_run_has_its_page_too(checkout):
-    command = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32 0 1"
-    code, output = start_and_signal(checkout, command, signal.SIGTERM, FAKE_LOGS="1")
-    assert code == 128 + signal.SIGTERM
-    assert "report.html" in output
+    result = checkout.run(f"bash scripts/{command}", FAKE_CODE=str(code), FAKE_REPORT_ERROR="error: a full disk")
+    assert result.returncode == code and result.stdout.splitlines()[-1] == "no report page: a full disk"
 
 
 @pytest.mark.parametrize("create_logfile", ["true", "false"])
