@@ -53,8 +53,16 @@ def port() -> int:
     return free_port()
 
 
-def test_a_rank_that_never_comes_is_named(port):
-    assert_refused(ended(start_rank(0, 3, port)), "ranks 1, 2 did not start within", "--distributed-timeout-minutes")
+@pytest.mark.parametrize(
+    ("rank", "address", "words"),
+    [
+        (0, "127.0.0.1", ["rank 1 did not start within", "--distributed-timeout-minutes"]),
+        (1, "127.0.0.1", ["127.0.0.1:PORT", "MASTER_ADDR"]),
+        (1, "no-such-host.invalid", ["no-such-host.invalid:PORT", "MASTER_ADDR"]),
+    ],
+)
+def test_a_rank_that_never_comes_is_named(port, rank, address, words):
+    assert_refused(ended(start_rank(rank, 2, port, address)), *(word.replace("PORT", str(port)) for word in words))
 
 
 def lose_the_other_rank(argv):
@@ -100,14 +108,6 @@ def test_the_store_listens_where_the_ranks_need_it(monkeypatch, port, address, l
         assert join(place, 0.5).timeout == datetime.timedelta(seconds=30)
 
 
-def test_a_main_process_that_never_comes_is_named(port):
-    assert_refused(ended(start_rank(1, 2, port)), f"127.0.0.1:{port}", "MASTER_ADDR")
-
-
-def test_an_address_that_does_not_exist(port):
-    assert_refused(ended(start_rank(1, 2, port, "no-such-host.invalid")), "no-such-host.invalid", "MASTER_ADDR")
-
-
 def test_a_port_that_another_program_has():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
@@ -117,18 +117,18 @@ def test_a_port_that_another_program_has():
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_another_program_at_the_port_of_the_main_process(answer):
+    connections = []
+
+    def answer_all() -> None:
+        """Accepts connections, and closes those that it has answered."""
+        with contextlib.suppress(OSError):
+            while True:
+                connections.append(server.accept()[0])
+                if answer:
+                    connections.pop().sendall(answer)
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=answer_all, args=(server, answer), daemon=True).start()
+        threading.Thread(target=answer_all, daemon=True).start()
         port = server.getsockname()[1]
         result = ended(start_rank(1, 2, port))
     assert_refused(result, f"answers at 127.0.0.1:{port}", "MASTER_PORT")
-
-
-def answer_all(server: socket.socket, answer: bytes) -> None:
-    """Accepts connections, and closes those that it has answered."""
-    connections = []
-    with contextlib.suppress(OSError):
-        while True:
-            connections.append(server.accept()[0])
-            if answer:
-                connections.pop().sendall(answer)

@@ -68,24 +68,14 @@ class Parameters(nn.Module):
 MODEL = Parameters()
 
 
-def make_lamb(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return Lamb(parameter_groups(MODEL, 0.01, named), 0.01, shard_group=group)
-
-
-def make_lamb_of_deepspeed(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    groups = parameter_groups(MODEL, 0.01, named)
-    return Lamb(groups, 0.01, trust_bounds=(0.01, 0.3), adapt_undecayed=True, shard_group=group)
-
-
-def make_adamw(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameter_groups(MODEL, 0.01, named), 0.01, fused=True)
-
-
-def make_normuon(named: dict[str, nn.Parameter], group) -> torch.optim.Optimizer:
-    return NorMuon(muon_groups(MODEL, 0.01, named), 0.01, shard_group=group)
-
-
-MAKERS = {"NorMuon": make_normuon, "LAMB": make_lamb, "DeepSpeed's LAMB": make_lamb_of_deepspeed, "AdamW": make_adamw}
+MAKERS = {
+    "NorMuon": lambda named, group: NorMuon(muon_groups(MODEL, 0.01, named), 0.01, shard_group=group),
+    "LAMB": lambda named, group: Lamb(parameter_groups(MODEL, 0.01, named), 0.01, shard_group=group),
+    "DeepSpeed's LAMB": lambda named, group: Lamb(
+        parameter_groups(MODEL, 0.01, named), 0.01, trust_bounds=(0.01, 0.3), adapt_undecayed=True, shard_group=group
+    ),
+    "AdamW": lambda named, _group: torch.optim.AdamW(parameter_groups(MODEL, 0.01, named), 0.01, fused=True),
+}
 
 
 def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
@@ -160,7 +150,7 @@ def take_norms() -> None:
             shard.grad = torch.ones_like(shard)
         if rank() == 2:
             shards["dense.weight"].grad[-1, -1] *= factor
-        optimizer = make_lamb(shards, group)
+        optimizer = MAKERS["LAMB"](shards, group)
         before = {key: shard.detach().clone() for key, shard in shards.items()}
         norm = total_norm(gradients(optimizer), group)
         assert bool(torch.isfinite(norm)) == (number == 0)
