@@ -9,7 +9,6 @@ exists, so that there is time for events.
 """
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -100,12 +99,9 @@ class Cluster:
     def start(self, name: str, *words: object, place: str | None = None) -> None:
         """A process in the namespace `place`, or the one of its name, whose output is appended to `<name>.log`."""
         with self.log_file(name).open("a") as log:
+            command = ["ip", "netns", "exec", self.namespaces[place or name], *map(str, words)]
             self.processes[name] = subprocess.Popen(
-                ["ip", "netns", "exec", self.namespaces[place or name], *map(str, words)],
-                env=self.environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def log_file(self, name: str) -> Path:
@@ -165,18 +161,8 @@ class ElasticRun:
         config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         config_file.write_text(json.dumps(config))
         shards = write_shards(self.folder / "shards", length=128, predictions=20)
-        values = {
-            1: 2,
-            2: 1e-3,
-            3: "fp32",
-            4: 0,
-            6: max_steps,
-            7: STEPS_PER_CHECKPOINT,
-            9: 2,
-            17: shards,
-            19: code.parent,
-            21: config_file,
-        }
+        values = {1: 2, 2: 1e-3, 3: "fp32", 4: 0, 6: max_steps, 7: STEPS_PER_CHECKPOINT, 9: 2}
+        values |= {17: shards, 19: code.parent, 21: config_file}
         self.command = ["bash", ROOT / "scripts/run_pretraining.sh", *(values.get(n, "") for n in range(1, 22))]
         self.environment = {
             "PHASE": "1",
@@ -281,31 +267,10 @@ class ElasticRun:
     def mend_link(self, name: str) -> dict[str, float]:
         return self.event(lambda: self.cluster.set_link(name, "up"), processes=2)
 
-    def replace_cut_node(self, name: str, other: str) -> dict[str, float]:
-        """Cuts the link of the only node, and starts the other one."""
-
-        def act() -> None:
-            self.cluster.set_link(name, "down")
-            self.start_node(other)
-
-        return self.event(act, dead=name, processes=1)
-
-    def preempt_node(self, name: str) -> dict[str, float]:
+    def preempt(self, name: str) -> None:
         """SIGTERM to a node, whose program must end with a checkpoint."""
-
-        def act() -> None:
-            self.cluster.processes[name].terminate()
-            code = self.cluster.processes[name].wait(300)
-            assert code == 128 + signal.SIGTERM, code
-
-        return self.event(act, dead=name, processes=1)
-
-    def restart_host(self) -> None:
-        self.start_scheduler()
-        self.start_driver()
-
-    def kill_driver(self) -> None:
-        self.cluster.processes["driver"].kill()
+        self.cluster.processes[name].terminate()
+        assert self.cluster.processes[name].wait(300) == 128 + signal.SIGTERM
 
     def finish(self) -> None:
         """Lets the steps that are left run at full speed."""
@@ -336,29 +301,30 @@ def main() -> None:
     folder.mkdir(parents=True)
     with Cluster(folder) as cluster:
         run = ElasticRun(cluster, max_steps=600, settle_seconds=2, step_seconds=1)
-        cut_nodes = functools.partial(cluster.set_link_between_nodes, "down")
+        link, link_between, event = cluster.set_link, cluster.set_link_between_nodes, run.event
         print(f"start: both train after {run.start():.1f} s", flush=True)
-        for title, event in (
+        for title, happens in (
             ("first node's link cut", lambda: run.cut_link("a")),  # b is the first one from here on
             ("and restored", lambda: run.mend_link("a")),
             ("second node's link cut", lambda: run.cut_link("a")),
             ("and restored", lambda: run.mend_link("a")),
-            ("first node killed", lambda: run.event(lambda: cluster.kill("b"), processes=1)),
-            ("the node that is left cut, the other one started", lambda: run.replace_cut_node("a", "b")),
+            ("first node killed", lambda: event(lambda: cluster.kill("b"), processes=1)),
+            ("the node that is left cut, the other one started",
+             lambda: event(lambda: link("a", "down") or run.start_node("b"), "a", 1)),
             ("and restored", lambda: run.mend_link("a")),
-            ("first node preempted", lambda: run.preempt_node("b")),
-            ("and started again", lambda: run.event(lambda: run.start_node("b"), processes=2)),
-            ("host's link cut", lambda: run.event(lambda: cluster.set_link("h", "down"), dead="ab")),
+            ("first node preempted", lambda: event(lambda: run.preempt("b"), "b", 1)),
+            ("and started again", lambda: event(lambda: run.start_node("b"), processes=2)),
+            ("host's link cut", lambda: event(lambda: link("h", "down"), "ab")),
             ("and restored", lambda: run.mend_link("h")),
-            ("driver killed", lambda: run.event(run.kill_driver, dead="ab")),
-            ("and started again", lambda: run.event(run.start_driver, processes=2)),
-            ("scheduler and driver killed", lambda: run.event(lambda: cluster.kill("h"), dead="ab")),
-            ("and started again", lambda: run.event(run.restart_host, processes=2)),
-            ("only the link between the nodes cut", lambda: run.event(cut_nodes, dead="ab")),
-            ("and restored", lambda: run.event(lambda: cluster.set_link_between_nodes("up"), processes=2)),
-        ):
+            ("driver killed", lambda: event(cluster.processes["driver"].kill, "ab")),
+            ("and started again", lambda: event(run.start_driver, processes=2)),
+            ("scheduler and driver killed", lambda: event(lambda: cluster.kill("h"), "ab")),
+            ("and started again", lambda: event(lambda: run.start_scheduler() or run.start_driver(), processes=2)),
+            ("only the link between the nodes cut", lambda: event(lambda: link_between("down"), "ab")),
+            ("and restored", lambda: event(lambda: link_between("up"), processes=2)),
+        ):  # fmt: skip
             run.overlap = 0.0
-            figures = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in event().items())
+            figures = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in happens().items())
             print(f"{title}: {figures}, overlap {run.overlap:.1f} s", flush=True)
         run.finish()
         difference = largest_difference(run, run.uninterrupted_losses())

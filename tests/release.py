@@ -38,7 +38,6 @@ from small_runs import RunInputs, rewrite_manifest, steps_folder  # noqa: E402
 import run_pretraining  # noqa: E402
 from utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
 from utils.errors import UserError, run_main  # noqa: E402
-from utils.files import LOCK_FILE  # noqa: E402
 
 STEPS = 12
 HANG_SECONDS = 180
@@ -336,49 +335,6 @@ def shard(arena: Arena, folder: Path, random_: random.Random) -> int:
     return int(tried)
 
 
-def link(arena: Arena, folder: Path, random_: random.Random) -> int:
-    """Links in the folder of steps, made before or during a run. What they lead to stays as it is."""
-    number, steps, targets = random_.choice((ALONE, ALONE, TWO_SHARDED)), steps_folder(folder), folder / "precious"
-    steps.mkdir(parents=True)
-    (targets / "folder").mkdir(parents=True)
-    for name in ("file", "folder/file"):
-        (targets / name).write_text("nobody may change this")
-    shutil.copytree(arena.checkpoint, targets / "checkpoint")
-    before = contents(targets)
-    names = [LOCK_FILE, "run.json", "run.json.tmp-1", "0.tmp-1", "manifest.json", ".lock.tmp-1", "probe.tmp-1"]
-    names += [str(step) for step in range(1, STEPS + 2)] + [f"{step}.tmp-0123456789abcdef" for step in (2, STEPS)]
-
-    def make_links() -> None:
-        for name in random_.sample(names, random_.randint(1, 4)):
-            target = random_.choice(["file", "file", "folder", "checkpoint", "missing", "hard link"])
-            path = steps / name
-            with contextlib.suppress(OSError):
-                path.unlink()
-            with contextlib.suppress(OSError):
-                path.hardlink_to(targets / "file") if target == "hard link" else path.symlink_to(targets / target)
-
-    if is_before := random_.random() < 0.5:
-        make_links()
-    run = arena.start(number, folder)
-    if not is_before:
-        wait_for_step(run, folder, random_.randint(0, STEPS - 1))
-        make_links()
-        signal_all(run, signal.SIGTERM)
-    wait(run, folder / "log", (0, 2, STOPPED))
-    found = contents(targets)
-    for path in steps.iterdir():
-        if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
-            path.unlink()
-    arena.complete(number, folder)
-    if before != found or before != contents(targets):
-        raise Failure("the target of a link has changed")
-    return 1
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
-
-
 ODD_VALUES = (
     *("", "-1", "0", "1e30", "nan", "9" * 5000, "../x", "\u00b2", "None", "auto", "1" + "0" * 30, "x" * 300),
     *("-", "--", "'", "0x10", "1_000", "1,5", " 7", "true", "/dev/null", "/proc/self/mem", "\n", "-inf", "1e-400"),
@@ -444,7 +400,6 @@ ATTACKS = {
     "disks": (disk, "full, failing or slow disk, 1 and 2 processes"),
     "memory_limits": (memory_limit, "memory limit of a process"),
     "shards": (shard, "shard truncated, replaced or removed during the run"),
-    "links": (link, "links in the folder of steps"),
 }
 
 

@@ -116,6 +116,20 @@ def test_all_nodes_start_together_and_end_together():
     assert [node.exit_code for node in cluster.nodes] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("failures", "codes"), [(MAX_FAILURES, [2, 2]), (MAX_FAILURES - 1, [STOPPED_CODE] * 2)])
+def test_failures_in_a_row_or_the_driver_end_the_run(failures, codes):
+    cluster = SimulatedCluster(2)
+    for number in range(failures):
+        cluster.run(5)
+        assert cluster.membership.generation == number + 1
+        cluster.nodes[1].exits(2)
+    cluster.run(5)
+    cluster.membership.is_stopping = True
+    cluster.run(5)
+    assert [node.exit_code for node in cluster.nodes] == codes
+    assert (SAVE_SECONDS in cluster.nodes[0].stops) == (STOPPED_CODE in codes)
+
+
 def test_a_start_waits_for_enough_nodes_and_a_while_for_more():
     cluster = SimulatedCluster(3, min_nodes=2)
     cluster.nodes[1].is_here = cluster.nodes[2].is_here = False
@@ -165,16 +179,6 @@ def test_a_node_that_leaves_lets_all_save_and_a_spare_one_takes_its_place():
     assert cluster.nodes[0].stops == cluster.nodes[1].stops == [SAVE_SECONDS]
 
 
-def test_a_command_that_fails_again_and_again_ends_the_run_with_its_code():
-    cluster = SimulatedCluster(2)
-    for number in range(MAX_FAILURES):
-        cluster.run(5)
-        assert cluster.membership.generation == number + 1
-        cluster.nodes[1].exits(2)
-    cluster.run(5)
-    assert [node.exit_code for node in cluster.nodes] == [2, 2]
-
-
 @pytest.mark.parametrize("excuse", ["ran long", "lost node"])
 def test_failures_after_a_long_run_or_with_a_lost_node_do_not_end_the_run(excuse):
     cluster = SimulatedCluster(2)
@@ -189,15 +193,6 @@ def test_failures_after_a_long_run_or_with_a_lost_node_do_not_end_the_run(excuse
         cluster.nodes[1].exits(1)
     cluster.run(30)
     assert len(cluster.running()) == 2
-
-
-def test_the_driver_stops_the_run_with_a_checkpoint():
-    cluster = SimulatedCluster(2)
-    cluster.run(2)
-    cluster.membership.is_stopping = True
-    cluster.run(5)
-    assert [node.exit_code for node in cluster.nodes] == [STOPPED_CODE] * 2
-    assert cluster.nodes[0].stops == [SAVE_SECONDS]
 
 
 events = st.tuples(
