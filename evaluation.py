@@ -28,18 +28,18 @@ def evaluate(
 ) -> dict[str, float]:
     """Computes the task's metrics over `dataset`, without dropout. The samples are split over the ranks; all ranks
     return the result."""
-    distributed = runtime.distributed
+    distributed, pin_memory = runtime.distributed, runtime.device.type == "cuda"  # other copies wait for the GPU
     mine = np.arange(distributed.rank, len(dataset), distributed.world_size)
     counts = np.zeros(2)
     with progress_bar(len(mine), "evaluation", "sequence", enabled=distributed.is_main) as bar:
 
         def micro_batches() -> Iterator[MicroBatch]:
-            for batch in batches_in_order(dataset, mine, limits):
+            for batch in batches_in_order(dataset, mine, limits, pin_memory):
                 yield from batch.micro_batches
                 counts[:] += len(batch.lengths), batch.num_labelled.sum()
                 bar.update(len(batch.lengths))
 
-        make_filler = partial(filler_micro_batch, dataset.stream_labels, limits)
+        make_filler = partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory)
         filled = parallel.equalize_inference(micro_batches(), make_filler)
         sums = parallel.sum_without_dropout(task.sums, filled, runtime)
     sequences, labelled, *values = distributed.all_reduce_sum([*counts, *sums.values()])

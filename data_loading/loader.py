@@ -156,7 +156,9 @@ class StepLoader:
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-def batches_in_order(dataset: StreamDataset, indices: np.ndarray, limits: MicroBatchLimits) -> Iterator[StepBatch]:
+def batches_in_order(
+    dataset: StreamDataset, indices: np.ndarray, limits: MicroBatchLimits, pin_memory: bool = False
+) -> Iterator[StepBatch]:
     """Yields the samples `indices` once, in batches of bounded memory; for evaluation."""
     for start in range(0, len(indices), limits.sequences):
-        yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, first_position=start)
+        yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, start, pin_memory)
