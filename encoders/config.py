@@ -42,7 +42,7 @@ class ModelConfig:
     embedding_pooling: `mean` or `first`, the state of the first token; stored in sentence-transformers' files.
     These three are ignored when configs are compared.
     model_types: the values of `model_type` for this architecture. options: fields that flags change.
-    needs_tokenizer_json: whether transformers reads no `vocab.txt` for this architecture."""
+    needs_tokenizer_json: whether a `vocab.txt` alone does not serve transformers for this architecture."""
 
     model_types: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()

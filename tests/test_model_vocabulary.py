@@ -138,7 +138,7 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
 
 
 @pytest.mark.parametrize("tokenizer", ["wordpiece", "bpe"])
-def test_the_positions_of_roberta_move_with_the_id_of_the_padding_token(tokenizer, model, tmp_path):
+def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token(tokenizer, model, tmp_path, capsys):
     source = model("roberta")
     result = change(tmp_path, "--replace", source, "--vocab-size", 700, "--tokenizer", tokenizer) / "model"
     ours = load_pretrained(MODELS[RobertaConfig]["masked_lm"], result).eval()
@@ -153,10 +153,11 @@ def test_the_positions_of_roberta_move_with_the_id_of_the_padding_token(tokenize
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
     for found in outputs[1:]:
         torch.testing.assert_close(found, outputs[0])
-    peer = transformers.AutoTokenizer.from_pretrained(result)
-    assert peer(LINES[0], add_special_tokens=False)["input_ids"] == load_tokenizer(find_tokenizer(result)).encode(
-        LINES[0]
-    )
+    peer, new = transformers.AutoTokenizer.from_pretrained(result), load_tokenizer(find_tokenizer(result))
+    assert peer(LINES[0], add_special_tokens=False)["input_ids"] == new.encode(LINES[0])
+    assert models[1](**peer("The first", "the second", return_tensors="pt")).logits.isfinite().all()
+    kept = int(re.search(r"([\d,]+) tokens with their old rows", capsys.readouterr().out)[1].replace(",", ""))
+    assert kept > 100  # also those that the two tokenizers spell in two ways
 
 
 def test_the_files_of_sentence_transformers_come_along(model, tmp_path):

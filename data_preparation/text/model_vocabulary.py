@@ -131,19 +131,22 @@ def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str
     return TOKENIZER_JSON, json.dumps(content, ensure_ascii=False, indent=2)
 
 
-def row_sources(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
-    """For each new id the old ids whose rows it starts from: that of the same token, those of its pieces, or none."""
+def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
+    """For each new id the old ids whose rows it starts from: that of the same token, those of its pieces, or none; and
+    the number of those that are the same."""
     old_texts, new_texts = old.texts(), new.texts()
     ids_by_text = {text: token_id for token_id, text in enumerate(old_texts) if text and "\ufffd" not in text}
     sources: list[list[int]] = [[] for _ in new_texts]
+    kept = {new.vocab[token] for token in new.special_tokens.values()}
     for token, token_id in new.vocab.items():
         text, same = new_texts[token_id], old.vocab.get(token)
         if same is None or old_texts[same] != text:  # the other kind of tokenizer spells it in another way
             same = ids_by_text.get(text)
         sources[token_id] = old.encode(text) if same is None else [same]
+        kept |= set() if same is None else {token_id}
     for role, token in new.special_tokens.items():
         sources[new.vocab[token]] = [old.vocab[old.special_tokens[role]]]
-    return sources
+    return sources, len(kept)
 
 
 def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float, mean: bool) -> Tensor:
@@ -160,7 +163,7 @@ def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float, mean:
 
 def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, options: ModelVocabularyOptions) -> int:
     """Writes the model in `source` with the tokenizer `new`. Returns the number of tokens that keep their rows."""
-    sources = row_sources(old.tokenizer, new)
+    sources, kept = row_sources(old.tokenizer, new)
     if options.extend:  # rows beyond the tokenizer's own vocabulary stay
         sources += [[token_id] for token_id in range(len(sources), old.config.vocab_size)]
     config = dataclasses.replace(old.config, vocab_size=len(sources)).with_padding(new.pad_token_id)
@@ -190,7 +193,7 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, content)
-    return sum(sources[token_id] == [old.tokenizer.vocab.get(token)] for token, token_id in new.vocab.items())
+    return kept
 
 
 def count_tokens(paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer) -> tuple[int, int]:
