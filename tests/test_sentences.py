@@ -43,14 +43,14 @@ def prose() -> list[str]:
 def test_sentences_are_those_that_a_person_sees(name, by_hand):
     sentences = by_hand.split("|")
     joiner = "" if "。" in by_hand else " "
-    assert get_splitter(name).split(joiner.join(sentences)) == sentences
+    assert get_splitter(name)(joiner.join(sentences)) == sentences
 
 
 @pytest.mark.parametrize("name", ["punkt", "fast", "newline"])
 @given(paragraph=st.text(st.sampled_from("aB1 .?!…。\n\"'“”()-\t,") | st.characters(codec="utf-8"), max_size=200))
 @settings(max_examples=100, deadline=None)
 def test_no_character_is_lost_and_no_sentence_is_empty_or_has_a_line_break(name, paragraph):
-    sentences = get_splitter(name).split(paragraph)
+    sentences = get_splitter(name)(paragraph)
     assert "".join("".join(sentences).split()) == "".join(paragraph.split())
     assert all(sentence and sentence == " ".join(sentence.split()) for sentence in sentences)
 
@@ -58,20 +58,20 @@ def test_no_character_is_lost_and_no_sentence_is_empty_or_has_a_line_break(name,
 @pytest.mark.parametrize("name", ["punkt", "fast"])
 @pytest.mark.parametrize("paragraph", ["!" * 100_000, "a" * 1_000_000, "a. " * 20_000, '."' * 50_000, "A." * 50_000])
 def test_long_paragraphs_neither_hang_nor_lose_text(name, paragraph):
-    sentences = get_splitter(name).split(paragraph)
+    sentences = get_splitter(name)(paragraph)
     assert "".join("".join(sentences).split()) == "".join(paragraph.split())
 
 
 def test_the_fast_splitter_decides_as_punkt_does(prose):
     punkt, fast = get_splitter("punkt"), get_splitter("fast")
     sample = prose[::5]
-    same = sum(punkt.split(paragraph) == fast.split(paragraph) for paragraph in sample)
+    same = sum(punkt(paragraph) == fast(paragraph) for paragraph in sample)
     assert len(sample) > 500
     assert same > 0.97 * len(sample)
 
 
 def test_newline_takes_each_line_for_a_sentence():
-    assert get_splitter("newline").split(" One. Two.\n\n three \r\nfour") == ["One. Two.", "three", "four"]
+    assert get_splitter("newline")(" One. Two.\n\n three \r\nfour") == ["One. Two.", "three", "four"]
 
 
 def test_training_finds_the_abbreviations_of_a_corpus(tmp_path):
@@ -84,7 +84,7 @@ def test_training_finds_the_abbreviations_of_a_corpus(tmp_path):
     assert {"tzv", "č"} <= set(json.loads(path.read_text())["abbreviations"])
     sentence = "Žil v tzv. dolním domě č. 5 se psem."
     for name in ("punkt", "fast"):
-        assert get_splitter(name, params_file=path).split(f"{sentence} Je to dům.") == [sentence, "Je to dům."]
+        assert get_splitter(name, params_file=path)(f"{sentence} Je to dům.") == [sentence, "Je to dům."]
 
 
 def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):

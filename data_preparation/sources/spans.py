@@ -59,8 +59,7 @@ def find_cut(file: BinaryIO, at: int, size: int) -> int:
         return at + match.end()
     if len(window) < LOOK_AHEAD:
         return size
-    cut = window.find(b"\n") + 1 or window.find(b" ") + 1 or len(window)
-    return at + cut
+    return at + (window.find(b"\n") + 1 or window.find(b" ") + 1 or len(window))
 
 
 def find_line(file: BinaryIO, at: int, size: int) -> int:
@@ -68,8 +67,7 @@ def find_line(file: BinaryIO, at: int, size: int) -> int:
     if at == 0 or at >= size:
         return min(at, size)
     file.seek(at - 1)
-    line = file.readline(MAX_LINE)
-    return at - 1 + len(line)
+    return at - 1 + len(file.readline(MAX_LINE))
 
 
 def read_text_span(span: Span) -> bytes:

@@ -21,6 +21,7 @@ BZIP2_START = b"BZh"
 MAX_HEAD = 4 << 20  # bytes of XML that must contain the description of the wiki
 MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
 PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
+MAY_HAVE_PAGE = re.compile(rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z")  # the start of a page, or the first bytes of one
 TAIL = 64  # bytes after the last page that may contain a tag or its beginning
 TRUNCATED = "the dump is truncated or damaged: download it again"
 
@@ -49,7 +50,7 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
     data, own, belongs = b"", 0, False  # own: the bytes of `data` that are in the span
     for position, xml in read_xml(span):
         belongs = position < span.stop
-        if not belongs and not may_have_page(data[:own]):
+        if not belongs and not MAY_HAVE_PAGE.search(data[:own]):
             return
         if xml is None or len(data) > MAX_PAGE:
             on_bad(f"{span.path}, byte {position}", TRUNCATED)
@@ -75,11 +76,6 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
     is_end = DUMP_END in data or DUMP_END.endswith(data.strip())  # the tag may start in the span before
     if (belongs and not is_end) or PAGE_START in data[:own]:
         on_bad(f"{span.path}, at the end", TRUNCATED)
-
-
-def may_have_page(data: bytes) -> bool:
-    """Whether `data` has the start of a page, or ends with the first bytes of one."""
-    return PAGE_START in data or any(data.endswith(PAGE_START[:size]) for size in range(1, len(PAGE_START)))
 
 
 def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:
@@ -119,16 +115,11 @@ def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:
     is_article = page.findtext("ns") == "0" and page.find("redirect") is None
     if not is_article or not text or page.findtext("revision/model", "wikitext") != "wikitext":
         return None
-    if is_disambiguation(text):
-        return None
-    paragraphs = prose_of(text, hidden)
+    paragraphs = [] if is_disambiguation(text) else prose_of(text, hidden)
     return Document(title, paragraphs) if paragraphs else None
 
 
 def is_disambiguation(text: str) -> bool:
     names = {name.lower().replace("_", " ") for name in TEMPLATE_NAME.findall(text)}
-    return (
-        not names.isdisjoint(DISAMBIGUATION)
-        or any(name.endswith(" disambiguation") for name in names)
-        or "__DISAMBIG__" in text
-    )
+    is_marked = "__DISAMBIG__" in text or any(name.endswith(" disambiguation") for name in names)
+    return is_marked or not names.isdisjoint(DISAMBIGUATION)

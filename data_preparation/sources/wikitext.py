@@ -168,10 +168,7 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
 def unclosed_text(frame: Frame) -> str:
     """The text of an unclosed bracket, without the line of a template's name or of a table's attributes."""
     text = "|".join(frame.texts())
-    if frame.kind == "[[":
-        return text
-    _, line_break, rest = text.partition("\n")
-    return line_break + rest
+    return text if frame.kind == "[[" else "".join(text.partition("\n")[1:])
 
 
 def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:
@@ -229,8 +226,7 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
     Headings, list items, table rows and rules are left out. An indented line is a separate paragraph, except that a
     line that ends in a comma (verse) continues in the next. A definition is preceded by its term."""
     lines: list[str] = []
-    is_indented = False  # of the last of them
-    term = ""
+    is_indented, term = False, ""  # of the last line; the term before a definition
     references_level = 0  # of the heading of the reference section; 0 outside of one
     for line in text.split("\n"):
         content = line.strip()

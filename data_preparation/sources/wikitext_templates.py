@@ -41,16 +41,13 @@ def template_text(arguments: Sequence[str]) -> str:
         values = [value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)][:1]
     if not show or not values:
         return ""
-    return show.format(*values, "", last=values[-1]) if isinstance(show, str) else show(values)
+    pair = "–".join(values[:2])
+    return show.format(*values, "", last=values[-1], pair=pair) if isinstance(show, str) else show(values)
 
 
 def century(values: list[str]) -> str:
     """The French {{s|XIX}}; in other Wikipedias this name means small text."""
     return f"{values[0].upper()}e siècle" if ROMAN.fullmatch(values[0]) else values[0]
-
-
-def circa(values: list[str]) -> str:
-    return "c. " + " – ".join(values[:2])
 
 
 def fraction(values: list[str]) -> str:
@@ -104,12 +101,12 @@ def measure(values: list[str]) -> str:
 
 CONSTANTS: dict[str, str] = by_name(NAMES["constants"])
 
-# A string shows the arguments {0}, {1} and {last}.
+# A string shows the arguments {0}, {1}, {last}, and {pair}, the first two with a dash.
 SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
     NAMES["templates"]
     | {
         lambda values: values[0] if values[0].isalpha() else f"^{values[0]}": "sup",
-        circa: "circa, ca, ca., c",
+        lambda values: "c. " + " – ".join(values[:2]): "circa, ca, ca., c",
         fraction: "frac, fraction, sfrac, tfrac",
         measure: "convert, cvt, conv, unité, unidad, unità",
         date: "start date, end date, birth date, death date, start date and age, birth date and age",
@@ -117,12 +114,10 @@ SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
         lambda values: "{} ({})".format(*values) if len(values) > 1 else values[0]: "読み仮名, 読み",
         "".join: "chem, gaps",
         " ".join: "date-, date, bibleverse",
-        lambda values: f"{'–'.join(values[:2])} million years ago": "mya",
         lambda values: f"{century(values)} av. J.-C.": "-s, -s-",
         lambda values: values[min(1, len(values) - 1)]: "нп, нп2, нп3, нп4, нп5, не переведено, iw",
         lambda values: "-".join(values[:2]): "nuclide, nuclide2, simplenuclide, simplenuclide2",
-        lambda values: f"r. {'–'.join(values[:2])}": "reign",
-        lambda values: f"fl. {'–'.join(values[:2])}": "floruit, fl.",
+        **{"{pair} million years ago": "mya", "r. {pair}": "reign", "fl. {pair}": "floruit, fl."},
         lambda values: " ".join(values[:2]): "ship",
     }
 )

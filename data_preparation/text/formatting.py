@@ -16,10 +16,10 @@ from data_preparation.sources.spans import Span, SpanFile
 from data_preparation.text.sentences import (
     PARAMETERS_FOLDER,
     FastSplitter,
-    NewlineSplitter,
     Splitter,
     load_punkt,
     save_punkt,
+    split_lines,
 )
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -35,7 +35,7 @@ def format_span(
     """Writes the formatted documents of `span` to `output`, and their `options.columns` to `columns_file`, a line for
     each document. Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else the first one is an
     error)."""
-    splitter = get_splitter(options.sentence_splitter, options.language, parameters)
+    split = get_splitter(options.sentence_splitter, options.language, parameters)
     keeps = load_filter(options.filter) if options.filter else None
     columns: list[str] = []
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
@@ -51,7 +51,7 @@ def format_span(
             if keeps and not keeps(document):
                 counts["filtered"] += 1
                 continue
-            sentences = list(chain.from_iterable(map(splitter.split, document.paragraphs)))
+            sentences = list(chain.from_iterable(map(split, document.paragraphs)))
             counts["without_text"] += not sentences
             for lines in bounded(sentences):
                 text = "\n".join(lines)
@@ -90,13 +90,13 @@ def get_splitter(name: str = "punkt", language: str = "english", params_file: st
     """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
     that ship for `language`."""
     if name == "newline":
-        return NewlineSplitter()
+        return split_lines
     params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")
     if name == "fast":
-        return FastSplitter(params)
+        return FastSplitter(params).split
     from data_preparation.text.nltk_sentences import PunktSplitter
 
-    return PunktSplitter(params)
+    return PunktSplitter(params).split
 
 
 def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -116,12 +116,11 @@ def read_source(dataset: str, span: Span, options: FormatOptions, on_bad: OnBad)
 
         yield from read_dump(span, on_bad)
         return
-    is_book = dataset == "books" and kind_of(span.path)[0] == ".txt"  # the whole file is one
-    documents: Iterable[Document] = (
-        read_text(SpanFile(span, on_bad), MAX_LINE)
-        if is_book
-        else read_documents(span, options.text_field, on_bad, options.empty_line, options.columns)
-    )
+    documents: Iterable[Document]
+    if dataset == "books" and kind_of(span.path)[0] == ".txt":  # the whole file is one
+        documents = read_text(SpanFile(span, on_bad), MAX_LINE)
+    else:
+        documents = read_documents(span, options.text_field, on_bad, options.empty_line, options.columns)
     if dataset == "books":
         books = (list(clean_book("\n\n".join(book.paragraphs), book.name)) for book in documents)
         documents = chain.from_iterable(chapters or [Document(span.path, [])] for chapters in books)

@@ -6,11 +6,10 @@ Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection",
 
 import collections
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 from utils.errors import UserError
 from utils.files import read_json, write_json
@@ -42,12 +41,10 @@ NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
 
-class NewlineSplitter:
+def split_lines(paragraph: str) -> list[str]:
     """One sentence per line."""
-
-    def split(self, paragraph: str) -> list[str]:
-        lines = (" ".join(line.split()) for line in paragraph.splitlines())
-        return [line for line in lines if line]
+    lines = (" ".join(line.split()) for line in paragraph.splitlines())
+    return [line for line in lines if line]
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,8 @@ class FastSplitter:
         return None
 
 
-class Splitter(Protocol):
-    def split(self, paragraph: str) -> list[str]:
-        """The sentences of `paragraph` in order, none empty, without line breaks and double spaces."""
+# The sentences of a paragraph in order, none empty, without line breaks and double spaces.
+Splitter = Callable[[str], list[str]]
 
 
 def word_type(word: str) -> str:
