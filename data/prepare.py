@@ -241,6 +241,11 @@ HDF5 = [
     *flags_of(SampleOptions),
 ]
 # fmt: on
+VERIFY = [
+    Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
+    Flag("--samples", non_negative_int, 3, "number of samples to print"),
+]
+REPACKED = Flag("--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced")
 TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
 
 
@@ -284,46 +289,37 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
 
-    def command(name: str, description: str, flags: Iterable[Flag]) -> Callable[..., Any]:
+    def command(name: str, description: str, *flags: Flag, **positional: dict[str, Any]) -> None:
         sub = commands.add_parser(name, help=description, description=description)
         sub.add_flags("flags", {flag.name: flag for flag in flags}.values())
-        return sub.add_argument
+        for argument, options in positional.items():
+            sub.add_argument(argument, **options)
 
-    add = command("download", "Downloads a data set and verifies it.", [*COMMON, *LANGUAGE, *DOWNLOAD])
-    add("dataset", choices=("wikicorpus", "books", "squad", "glue"), help="data set to download")
-
-    add = command("format", "Writes a source as one sentence per line.", [*COMMON, *LANGUAGE, *FORMAT])
-    add("dataset", choices=tuple(stages.SOURCE_FORMATS), help="Wikipedia dump, books to clean, or text used as it is")
-    add("paths", nargs="*", metavar="PATH", help=f"{PATHS}; if not given, what was downloaded")
-
-    add = command("shard", "Makes training and test shards of text.", [*COMMON, *SHARD])
-    add("paths", nargs="*", type=Path, metavar="FOLDER", help="formatted text; if not given, all in formatted/")
-
+    source = {"choices": ("wikicorpus", "books", "squad", "glue"), "help": "data set to download"}
+    command("download", "Downloads a data set and verifies it.", *COMMON, *LANGUAGE, *DOWNLOAD, dataset=source)
+    source = {"choices": tuple(stages.SOURCE_FORMATS), "help": "Wikipedia dump, books to clean, or text used as it is"}
+    paths = {"nargs": "*", "metavar": "PATH", "help": f"{PATHS}; if not given, what was downloaded"}
     command(
-        "vocabulary",
-        "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the vocabulary of a model.",
-        [*COMMON, SHARDED, CASING, *OWN_VOCABULARY, *flags_of(ModelVocabularyOptions)],
+        "format", "Writes a source as one sentence per line.", *COMMON, *LANGUAGE, *FORMAT, dataset=source, paths=paths
     )
-    command("hdf5", "Makes samples and verifies them.", [*COMMON, SHARDED, *HDF5])
-
-    flags = [
+    paths = {"nargs": "*", "type": Path, "metavar": "FOLDER", "help": "formatted text; if not given, all in formatted/"}
+    command("shard", "Makes training and test shards of text.", *COMMON, *SHARD, paths=paths)
+    about = "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the vocabulary of a model."
+    command("vocabulary", about, *COMMON, SHARDED, CASING, *OWN_VOCABULARY, *flags_of(ModelVocabularyOptions))
+    command("hdf5", "Makes samples and verifies them.", *COMMON, SHARDED, *HDF5)
+    folder = {"type": Path, "help": "folder of HDF5 shards, or one that contains such folders"}
+    command(
+        "verify",
+        "Checks every row of HDF5 shards and reports what is in them.",
         *EXECUTOR_FLAGS,
-        Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
-        Flag("--samples", non_negative_int, 3, "number of samples to print"),
-    ]
-    add = command("verify", "Checks every row of HDF5 shards and reports what is in them.", flags)
-    add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
-
-    output_dir = Flag("--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced")
-    add = command("repack", "Converts gzip or chunked HDF5 shards to contiguous ones.", [*RUN, output_dir])
-    add("folder", type=Path, help="folder of HDF5 shards, or one that contains such folders")
-
-    flags = [*COMMON, *LANGUAGE, *DOWNLOAD, *FORMAT, *SHARD, *OWN_VOCABULARY, *HDF5, TRAIN_VOCAB]
-    add = command("all", "Runs every stage for a data set.", flags)
+        *VERIFY,
+        folder=folder,
+    )
+    command("repack", "Converts gzip or chunked HDF5 shards to contiguous ones.", *RUN, REPACKED, folder=folder)
+    flags = (*COMMON, *LANGUAGE, *DOWNLOAD, *FORMAT, *SHARD, *OWN_VOCABULARY, *HDF5, TRAIN_VOCAB)
+    source = {"choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")}
+    command("all", "Runs every stage for a data set.", *flags, dataset=source, paths={"nargs": "*", "metavar": "PATH"})
     commands.choices["all"].format_help = all_help
-    datasets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
-    add("dataset", choices=datasets, help="corpus: any text as it is")
-    add("paths", nargs="*", metavar="PATH", help=f"text, books, or a dump that was downloaded before: {PATHS}")
     args = parser.parse_args(argv)
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:

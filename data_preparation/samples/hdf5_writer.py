@@ -105,20 +105,13 @@ def write_hdf5(
 
 
 # h5py's own functions for attributes and data sets take most of the time of a small shard.
-
-
-SCALAR = h5s.create_simple(())
-
-
-@cache
-def hdf5_type(dtype: np.dtype, logical: bool = True) -> h5t.TypeID:
-    return h5t.py_create(dtype, logical=logical)
+SCALAR, hdf5_type = h5s.create_simple(()), cache(h5t.py_create)
 
 
 def write_attribute(parent: h5g.GroupID | h5d.DatasetID, name: str, value: Any, dtype: Any = None) -> None:
     values = np.array(value, dtype)
-    attribute = h5a.create(parent, name.encode(), hdf5_type(values.dtype), SCALAR)
-    attribute.write(values, hdf5_type(values.dtype, logical=False))
+    attribute = h5a.create(parent, name.encode(), hdf5_type(values.dtype, logical=True), SCALAR)
+    attribute.write(values, hdf5_type(values.dtype))
 
 
 def is_chunked(shape: tuple[int, ...], compression: str) -> bool:
@@ -134,4 +127,4 @@ def create_dataset(
         storage.set_chunk((min(shape[0], CHUNK_ROWS), *shape[1:]))
         storage.set_shuffle()
         storage.set_deflate(GZIP_LEVEL)
-    return h5d.create(parent, name.encode(), hdf5_type(dtype), h5s.create_simple(shape), storage)
+    return h5d.create(parent, name.encode(), hdf5_type(dtype, logical=True), h5s.create_simple(shape), storage)

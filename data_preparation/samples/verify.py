@@ -109,8 +109,8 @@ def check_samples(
 
 def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenizer) -> None:
     """Writes the report on new shards beside them."""
-    lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer, 3)]
-    write_atomically(folder / "report.txt", "\n".join(lines) + "\n")
+    lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer, 3), ""]
+    write_atomically(folder / "report.txt", "\n".join(lines))
 
 
 def shard_folders(root: Path) -> list[Path]:
@@ -173,11 +173,9 @@ def sample_lines(folder: Path, tokenizer: Tokenizer | None, count: int) -> list[
 
 
 def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | None) -> str:
-    def name(token_id: int) -> str:
-        return tokenizer.text_of(int(token_id)) if tokenizer else str(token_id)
-
-    words = [name(token_id) for token_id in values["input_ids"][:length]]
-    for position, original in zip(values["masked_lm_positions"], values["masked_lm_ids"], strict=True):
+    name = tokenizer.text_of if tokenizer else str
+    words = list(map(name, values["input_ids"][:length].tolist()))
+    for position, original in zip(values["masked_lm_positions"], values["masked_lm_ids"].tolist(), strict=True):
         if position > 0:
             was, now = name(original), words[position]
             words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"

@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from email.message import Message
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -64,8 +63,9 @@ def fetch(urls: Sequence[str], path: Path, checksum: Checksum | None = None, siz
             part.unlink(missing_ok=True)
             has_answered = True
         except urllib.error.HTTPError as error:
-            reason, wait, is_final = str(error), parse_seconds(error.headers), error.code not in RETRIED_STATUSES
-            has_answered = True
+            asked = error.headers.get("Retry-After", "")  # seconds, or a date
+            wait = float(asked) if re.fullmatch("[0-9]{1,9}", asked) else 0.0
+            reason, has_answered, is_final = str(error), True, error.code not in RETRIED_STATUSES
             error.close()
         except NETWORK_ERRORS as error:
             reason = str(error) or type(error).__name__
@@ -123,12 +123,6 @@ def transfer(url: str, part: Path, resumes: bool, size: int | None) -> None:
 
 def size_of(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
-
-
-def parse_seconds(headers: Message) -> float:
-    """The seconds that a server asks to wait; 0 if it gives none, or a date."""
-    text = headers.get("Retry-After", "")
-    return float(text) if re.fullmatch("[0-9]{1,9}", text) else 0.0
 
 
 def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -123,21 +123,15 @@ def read_beginnings(paths: Sequence[Path], options: VocabularyOptions, progress:
     left = options.sample_mb * 1_000_000
     for index, path in enumerate(paths):
         share = left // (len(paths) - index)  # later files get what short files leave over
-        with path.open(encoding="utf-8") as file:
-            while share > 0 and (lines := next_lines(file, path)):
-                text = "".join(lines)
-                size = len(text.encode())
-                share -= size
-                left -= size
-                progress(size)
-                yield text
-
-
-def next_lines(file: TextIO, path: Path) -> list[str]:
-    try:
-        return list(islice(file, 1000))
-    except UnicodeDecodeError as error:
-        raise UserError(f"text {path} is not UTF-8: convert it with iconv") from error
+        try:
+            with path.open(encoding="utf-8") as file:
+                while share > 0 and (text := "".join(islice(file, 1000))):
+                    size = len(text.encode())
+                    share, left = share - size, left - size
+                    progress(size)
+                    yield text
+        except UnicodeDecodeError as error:
+            raise UserError(f"text {path} is not UTF-8: convert it with iconv") from error
 
 
 def reserved_token(word: str, do_lower_case: bool) -> str:
