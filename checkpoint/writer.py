@@ -33,7 +33,7 @@ from run_config import CheckpointMetadata
 from tokenizer import model_files
 from utils.device import pin_memory
 from utils.distributed import DistributedContext
-from utils.errors import PeerError, UserError
+from utils.errors import THREAD_SIGNS, PeerError, UserError
 from utils.files import atomic_folder, publish_folder, remove, temporary_path
 from utils.memory import available_memory, returned_memory
 
@@ -220,9 +220,11 @@ class CheckpointWriter:
         if not isinstance(error, OSError | RuntimeError):
             raise error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        lacks_threads = any(sign in reason for sign in THREAD_SIGNS)
+        advice = "raise the limit (ulimit -u)" if lacks_threads else "make room or choose another --output-dir"
         raise UserError(
-            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; make room or "
-            f"choose another --output-dir, then resume"
+            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; {advice}, then "
+            f"resume"
         ) from error
 
     def _agree(self, flag: bool) -> bool:

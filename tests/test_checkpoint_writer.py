@@ -216,11 +216,18 @@ def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small,
     assert len(writer.memory) == 0
 
 
-def test_error_of_the_background_write_is_raised_once_by_the_next_call(tmp_path, small):
-    (tmp_path / "file").write_text("")
+@pytest.mark.parametrize("advice", ["make room", "ulimit -u"])
+def test_error_of_the_background_write_is_raised_once_by_the_next_call(tmp_path, small, monkeypatch, advice):
+    def start_thread(*_):
+        raise RuntimeError("can't start new thread")
+
+    if advice == "make room":
+        (tmp_path / "file").write_text("")
+    else:
+        monkeypatch.setattr(checkpoint.writer, "_hash_blocks", start_thread)
     writer = CheckpointWriter(tmp_path / "file", DistributedContext())
     writer.write(small(1))
-    with pytest.raises(UserError, match="cannot write the checkpoint"):
+    with pytest.raises(UserError, match=f"cannot write the checkpoint .*{advice}"):
         writer.wait()
     writer.wait()
 
