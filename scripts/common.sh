@@ -189,6 +189,32 @@ run_phase() {
   done
 }
 
+# phase_of_bert_large PHASE SEQUENCE_LENGTH PREDICTIONS FLAG...: one phase on NUM_GPUS [8] GPUs, for run_pretraining_p1.sh
+# and run_pretraining_p2.sh.
+phase_of_bert_large() {
+  local results=${RESULTS_DIR:-results}
+  # shellcheck source=setup_environment.sh
+  source scripts/setup_environment.sh use
+  nodes=1 node_rank=0 log_file=''
+  launch "${NUM_GPUS:-8}" run_pretraining.py \
+    "--phase$1" \
+    --input-dir "$(find_shards "$2" "$3" "${BERT_PREP_WORKING_DIR:-data}")" \
+    --max-seq-length "$2" \
+    --max-predictions-per-seq "$3" \
+    --output-dir "$results" \
+    --bert-model bert-large-uncased \
+    --vocab-file vocab/bert-large-uncased-vocab.txt \
+    --optimizer Lamb \
+    --amp \
+    --seed 12439 \
+    --num-steps-per-checkpoint 200 \
+    --log-freq 1 \
+    --report-file "$results/dllogger_p$1.json" \
+    --from-checkpoint "$results/bert-large-uncased/phase$1" \
+    --last-step-of-checkpoint auto \
+    "${@:4}"
+}
+
 # ---- launch -----------------------------------------------------------------------------------------------------
 
 # Sets nodes, node_rank and master_addr: from NNODES, NODE_RANK and MASTER_ADDR, or from Slurm where srun starts the
