@@ -93,22 +93,13 @@ class TrainingSet:
         )
         if name and config.start.from_checkpoint is not None:
             start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
-        development_data = None
+        options = {"result_files": (*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE)}
         if config.trainer.eval_steps:
-            development_data = json_digest([file_digest(path) for path in self.task.scored_files])[:16]
-        return plan_run(
-            config,
-            start,
-            self.choice,
-            self.task.head,
-            self.task,
-            self.dataset,
-            str(Path(self.task.name, name)),
-            runtime,
-            result_files=(*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE),
-            initial_loss=self.task.initial_loss,
-            development_data=development_data,
-        )
+            digests = [file_digest(path) for path in self.task.scored_files]
+            options["development_data"] = json_digest(digests)[:16]
+        options |= {"phase": str(Path(self.task.name, name)), "initial_loss": self.task.initial_loss}
+        parts = self.choice, self.task.head, self.task, self.dataset
+        return plan_run(config, start, *parts, runtime=runtime, **options)
 
 
 def choose_checked(config: RunConfig, folder: Path | None) -> ModelChoice:

@@ -46,8 +46,11 @@ from utils.files import LOCK_FILE, file_digest
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    import numpy as np
+
     from encoders.config import ModelConfig
     from tasks.predictors import Predictor
+    from tasks.text_sequences import SequenceDataset
 
 # fmt: off
 FLAGS = {
@@ -187,18 +190,12 @@ def open_model(args: Arguments) -> Predictor:
         max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
         n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
     )
-    return head(
-        config,
-        folder,
-        choice.tokenizer,
-        args.n_best_size,
-        options,
-        truncates,
-        lambda dataset, axis: predict(parallel, dataset, axis, prediction, runtime)[0],
-        parallel.model,
-        args.batch_size,
-        args.prompt_name,
-    )
+
+    def logits(dataset: SequenceDataset, axis: str) -> np.ndarray:
+        return predict(parallel, dataset, axis, prediction, runtime)[0]
+
+    values = choice.tokenizer, args.n_best_size, options, truncates, logits, parallel.model, args.batch_size
+    return head(config, folder, *values, args.prompt_name)
 
 
 def predict_all_rows(model: Predictor, args: Arguments) -> None:

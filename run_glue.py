@@ -97,15 +97,12 @@ def make_task(args: Arguments) -> FineTuningTask:
         spec = custom_task(*columns, args.regression, is_multi_label)
         name = MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
         train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
-    return ClassificationTask(
-        spec,
-        args.max_seq_length,
-        name,
-        train_file,
-        eval_files if args.do_eval else {},
-        predict_files if args.do_predict else {},
-        balanced=args.class_weights == "balanced",
-    )
+    files = {
+        "eval_files": eval_files if args.do_eval else {},
+        "predict_files": predict_files if args.do_predict else {},
+    }
+    balanced = args.class_weights == "balanced"
+    return ClassificationTask(spec, args.max_seq_length, name, train_file, balanced=balanced, **files)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -62,9 +62,8 @@ class DLLoggerSink(Sink):
             self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n")
             self.file.flush()
         except OSError as error:
-            raise UserError(
-                f"cannot write {self.path} ({error.strerror}): free some space, or choose another {self.flag}"
-            ) from error
+            advice = f"free some space, or choose another {self.flag}"
+            raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
 
     @abstractmethod
     def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str: ...
@@ -165,9 +164,8 @@ class WandbSink(Sink):
                 settings = self.wandb.Settings(console="off")
                 self.run = self.wandb.init(project=self.project, reinit="create_new", settings=settings)
             except self.wandb.Error as error:
-                raise UserError(
-                    f"--wandb-project {self.project}: {error} Or set WANDB_MODE=offline and use wandb sync later"
-                ) from error
+                advice = "Or set WANDB_MODE=offline and use wandb sync later"
+                raise UserError(f"--wandb-project {self.project}: {error} {advice}") from error
         if isinstance(step, str):
             self.run.config.update(metrics, allow_val_change=True)
             return

@@ -108,12 +108,12 @@ def find_log_files(path: Path) -> list[Path]:
     if not path.is_dir():
         problem = "is not a regular file" if path.exists() else "does not exist"
         raise UserError(f"{printable(str(path))} {problem}: give a folder that a run wrote to, or its log file")
-    found = []
-    for file in sorted(path.rglob("*.json")):
-        if file.is_file():
-            with file.open("rb") as opened:
-                found += [file] * (opened.read(len(PREFIX)) == PREFIX.encode())
-    return found
+
+    def is_log(file: Path) -> bool:
+        with file.open("rb") as opened:
+            return opened.read(len(PREFIX)) == PREFIX.encode()
+
+    return [file for file in sorted(path.rglob("*.json")) if file.is_file() and is_log(file)]
 
 
 def numbers(data: dict[str, Any]) -> dict[str, float]:

@@ -106,10 +106,8 @@ class FineTuningTask(Task, Protocol):
         """Raises UserError if a file to score has the same content as the training file."""
         for path in self.scored_files:
             if path.is_file() and self.train_file.is_file() and file_digest(path) == file_digest(self.train_file):
-                raise UserError(
-                    f"{path} has the same content as the training file {self.train_file}: its scores would not be of "
-                    "unseen texts; give a held-out file, or score the training file after training, without --do-train"
-                )
+                advice = "give a held-out file, or score the training file after training, without --do-train"
+                raise UserError(f"{path} has the same content as the training file {self.train_file}: {advice}")
 
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:

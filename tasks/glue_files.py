@@ -85,6 +85,7 @@ TASKS = {
 
 CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
 PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
+WITHOUT_COLUMNS = (*PUBLISHED, "--task-name ner")
 NOT_CLASSES = ("--task-name multi-label", "--task-name ner", "--task-name embedding", "--regression")
 
 
@@ -112,13 +113,13 @@ class FileOptions:
     predict_file: Path | None = option("--predict-file", optional_path, None, "file to predict",
         ("--do-eval or --do-predict",), PUBLISHED)
     text_column: str | None = option("--text-column", str, None, "column of the text",
-        excludes=(*PUBLISHED, "--task-name ner"))
+        excludes=WITHOUT_COLUMNS)
     pair_column: str | None = option("--pair-column", str, None, "column of the second text, if the samples are pairs",
-        ("--text-column",))
+        ("--text-column",), WITHOUT_COLUMNS)
     label_column: str | None = option("--label-column", str, None,
-        "column of the class, or of the number for --regression", ("--text-column",))
+        "column of the class, or of the number for --regression", ("--text-column",), WITHOUT_COLUMNS)
     regression: bool = option("--regression", bool, False, "labels are numbers to predict, not classes",
-        ("--text-column",), NOT_CLASSES[:-1])
+        ("--text-column",), (*WITHOUT_COLUMNS, *NOT_CLASSES[:-1]))
 # fmt: on
 
 

@@ -22,8 +22,7 @@ from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.retrieval import nearest, normalized
 from tasks.sentence_folders import EmbeddingSettings, read_text_settings
-from tasks.squad import decode
-from tasks.squad_features import SquadDataset
+from tasks.squad import SquadDataset, decode
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import TokenStream

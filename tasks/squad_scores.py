@@ -99,10 +99,8 @@ def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[
         if len(missing) == len(ids):
             raise UserError(f"none of the {what} is for a question of {squad.path}: check that they belong together")
         if missing and squad.version_2:
-            raise UserError(
-                f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}, {missing[0]} the first: "
-                "SQuAD v2.0 wants one for each"
-            )
+            lack = f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}"
+            raise UserError(f"{lack}, {missing[0]} the first: SQuAD v2.0 wants one for each")
         if missing:
             print(f"{len(missing)} of {len(ids)} questions are unanswered and score 0", file=sys.stderr)
         if unknown:

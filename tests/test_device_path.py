@@ -36,8 +36,7 @@ from run_config import (
 from run_setup import build_trainer
 from tasks import Task
 from tasks.pretraining import PretrainingTask
-from tasks.squad import SquadTask
-from tasks.squad_features import LABELS
+from tasks.squad import LABELS, SquadTask
 from token_stream import STREAM_INPUTS, TokenStream
 from trainer import Trainer
 

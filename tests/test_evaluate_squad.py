@@ -1,26 +1,16 @@
 """evaluate_squad.py against published scores, and its rules on cases computed by hand."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, SHARED, assert_refused, needs_shared_data, run_program
 
 from tasks.squad_file import Answer, Question, Squad
 from tasks.squad_scores import evaluate
 from utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data/sample/squad"
-SHARED = ROOT.parent / "shared/data/squad"
-
-
-def run(*arguments):
-    command = [sys.executable, str(ROOT / "evaluate_squad.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-
 BIDAF = {"exact": 68.2365, "f1": 70.6570, "total": 1911, "HasAns_exact": 60.4233, "HasAns_f1": 65.3180}
 BIDAF |= {"HasAns_total": 945, "NoAns_exact": 75.8799, "NoAns_f1": 75.8799, "NoAns_total": 966}
 PUBLISHED = [
@@ -30,11 +20,11 @@ PUBLISHED = [
 ]
 
 
+@needs_shared_data
 @pytest.mark.parametrize(("dataset", "system", "scores"), PUBLISHED)
 def test_published_predictions_get_the_official_scores(dataset, system, scores):
-    if not SHARED.is_dir():
-        pytest.skip(f"needs {SHARED}")
-    done = run(SHARED / f"{dataset}.json", SHARED / f"predictions-{dataset}-{system}.json")
+    files = (SHARED / "squad" / f"{name}.json" for name in (dataset, f"predictions-{dataset}-{system}"))
+    done = run_program("evaluate_squad.py", *files)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert list(printed) == list(scores)
@@ -132,9 +122,6 @@ def test_bad_input_prints_one_line_and_exits_with_2(tmp_path, arguments, says):
         (tmp_path / name).write_text(content, encoding="utf-8")
     paths = {name: tmp_path / name for name in ("empty", "list", "number", "nan")}
     paths |= {"v1": SAMPLE / "dev-v1.1.json", "v2": SAMPLE / "dev-v2.0.json"}
-    done = run(*(argument.format(**paths) for argument in arguments))
-    assert done.returncode == 2
+    done = run_program("evaluate_squad.py", *(argument.format(**paths) for argument in arguments))
     assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert_refused(done, says)

@@ -6,6 +6,7 @@ import json
 import pytest
 from conftest import SHARED, needs_shared_data
 
+from tasks.glue import find_labels
 from tasks.glue_files import TASKS, custom_task, read_examples
 from utils.errors import UserError
 
@@ -139,12 +140,19 @@ def test_json_lines_may_have_numbers_as_labels(tmp_path):
         ("own.jsonl", b'{"text": "a", "label": null}\n', ":1: 'label' is None, expected a label"),
         ("own.jsonl", b'{"text": "a", "label": NaN}\n', ":1: 'label' is nan, expected a label"),
         ("own.csv", b"text,label\na, 1\n", ":2: 'label' is ' 1', expected a label without space"),
+        ("multi.csv", b"text,label\na,\n", "no text has a label"),
+        ("multi.csv", b"text,label\na,x||y\n", ":2: 'label' is '', expected a label"),
+        ("multi.jsonl", b'{"text": "a", "label": 3}', ":1: 'label' is 3, expected labels"),
+        ("multi.jsonl", b'{"text": "a", "label": 0}', ":1: 'label' is 0, expected labels"),
+        ("multi.jsonl", b'{"text": "a", "label": {}}', ":1: 'label' is {}, expected labels"),
+        ("multi.jsonl", b'{"text": "a", "label": ["C|C++"]}', ":1: 'label' has the label 'C|C++', and '|' separates"),
+        ("multi.jsonl", b'{"text": "a", "label": ["x", null]}', ":1: 'label' is None, expected a label"),
         ("own.xlsx", b"PK", "unknown file extension: give a file of .csv, .tsv, .jsonl, .parquet"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
-    task = custom_task("text", "pair" if b"pair" in content else None, "label", regression=False)
+    task = custom_task("text", "pair" if b"pair" in content else None, "label", multi_label="multi" in name)
     with pytest.raises(UserError) as error:
-        read_examples(tmp_path / name, task, labelled=True)
+        find_labels(read_examples(tmp_path / name, task, labelled=True), task)
     assert f"{name}{says}" in str(error.value) or (says in str(error.value) and not says.startswith(":"))

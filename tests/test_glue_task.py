@@ -147,26 +147,42 @@ def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, tot
 # --- loss -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("regression", [False, True])
+# Options of the task, of transformers' config, and the labels of three samples. MSELoss of -100 as well: a label that
+# marks filler elsewhere is a number like others here.
+KINDS = {
+    "classes": ({}, {"num_labels": 3}, np.array([0, 2, 1])),
+    "regression": ({"regression": True}, {"num_labels": 1}, np.array([0.5, -100.0, 2.25])),
+    "multi-label": (
+        {"multi_label": True},
+        {"num_labels": 2, "problem_type": "multi_label_classification"},
+        np.array([[1, 1], [0, 1], [0, 0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_sizes", [None, 1, 4], ids=["any_size", "fixed_size", "four_sizes"])
-def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp_path, examples, regression, num_sizes):
+def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp_path, examples, kind, num_sizes):
     torch.manual_seed(0)
-    peer = HFForSequenceClassification(HFConfig(**TINY, num_labels=1 if regression else 3)).eval()
+    options, config, values = KINDS[kind]
+    peer = HFForSequenceClassification(HFConfig(**TINY, **config)).eval()
     peer.save_pretrained(tmp_path)
     model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
-    values = np.array([0.5, -100.0, 2.25]) if regression else np.array([0, 2, 1])
     dataset = TextDataset(examples, TOKENIZER, 40, values)
     limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)
-    task = ClassificationTask(custom_task("text", None, "label", regression), 40)
+    task = ClassificationTask(custom_task("text", None, "label", **options), 40)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
-    total = task.loss(task.sums(model, micro_batch), num_sequences=3, num_labelled=0)
-    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 3, 0)
-    (total + filler).backward()
-    # MSELoss of -100 as well: a label that marks filler elsewhere is a number like others here.
-    expected = peer(**padded(dataset, 40), labels=torch.from_numpy(values.astype(np.float32 if regression else int)))
+    sums = task.sums(model, micro_batch)
+    total = task.loss(sums, num_sequences=3, num_labelled=0)
+    filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
+    (total + task.loss(filler, 3, 0)).backward()
+    labels = torch.from_numpy(values if kind == "classes" else values.astype(np.float32))
+    expected = peer(**padded(dataset, 40), labels=labels)
     expected.loss.backward()
-    assert filler.item() == 0
+    assert not any(value.item() for value in filler.values())
     assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    if kind == "multi-label":
+        assert sums["correct"].item() == ((expected.logits.detach().numpy() > 0) == values).all(axis=1).sum()
     largest = max(p.grad.abs().max().item() for p in peer.parameters())  # those of key biases are rounding errors
     for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
         torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name)

@@ -29,7 +29,7 @@ import run_squad
 from data_preparation.options import VocabularyOptions
 from data_preparation.samples import corpus
 from data_preparation.text.vocabulary import train_tokenizer
-from tasks.squad_features import SquadDataset
+from tasks.squad import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tasks.text_sequences import SequenceDataset
 from tokenizer import BertTokenizer, load_tokenizer

@@ -19,7 +19,6 @@ from transformers import (
     BertForTokenClassification,
     BertModel,
     BertTokenizerFast,
-    pipeline,
 )
 
 import inference
@@ -192,20 +191,6 @@ def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, 
     found = n_best(ask("several", "--text", "a film"))
     assert [probability for probability, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
     assert [label for _, label in found] == [f"LABEL_{index}" for index in expected.indices.tolist()]
-
-
-# --- masked words -----------------------------------------------------------------------------------------------------
-
-
-def test_masked_words_are_those_of_transformers(ask, models, tokenizer):
-    model = BertForMaskedLM.from_pretrained(models["masks"])
-    fill = pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu", top_k=3)
-    text = "The capital of France is [MASK]."
-    output = ask("masks", "--fill-mask", text, "--n-best-size", 3)
-    assert [word for _, word in n_best(output)] == [entry["token_str"] for entry in fill(text)]
-    assert [p for p, _ in n_best(output)] == pytest.approx([entry["score"] for entry in fill(text)], abs=6e-4)
-    best = n_best(output)[0][1]
-    assert output.splitlines()[0] == f"text         The capital of France is {best}."
 
 
 # --- which model ------------------------------------------------------------------------------------------------------

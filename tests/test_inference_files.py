@@ -186,7 +186,7 @@ def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
         assert lines[:2] == [f"answer       {found['answer']}", f"probability  {found['probability']:.3f}"]
 
 
-def test_masked_words_of_a_file_are_those_of_transformers(folder, tokenizer, tmp_path):
+def test_masked_words_of_a_file_are_those_of_transformers(folder, tokenizer, tmp_path, capsys):
     model = folder(BertForMaskedLM)
     texts = ["The capital of France is [MASK].", "A [MASK] of two [MASK], and more words after them", "[MASK]"]
     run(model, write_csv(tmp_path / "in.csv", texts), tmp_path / "out.jsonl", "--text-column", "review")
@@ -201,6 +201,11 @@ def test_masked_words_of_a_file_are_those_of_transformers(folder, tokenizer, tmp
         for words in row["words"]:
             filled = filled.replace("[MASK]", next(iter(words)), 1)
         assert (row["review"], row["filled"]) == (text, filled)
+    capsys.readouterr()
+    inference.main(["--init-checkpoint", str(model), "--device", "cpu", "--fill-mask", texts[0]])
+    (words,), (answer, *lines) = rows_of(tmp_path / "out.jsonl")[0]["words"], capsys.readouterr().out.splitlines()
+    assert answer == f"text         The capital of France is {next(iter(words))}."
+    assert lines == ["n best", *(f"  {value:.3f}  {word}" for word, value in words.items())]
 
 
 def test_entities_of_a_file_are_those_of_transformers(folder, tokenizer, tmp_path, capsys):

@@ -15,7 +15,7 @@ from small_runs import losses, run_here, train
 import run_pretraining
 import run_squad
 from encoders.bert import BertConfig
-from tasks.squad_features import SquadDataset
+from tasks.squad import SquadDataset
 from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.errors import is_out_of_memory

@@ -1,7 +1,6 @@
 """What a run reports: the measuring window, and records in DLLogger's format, on the terminal and in TensorBoard."""
 
 import datetime
-import json
 import re
 import sys
 import time
@@ -74,19 +73,13 @@ def test_figures_are_formatted_for_people():
 # --- DLLogger ---------------------------------------------------------------------------------------------------------
 
 
-def entries(path) -> list[dict]:
-    lines = path.read_text().splitlines()
-    assert all(line.startswith("DLLL {") for line in lines)
-    return [json.loads(line.removeprefix("DLLL ")) for line in lines]
-
-
 def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
     path = tmp_path / "new" / "report.json"
     reporter = Reporter([DLLoggerJsonSink(path, "--report-file")])
     reporter.log("PARAMETER", {"seed": 42})
     reporter.log((10,), {"loss": 7.25, "learning_rate": 1e-4})
     reporter.log((), {"folder": tmp_path})
-    parameter, step, summary = entries(path)  # readable before it is closed
+    parameter, step, summary = log_entries(path)  # readable before it is closed
     reporter.close()
     assert parameter["step"] == "PARAMETER" and parameter["data"] == {"seed": 42}
     assert step["step"] == [10] and step["data"] == {"loss": 7.25, "learning_rate": 1e-4}

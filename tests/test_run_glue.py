@@ -203,6 +203,39 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
 
 
+def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
+    from transformers import pipeline
+
+    texts = {
+        "a red house": "red|house",
+        "a blue house": "house",
+        "red sky": "red",
+        "a grey river": "",
+        "red stone": "red",
+    }
+    for name, rows in (("dev", list(texts.items())), ("train", list(texts.items())[::-1])):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+    train, path = tmp_path / "train.csv", tmp_path / "dev.csv"
+    flags = ("--task-name", "multi-label", "--text-column", "text", "--label-column", "label")
+    flags += ("--do-train", "--train-file", train, "--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60)
+    flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
+    assert run_glue.main(words(files, tmp_path, *flags)) == 0
+    folder = tmp_path / "custom" / "multi-label"
+    scores = read_json(folder / "scores.json")
+    assert [scores[name] for name in ("f1_micro", "f1_macro", "exact_match")] == [1.0, 1.0, 1.0]
+    lines = (folder / "predictions.tsv").read_text().splitlines()
+    rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    predicted = [row["prediction"] for row in rows]
+    assert [row["text"] for row in rows] == list(texts)
+    assert [set(labels.split("|")) for labels in predicted] == [set(labels.split("|")) for labels in texts.values()]
+    classify = pipeline("text-classification", model=str(folder / "60"), device="cpu", top_k=None)
+    for row, labels, result in zip(rows, predicted, classify(list(texts)), strict=True):
+        assert {entry["label"] for entry in result if entry["score"] > 0.5} == set(filter(None, labels.split("|")))
+        for entry in result:
+            assert float(row[f"probability {entry['label']}"]) == pytest.approx(entry["score"], abs=1e-5)
+
+
 def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_terminal(files, tmp_path, capsys):
     """With the length of training; --eval-file alone means --do-eval; a head for other labels is not reused."""
     labels = ["\x1b[31mred", "\x1b]0;title\x07"]

@@ -2,20 +2,21 @@
 
 import dataclasses
 import json
+from collections import ChainMap
 from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
+from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, log_entries, reported
 from safetensors.torch import load_file, save_file
 from small_runs import run_here
 from torch import nn
 
 import run_squad
 from data_loading.sample_order import sample_order
-from tasks.squad_features import SquadDataset
+from tasks.squad import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
 from tokenizer import BertTokenizer
 
@@ -100,17 +101,13 @@ def newest(folder: Path) -> Path:
 
 
 def scores_in(report: Path) -> dict[str, float]:
-    logged = [json.loads(line.removeprefix("DLLL "))["data"] for line in report.read_text().splitlines()]
-    return next(data for data in logged if "f1" in data)
+    return next(entry["data"] for entry in log_entries(report) if "f1" in entry["data"])
 
 
 def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files, tmp_path):
     def parameters(report: Path) -> dict:
-        entries = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text().splitlines()]
-        found = {}
-        for entry in entries:
-            found |= entry["data"] if entry["step"] == "PARAMETER" else {}
-        return found
+        data = [entry["data"] for entry in log_entries(report) if entry["step"] == "PARAMETER"]
+        return dict(ChainMap(*reversed(data)))
 
     squad = read_squad(files["v1"])
     dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), OPTIONS)
@@ -218,9 +215,7 @@ def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
     tasks = ("--do-train", "--do-predict", "--train-file", files["v1"], "--predict-file", files["v1"])
     benchmark = ("--benchmark", "--benchmark-steps", 2, "--benchmark-warmup-steps", 1, "--predict-batch-size", 1)
     assert run(files, tmp_path, *tasks, *benchmark) == 0
-    figures = {}
-    for line in (tmp_path / "report.json").read_text().splitlines():
-        figures |= json.loads(line.removeprefix("DLLL "))["data"]
+    figures = ChainMap(*(entry["data"] for entry in log_entries(tmp_path / "report.json")))
     assert figures["sequences_per_second"] > 0
     assert figures["inference_sequences_per_second"] > 0
     assert 0 < figures["latency_ms_median"] <= figures["latency_ms_p99"]
@@ -230,6 +225,7 @@ def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
+FINE_TUNED = ("--init-checkpoint", "{trained}")
 V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1-dev}")
 
 
@@ -253,10 +249,7 @@ V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file"
         (["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{cut}"], "not valid JSON"),
         (["--do-train", "--train-file", "{v1}", "--epochs", "0"], "--epochs"),
         (["--do-eval", "--predict-file", "{v1}", "--from-checkpoint", "nowhere"], "nowhere does not exist"),
-        (
-            ["--do-predict", "--predict-file", "{v1}", "--init-checkpoint", "{trained}", "--output-dir", "{v1}"],
-            "v1.json",
-        ),
+        (["--do-predict", "--predict-file", "{v1}", *FINE_TUNED, "--output-dir", "{v1}"], "v1.json"),
     ],
 )
 def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(trained, files, tmp_path, extra, message):

@@ -1,23 +1,25 @@
-"""SQuAD features against Google's algorithm, and the span task."""
+"""SQuAD: features against Google's algorithm, damaged files, and decoding against a loop over every span."""
 
+import json
+import math
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT, VOCAB_FILE
+from conftest import SHARED as SHARED_DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tasks.squad_features import SquadDataset, max_context_bounds, window_bounds
+from tasks.squad import SquadDataset, decode, max_context_bounds, window_bounds, write_predictions
 from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
 from token_stream import STREAM_INPUTS
 from tokenizer import BertTokenizer
+from utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
-VOCAB = ROOT / "vocab/bert-base-uncased-vocab.txt"
-SAMPLE = ROOT / "data/sample/squad"
-SHARED = ROOT.parent / "shared/data/squad"
-TOKENIZER = BertTokenizer(VOCAB, do_lower_case=True)
+SAMPLE, SHARED = ROOT / "data/sample/squad", SHARED_DATA / "squad"
+TOKENIZER = BertTokenizer(VOCAB_FILE)
 
 
 def squad_of(context, question="what is it ?", answers=(), path="squad.json"):
@@ -91,28 +93,18 @@ def is_max_context(spans, span, position):
     return best_span == span
 
 
-def real_files():
-    return [SAMPLE / "train-v1.1.json", SAMPLE / "train-v2.0.json", SHARED / "dev-v1.1.json"]
+REAL_FILES = [SAMPLE / "train-v1.1.json", SAMPLE / "train-v2.0.json", SHARED / "dev-v1.1.json"]
 
 
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 @pytest.mark.parametrize("lengths", [(384, 128, 64), (64, 24, 12)], ids=["384", "64"])
 def test_features_of_real_questions_match_google(path, lengths):
     if not path.is_file():
         pytest.skip(f"needs {path}")
     squad = read_squad(path)
-    max_seq_length, doc_stride, max_query_length = lengths
-    dataset = SquadDataset(
-        squad,
-        TOKENIZER,
-        SquadOptions(
-            max_seq_length=max_seq_length,
-            doc_stride=doc_stride,
-            max_query_length=max_query_length,
-            version_2_with_negative=True,
-        ),
-        training=True,
-    )
+    length, stride, query = lengths
+    options = SquadOptions(length, doc_stride=stride, max_query_length=query, version_2_with_negative=True)
+    dataset = SquadDataset(squad, TOKENIZER, options, training=True)
     stream = dataset.stream(np.arange(len(dataset)))
     expected = list(google_features(squad, *lengths, training=True))
     assert len(dataset) == len(expected)
@@ -210,3 +202,176 @@ def test_stream_holds_the_features_in_the_given_order():
 def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
     dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
     assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def entry(**changes):
+    values = {"id": "q1", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0}], **changes}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def document(*entries, **paragraph):
+    paragraphs = [{"context": "Anna sang.", "qas": list(entries), **paragraph}]
+    return {"version": "1.1", "data": [{"title": "Anna", "paragraphs": paragraphs}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps(document(entry()))[:-9], "not valid JSON"),
+        ("[" * 200_000, "not valid JSON"),
+        ('{"data": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("NaN", "is nan, expected an object"),
+        ('{"data": [[[]]]}', "data[0] is [[]], expected an object"),
+        (json.dumps([1]), "is [1], expected an object"),
+        (json.dumps({"version": "1.1"}), "data is None, expected a list"),
+        (json.dumps({"data": []}), "has no questions"),
+        (json.dumps({"data": [{"title": "Anna"}]}), "data[0]: paragraphs is None, expected a list"),
+        (json.dumps(document(entry(), context=5)), "data[0]: paragraphs[0]: context is 5, expected a string"),
+        (json.dumps(document(entry(id=None))), "qas[0]: id is missing"),
+        (json.dumps(document(entry(question=None))), "qas[0]: question is missing"),
+        (json.dumps(document(entry(answers="Anna"))), "answers is 'Anna', expected a list"),
+        (json.dumps(document(entry(answers=[{"text": "Anna"}]))), "answers[0]: answer_start is missing"),
+        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": "0"}]))), "expected a whole number"),
+        (json.dumps(document(entry(), entry())), "question q1 is there twice"),
+        (json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))), "question q1: its answer 'Anne'"),
+        (
+            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))),
+            "not in its context at character 5",
+        ),
+        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 10**18}]))), "at character 1000000000"),
+        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": -4}]))), "at character -4"),
+        (json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))), "question q1: its answer ' '"),
+        (json.dumps(document(entry(answers=[]))), "question q1 has no answer to train on"),
+    ],
+)
+def test_bad_training_file_is_an_error_that_names_the_place(tmp_path, content, message):
+    path = tmp_path / "train.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        SquadDataset(read_squad(path), TOKENIZER, training=True)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_file_to_predict_needs_no_answers(tmp_path):
+    path = tmp_path / "questions.json"
+    path.write_text(json.dumps(document(entry(answers=None))), encoding="utf-8")
+    assert len(SquadDataset(read_squad(path), TOKENIZER)) == 1
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+DEV = read_squad(SAMPLE / "dev-v2.0.json")
+
+
+def dataset_of(questions=12, max_seq_length=48, doc_stride=16):
+    squad = Squad(DEV.path, DEV.contexts, DEV.questions[:questions], DEV.version_2)
+    options = SquadOptions(max_seq_length, doc_stride=doc_stride, max_query_length=max_seq_length - 24)
+    return SquadDataset(squad, TOKENIZER, options)
+
+
+def random_logits(dataset, seed):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(2, dataset.token_bounds[-1])).astype(np.float32) * 4
+
+
+def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_length):
+    """For each question: {text: best (score, start logit, end logit)} of every span that decoding may choose, and the
+    lowest score of [CLS]."""
+    found = []
+    for index, question in enumerate(dataset.squad.questions):
+        texts, null = {}, math.inf
+        for feature in np.flatnonzero(dataset.question_index == index):
+            begin, stop = dataset.token_bounds[feature], dataset.token_bounds[feature + 1]
+            starts, ends = start_logits[begin:stop].tolist(), end_logits[begin:stop].tolist()
+            null = min(null, starts[0] + ends[0])
+            context_positions = range(dataset.second_starts[feature], stop - begin - 1)
+            max_context = range(*dataset.max_context[feature])
+            allowed = [position for position in context_positions if position in max_context]
+            best_starts = sorted(allowed, key=lambda position, starts=starts: -starts[position])[:n_best_size]
+            best_ends = sorted(context_positions, key=lambda position, ends=ends: -ends[position])[:n_best_size]
+            for start in best_starts:
+                for end in best_ends:
+                    if start <= end < start + max_answer_length:
+                        offset = int(dataset.window_starts[feature] - dataset.second_starts[feature])
+                        spans = dataset.context_characters[question.context]
+                        text = DEV.contexts[question.context][spans[start + offset][0] : spans[end + offset][1]]
+                        score = starts[start] + ends[end]
+                        if text not in texts or score > texts[text][0]:
+                            texts[text] = (score, starts[start], ends[end])
+        found.append((question.id, texts, null))
+    return found
+
+
+@pytest.mark.parametrize(("n_best_size", "max_answer_length"), [(20, 30), (5, 3), (1, 1), (60, 10)])
+def test_decoding_matches_a_loop_over_all_spans(n_best_size, max_answer_length):
+    dataset = dataset_of()
+    assert len(dataset) > 2 * len(dataset.squad.questions)  # several windows a question
+    logits = random_logits(dataset, seed=n_best_size)
+    predictions = decode(dataset, logits.T, SquadOptions(n_best_size=n_best_size, max_answer_length=max_answer_length))
+    assert predictions.null_odds is None
+    for question_id, texts, _ in brute_force(dataset, *logits, n_best_size, max_answer_length):
+        expected = sorted(texts.items(), key=lambda item: -item[1][0])[:n_best_size]
+        entries = predictions.nbest[question_id]
+        if not expected:
+            assert predictions.answers[question_id] == ""
+            assert [entry["text"] for entry in entries] == [""]
+            continue
+        assert predictions.answers[question_id] == expected[0][0]
+        assert [(e["text"], e["start_logit"], e["end_logit"]) for e in entries] == [
+            (text, start, end) for text, (_, start, end) in expected
+        ]
+        normalizer = sum(math.exp(score) for _, (score, _, _) in expected)
+        for entry, (_, (score, _, _)) in zip(entries, expected, strict=True):
+            assert entry["probability"] == pytest.approx(math.exp(score) / normalizer, rel=1e-9)
+
+
+@pytest.mark.parametrize("threshold", [-2.0, 0.0, 1.0])
+def test_no_answer_is_predicted_above_the_threshold(threshold):
+    dataset = dataset_of()
+    logits = random_logits(dataset, seed=3)
+    logits[:, dataset.token_bounds[:-1]] += 12  # [CLS] competes
+    predictions = decode(
+        dataset, logits.T, SquadOptions(version_2_with_negative=True, null_score_diff_threshold=threshold)
+    )
+    empty = 0
+    for question_id, texts, null in brute_force(dataset, *logits, 20, 30):
+        best_text, (best_score, _, _) = max(texts.items(), key=lambda item: item[1][0])
+        assert predictions.null_odds[question_id] == pytest.approx(null - best_score)
+        assert predictions.answers[question_id] == ("" if null - best_score > threshold else best_text)
+        empty += predictions.answers[question_id] == ""
+        entries = predictions.nbest[question_id]
+        assert sum(entry["text"] == "" for entry in entries) == 1
+        assert sum(entry["probability"] for entry in entries) == pytest.approx(1)
+        scores = [entry["start_logit"] + entry["end_logit"] for entry in entries]
+        assert scores == sorted(scores, reverse=True)
+    assert 0 < empty < len(dataset.squad.questions)
+
+
+def test_context_without_tokens_gets_an_empty_answer():
+    squad = Squad(Path("squad.json"), [" "], [Question("q1", "Who?", 0, ())], version_2=True)
+    dataset = SquadDataset(squad, TOKENIZER)
+    logits = random_logits(dataset, seed=0)
+    for version_2 in (False, True):
+        predictions = decode(dataset, logits.T, SquadOptions(version_2_with_negative=version_2))
+        assert predictions.answers == {"q1": ""}
+
+
+def test_prediction_files_hold_the_decoded_answers(tmp_path):
+    dataset = dataset_of(questions=4)
+    predictions = decode(dataset, random_logits(dataset, 0).T, SquadOptions(version_2_with_negative=True))
+    path = write_predictions(tmp_path, predictions)
+    assert json.loads(path.read_text(encoding="utf-8")) == predictions.answers
+    folder = path.parent
+    assert json.loads((folder / "nbest_predictions.json").read_text(encoding="utf-8")) == predictions.nbest
+    assert json.loads((folder / "null_odds.json").read_text(encoding="utf-8")) == predictions.null_odds
+    names = ["nbest_predictions.json", "null_odds.json", "predictions.json"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    write_predictions(
+        tmp_path, decode(dataset, random_logits(dataset, 0).T)
+    )  # v1.1 has no null odds: no stale ones stay
+    assert sorted(file.name for file in folder.iterdir()) == [names[0], names[2]]
