@@ -113,10 +113,11 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
-        if config.multi_label != self.multi_label:
-            kind = "a model of one label per text" if self.multi_label else "a model of several labels per text"
-            raise UserError(f"{folder} is {kind}: use another one, or another --task-name")
         stored, labels = config.labels, self.spec.labels
+        is_single = len(stored) == 1 and not config.multi_label
+        if config.multi_label != self.multi_label or (stored and is_single != self.spec.regression):
+            kind = "several labels" if config.multi_label else "a number" if is_single else "one label"
+            raise UserError(f"{folder} is a model of {kind} per text: use another one, or another task")
         if self.spec.regression:
             return self
         if not labels and not stored:

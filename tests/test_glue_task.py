@@ -109,13 +109,17 @@ def test_a_classifier_of_another_task_is_left_out_for_training_and_refused_for_p
         select_weights(model, tensors, tmp_path, notes.append, has_head=True)
 
 
-def test_models_of_several_labels_per_text_are_refused(tmp_path):
-    values = {**TINY, "model_type": "bert", "problem_type": "multi_label_classification"}
-    (tmp_path / "config.json").write_text(json.dumps(values | {"id2label": {"0": "0", "1": "1"}}))
-    config = read_config(tmp_path / "config.json")
-    assert config.to_dict()["problem_type"] == "multi_label_classification"
-    with pytest.raises(UserError, match="a model of several labels per text"):
-        ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
+def test_models_of_another_kind_of_labels_are_refused(tmp_path):
+    values, path = {**TINY, "model_type": "bert"}, tmp_path / "config.json"
+    several = {"id2label": {"0": "0", "1": "1"}, "problem_type": "multi_label_classification"}
+    kinds = {"several labels": several, "one label": {"id2label": {"0": "0", "1": "1"}}}
+    kinds["a number"] = {"id2label": {"0": "LABEL_0"}}
+    for kind, labels in kinds.items():
+        path.write_text(json.dumps(values | labels))
+        config = read_config(path)
+        assert config.to_dict().get("problem_type") == labels.get("problem_type")
+        with pytest.raises(UserError, match=f"a model of {kind} per text"):
+            ClassificationTask(TASKS["sts-b" if kind == "one label" else "sst-2"]).for_model(config, tmp_path)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
