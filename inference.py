@@ -41,7 +41,7 @@ from utils.command_line import (
     optional_path,
     positive_int,
 )
-from utils.errors import UserError, one_line, run_main
+from utils.errors import UserError, one_line, print_error, run_main
 from utils.files import LOCK_FILE, file_digest
 from utils.progress import print_line
 
@@ -175,7 +175,7 @@ def open_model(args: Arguments) -> Predictor:
     truncates = args.truncate
     if head is ClassPredictor and args.max_seq_length is None and max_seq_length < config.max_length:
         truncates = True
-        print(f"note: texts are cut after {max_seq_length} tokens, as in training", file=sys.stderr)
+        print_error(f"note: texts are cut after {max_seq_length} tokens, as in training")
     device = select_device(args.device)
     amp = device.type == "cuda" and has_bfloat16(device) if args.amp is None else args.amp
     runtime = Runtime(device, select_precision(amp, "bfloat16", False, False, device))

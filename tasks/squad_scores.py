@@ -3,13 +3,12 @@
 import collections
 import re
 import string
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tasks.squad_file import Question, Squad
-from utils.errors import UserError, one_line
+from utils.errors import UserError, one_line, print_error
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -102,10 +101,10 @@ def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[
             lack = f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}"
             raise UserError(f"{lack}, {missing[0]} the first: SQuAD v2.0 wants one for each")
         if missing:
-            print(f"{len(missing)} of {len(ids)} questions are unanswered and score 0", file=sys.stderr)
+            print_error(f"{len(missing)} of {len(ids)} questions are unanswered and score 0")
         if unknown:
             lacks = f"{len(unknown)} of the {len(values)} {what} are for questions that {squad.path} lacks"
-            print(f"warning: {lacks}, {one_line(unknown[0])} the first: they are not scored", file=sys.stderr)
+            print_error(f"warning: {lacks}, {one_line(unknown[0])} the first: they are not scored")
 
 
 def gold_answers(question: Question, squad: Squad) -> list[str]:

@@ -329,8 +329,10 @@ def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
     assert "no line has 'url'; they have 'text', 'id', 'score'" in refused.stderr
     (tmp_path / "quality.py").write_text(FILTER.replace("0.5", "0.7"))
     assert "made again, filter_sha256" in run(*words, cwd=tmp_path).stdout
-    (tmp_path / "quality.py").write_text(FILTER.replace("score", "rating"))
-    assert "--filter quality:keep failed on a document of" in run(*words, code=2, cwd=tmp_path).stderr
+    for old, new, says in (("score", "rating", "failed on"), ("return", "return numpy.ones(2)  #", "failed on"),
+                           ("(document)", "(document", "cannot be imported")):  # fmt: skip
+        (tmp_path / "quality.py").write_text("import numpy\n" + FILTER.replace(old, new))
+        assert f"--filter quality:keep {says}" in run(*words, code=2, cwd=tmp_path).stderr
 
 
 def test_file_names_need_not_be_utf8(corpus, tmp_path):

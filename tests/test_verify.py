@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from data_loading.hdf5_shards import KEYS
+from data_loading.hdf5_shards import KEYS, Shard
 from data_preparation.engine.executors import InProcessExecutor, open_executor
 from data_preparation.options import SampleOptions
 from data_preparation.samples import verify
@@ -153,6 +153,7 @@ def other_vocabulary(path: Path) -> None:
     [
         (set_value("input_ids", (7, 1), 900), "row 7: input_ids holds 900"),
         (set_value("masked_lm_positions", (7, 0), 15), "row 7: masked_lm_positions holds 15"),
+        (set_value("masked_lm_positions", (7, 0), 99), "row 7: masked_lm_positions holds 99"),
         (set_value("masked_lm_positions", (7, slice(0, 2)), 1), "row 7: masked_lm_positions has a position twice"),
         (set_value("masked_lm_positions", (7,), 0), "row 7: nothing is masked"),
         (set_value("masked_lm_ids", (7, 0), SEP), "row 7: [CLS] or [SEP] is masked"),
@@ -167,6 +168,8 @@ def test_a_bad_shard_is_named(folder, tokenizer, damage, reason):
         verify_folder(folder, tokenizer)
     assert str(folder / "shard-1.hdf5") in str(error.value)
     assert reason in str(error.value)
+    if "positions" in reason:
+        assert verify.guess_mask_id(Shard(folder / "shard-1.hdf5")) == MASK, "without a vocabulary"
 
 
 def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(tmp_path, tokenizer):

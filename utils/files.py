@@ -11,7 +11,6 @@ import secrets
 import shutil
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from utils.errors import UserError
+from utils.errors import UserError, print_error
 
 LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
@@ -209,7 +208,7 @@ class FolderLock:
             except OSError as error:
                 if descriptor == self.descriptors[1]:
                     reason = error.strerror
-                    print(f"warning: {folder} cannot be locked ({reason}): run only one program there", file=sys.stderr)
+                    print_error(f"warning: {folder} cannot be locked ({reason}): run only one program there")
         self.folder = folder
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
             os.truncate(self.descriptors[1], 0)

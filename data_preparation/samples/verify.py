@@ -64,9 +64,9 @@ def guess_mask_id(shard: Shard) -> int:
     """The most frequent id at masked positions: without a vocabulary, the best guess of the id of [MASK]."""
     for rows in shard.blocks(BLOCK_ROWS):
         block = read_rows(shard, rows)
-        masked_nP = block["masked_lm_positions"] > 0
-        if masked_nP.any():
-            found = np.take_along_axis(block["input_ids"], block["masked_lm_positions"].clip(0), axis=1)[masked_nP]
+        positions_nP = block["masked_lm_positions"].clip(0, shard.sequence_length - 1)
+        if (positions_nP > 0).any():
+            found = np.take_along_axis(block["input_ids"], positions_nP, axis=1)[positions_nP > 0]
             return int(np.bincount(found.clip(0)).argmax())
     return -1
 

@@ -66,18 +66,18 @@ def format_span(
 
 
 @lru_cache(1)
-def load_filter(name: str) -> Callable[[Document], Any]:
+def load_filter(name: str) -> Callable[[Document], bool]:
     """The function MODULE:FUNCTION of --filter. Its module may be in the working folder, which is searched last."""
     module, _, function = name.partition(":")
     sys.path.append(str(Path.cwd()))
     try:
         keeps = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise UserError(f"--filter {name} cannot be imported ({error}): give MODULE:FUNCTION") from error
 
-    def call(document: Document) -> Any:
+    def call(document: Document) -> bool:
         try:
-            return keeps(document)
+            return bool(keeps(document))
         except Exception as error:  # whatever a function of the user's own raises
             where = f"{document.name} ({type(error).__name__}: {error})"
             raise UserError(f"--filter {name} failed on a document of {where}: correct the function") from error
