@@ -146,6 +146,8 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     config, steps = plan.config, plan.config.trainer.max_steps
     trainer = plan.build_trainer(runtime)
+    if trainer.state.step == 0 and plan.start.weights is None and runtime.distributed.is_main:
+        print_line("warning: fine-tuning starts from random weights: give --init-checkpoint")
     counts = {"training_samples": plan.dataset.num_examples, "training_features": len(plan.dataset)}
     counts |= {"train_batch_size": config.loader.batch_size, "steps": steps}
     trainer.settings |= {"task": trainer.task.name} | counts

@@ -335,13 +335,15 @@ def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
 def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
     flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)
-    for _ in range(2):
+    for is_new in (True, False):
         assert run(files, tmp_path, *flags) == 0
         folder = tmp_path / "custom" / "sst-2"
         history = read_json(folder / "evaluations.json")
         assert [entry["step"] for entry in history] == [3, 6, 9]
         assert scores_in(folder) == {"accuracy": history[0]["accuracy"]}
-        assert f"best: accuracy {history[0]['accuracy']:.6g} at step 3" in capsys.readouterr().out
+        output = capsys.readouterr().out
+        assert f"best: accuracy {history[0]['accuracy']:.6g} at step 3" in output
+        assert ("starts from random weights" in output) is is_new
         assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["3", "9"]
 
 
