@@ -90,7 +90,7 @@ class ModelConfig:
                 raise ValueError(f"{key} is {values[key]!r}; only {expected!r} is supported")
         return cls(
             **{key: value for key, value in values.items() if key in known},
-            labels=labels_from_json(values.get("id2label") or {}),
+            labels=labels_from_json(values.get("id2label") or {}, values.get("label2id") or {}),
             multi_label=values.get("problem_type") == MULTI_LABEL,
         )
 
@@ -132,8 +132,9 @@ class ModelConfig:
         return self
 
 
-def labels_from_json(id2label) -> tuple[str, ...]:
-    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings."""
+def labels_from_json(id2label, label2id) -> tuple[str, ...]:
+    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and `label2id`, where it
+    has them, back."""
     if not isinstance(id2label, dict) or not all(isinstance(label, str) for label in id2label.values()):
         raise ValueError("id2label must be an object of texts")
     labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))
@@ -142,4 +143,7 @@ def labels_from_json(id2label) -> tuple[str, ...]:
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise ValueError(f"id2label has {twice!r} more than once: results could not tell the labels apart")
+    for index, label in enumerate(labels):
+        if isinstance(label2id, dict) and str(label2id.get(label, index)) != str(index):
+            raise ValueError(f"id2label and label2id have another number for {label!r}: give one")
     return labels

@@ -90,8 +90,9 @@ def test_label_names_are_those_of_transformers_folders_and_back(tmp_path, labels
 def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tmp_path):
     assert CONFIG.num_labels == 2
     assert "id2label" not in CONFIG.to_dict()
-    for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"], {"0": "a", "1": "a"}):
-        (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "bert", "id2label": id2label}))
+    for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"], {"0": "a", "1": "a"}, {"0": "a", "1": "b"}):
+        values = {"id2label": id2label, "label2id": {"b": 0}}
+        (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "bert", **values}))
         with pytest.raises(UserError, match=r"config.json: id2label"):
             read_config(tmp_path / "config.json")
 
