@@ -147,9 +147,8 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
     if needed > (total := torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()):
         state = " with their optimizer state" if tensors_per_parameter > 1 else ""
         raise UserError(
-            f"the model has {num_parameters / 1e6:,.0f} million parameters, which need {needed / 2**30:,.1f} GiB{state}"
-            f", and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with "
-            f"--data-parallel-shard-degree"
+            f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} GiB{state}, and {device} has "
+            f"{total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with --data-parallel-shard-degree"
         )
 
 
@@ -351,18 +350,10 @@ def build_trainer(
         parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed, config.trainer.ema
     )
     state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
-    max_steps = config.trainer.max_steps
-    if state.schedule_start >= max_steps:
-        raise UserError(
-            f"phase 1 ended at update {state.schedule_start}, and --max-steps is {max_steps}: with --lr-rewarmup it "
-            f"counts the updates of both phases, so give more"
-        )
-    return Trainer(
-        task,
-        state,
-        learning_rate,
-        make_schedule(replace(config.schedule, first_step=state.schedule_start)),
-        config.trainer,
-        runtime,
-        evaluation and partial(evaluation, parallel, runtime=runtime),
-    )
+    first, max_steps = state.schedule_start, config.trainer.max_steps
+    if first >= max_steps:
+        advice = "with --lr-rewarmup it counts the updates of both phases, so give more"
+        raise UserError(f"phase 1 ended at update {first}, and --max-steps is {max_steps}: {advice}")
+    schedule = make_schedule(replace(config.schedule, first_step=first))
+    evaluation = evaluation and partial(evaluation, parallel, runtime=runtime)
+    return Trainer(task, state, learning_rate, schedule, config.trainer, runtime, evaluation)

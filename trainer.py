@@ -50,7 +50,11 @@ class Trainer:
         self.config, self.runtime, self.device = config, runtime, runtime.device
         self.distributed, self.reporter, self.evaluate = runtime.distributed, runtime.reporter, evaluate
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
-        self.first_step, self.last_step = state.step, self._last_step()
+        # Updates of this run; those of a benchmark do not count.
+        steps = config.benchmark_warmup_steps + config.benchmark_steps if config.benchmark else config.steps_this_run
+        self.first_step, self.last_step = state.step, state.step + steps if steps else config.max_steps
+        if not config.benchmark:
+            self.last_step = min(self.last_step, config.max_steps)
         device = self.parallel.optimizer_device  # with CPU offload, not the device of the forward pass
         self.rates = rate_table(schedule, self.first_step, self.last_step, device)
         sharded = self.parallel.shard_group is not None
@@ -75,7 +79,9 @@ class Trainer:
         benchmark = None
         if config.benchmark:
             benchmark = Benchmark(self._new_window(), self.stopwatch, config.benchmark_warmup_steps)
-        with StopSignal() as stop, self._progress_bar() as bar, self._save_on_error():
+        phase, is_main = state.metadata.phase, self.distributed.is_main
+        bar = progress_bar(last_step, phase, "step", state.step, enabled=is_main, lines=False)
+        with StopSignal() as stop, bar, self._save_on_error():
             if state.step == 0 and config.save_initial:
                 self.save()
             if state.step == 0 and config.logs_start and not benchmark:
@@ -108,7 +114,7 @@ class Trainer:
 
                 state.raw_train_seconds += time.perf_counter() - started
                 if logs:
-                    self._log(sums, stats, batch.metrics, window, bar)
+                    self._log(sums, stats, batch, window, bar)
                 if benchmark:
                     benchmark.count(stats, waited)
                 else:
@@ -169,18 +175,6 @@ class Trainer:
         self.reporter.log("PARAMETER", self.settings)
         self.reporter.log("PARAMETER", {"train_start": True})
 
-    def _last_step(self) -> int:
-        config, step = self.config, self.state.step
-        if config.benchmark:
-            return step + config.benchmark_warmup_steps + config.benchmark_steps
-        return (
-            config.max_steps if config.steps_this_run is None else min(config.max_steps, step + config.steps_this_run)
-        )
-
-    def _progress_bar(self):
-        phase, is_main = self.state.metadata.phase, self.distributed.is_main
-        return progress_bar(self.last_step, phase, "step", self.state.step, enabled=is_main, lines=False)
-
     def _new_window(self) -> MeasuringWindow:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
         return MeasuringWindow(self.device, self.distributed.world_size, peak)
@@ -191,35 +185,28 @@ class Trainer:
 
     def _finish(self, stopped_by: int | None) -> None:
         self.writer.wait()
-        if self.writer.parent != self.config.checkpoint_folder:
+        state, folder, max_steps = self.state, self.config.checkpoint_folder, self.config.max_steps
+        if self.writer.parent != folder:
             raise UserError(
-                f"{self.config.checkpoint_folder} was renamed or removed while this run used it: step "
-                f"{self.state.step} is saved in {self.writer.parent}; move that back and rerun the same command"
+                f"{folder} was renamed or removed while this run used it: step {state.step} is saved in "
+                f"{self.writer.parent}; move that back and rerun the same command"
             )
-        step, phase = self.state.step, self.state.metadata.phase
-        folder = self.config.checkpoint_folder / str(step)
-        reached = f"{phase}: step {step} of {self.config.max_steps}"
-        if stopped_by is not None and step < self.config.max_steps:
-            flags = self.state.metadata.arguments
+        reached = f"{state.metadata.phase}: step {state.step} of {max_steps}"
+        if stopped_by is not None and state.step < max_steps:
+            flags = state.metadata.arguments
             resumes = flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
             reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command"
             reached += " to resume" if resumes else " with --resume-from-checkpoint"
             reached += ", without --overwrite" if flags.get("overwrite") else ""
-        self.state.read_clock()
-        summary = {"step": step, "checkpoint": str(folder)}
+        state.read_clock()
+        summary = {"step": state.step, "checkpoint": str(folder / str(state.step))}
         if self.final_loss is not None:
-            state = self.state
+            summary |= {"e2e_train_time": state.train_seconds, "raw_train_time": state.raw_train_seconds}
             rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
-            summary |= {
-                "e2e_train_time": state.train_seconds,
-                "raw_train_time": state.raw_train_seconds,
-                "training_sequences_per_second": rate,
-                "final_loss": self.final_loss,
-            }
-        self.reporter.log((), summary, f"{reached}; checkpoint in {folder}")
+            summary |= {"training_sequences_per_second": rate, "final_loss": self.final_loss}
+        self.reporter.log((), summary, f"{reached}; checkpoint in {summary['checkpoint']}")
 
-    @staticmethod
-    def _next(batches: Iterator[StepBatch]) -> StepBatch | UserError:
+    def _next(self, batches: Iterator[StepBatch]) -> StepBatch | UserError:
         """The next batch, or the error of this rank's data, which `_exchange` raises on all ranks."""
         try:
             return next(batches)
@@ -247,33 +234,22 @@ class Trainer:
         state.step, skipped = torch.stack([state.device_step, self.skipped_in_a_row]).tolist()
         if skipped < self.config.max_skipped_steps:
             return
-        first = state.samples_consumed - skipped * global_batch_size
-        advice = (
-            f"lower --learning-rate, or look at that data; checkpoints are in {self.config.checkpoint_folder}"
-            if not any(self.distributed.all_reduce_sum([not self._weights_are_finite()]))
-            else "the weights are not finite either and are not saved; resume from an earlier checkpoint or other "
-            "weights, with a lower --learning-rate"
-        )
+        first, last = state.samples_consumed - skipped * global_batch_size, state.samples_consumed - 1
+        advice = f"lower --learning-rate, or look at that data; checkpoints are in {self.config.checkpoint_folder}"
+        if any(self.distributed.all_reduce_sum([not self._weights_are_finite()])):
+            advice = "the weights are not finite either and are not saved; resume earlier, with a lower --learning-rate"
         raise UserError(
             f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample positions {first} "
-            f"to {state.samples_consumed - 1}, after update {state.step} (loss scale "
-            f"{float(self.loss_scale.value):g}): {advice}"
+            f"to {last}, after update {state.step} (loss scale {float(self.loss_scale.value):g}): {advice}"
         )
 
     def _weights_are_finite(self) -> bool:
         """Whether this rank's weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.parallel.named_parameters().values())
 
-    def _log(
-        self,
-        sums: dict[str, Tensor],
-        stats: GlobalBatchStats,
-        batch_metrics: dict[str, float],
-        window: MeasuringWindow,
-        bar,
-    ) -> None:
+    def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, batch: StepBatch, window: MeasuringWindow, bar):
         values = torch.stack([value.double() for value in sums.values()]).tolist()
-        metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch_metrics
+        metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch.metrics
         metrics["learning_rate"] = float(self.learning_rate)
         metrics["grad_norm"] = float(self.grad_norm)
         self.freed_memory.bound()

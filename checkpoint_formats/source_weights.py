@@ -108,18 +108,12 @@ def find_file(source: Path, suffix: str) -> Path:
     """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file.
 
     Raises UserError if there are no or several files."""
-    if source.is_file():
-        return source
-    if source.is_dir():
-        files = sorted(source.glob(f"*{suffix}"))
-        if len(files) == 1:
-            return files[0]
-        found = ", ".join(path.name for path in files) or "none"
-        raise UserError(f"{source}: expected one *{suffix} file, found {found}: give the path of the file")
-    with_suffix = source.with_name(source.name + suffix)
-    if with_suffix.is_file():
-        return with_suffix
-    raise UserError(f"{source} does not exist, nor does {with_suffix.name} beside it: check SOURCE")
+    files = sorted(source.glob(f"*{suffix}")) if source.is_dir() else [source, source.with_name(source.name + suffix)]
+    files = [path for path in files if path.is_file()]
+    if files and (len(files) == 1 or source.is_file()):
+        return files[0]
+    found = ", ".join(path.name for path in files) or "none"
+    raise UserError(f"{source}: expected the file {source.name}{suffix}, or a folder with one *{suffix}: found {found}")
 
 
 def convert_weights(
@@ -130,31 +124,31 @@ def convert_weights(
     labels: those of the classification head in the source's config, if any. Raises UserError, naming the tensor, if one
     is unknown, missing or misshapen, or has values that are not finite floats.
     """
-    expected = expected_shapes(source.layout, config, source.tensors.get("classifier.weight"), labels)
-    if unknown := [source.origin[name] for name in source.tensors if name not in expected]:
-        raise UserError(
-            f"{source.path} has {count(unknown)} that a model of this config lacks ({first_names(unknown)}): check "
-            f"--from and the config"
-        )
-    notes = [*source.notes, *strip_vocab_padding(source, config)]
-    for name, tensor in source.tensors.items():
-        check_tensor(source, name, tensor, expected[name])
-    notes += check_complete(source, expected)
-    notes += [f"not used ({reason}): {first_names(names)}" for reason, names in sorted(source.unused.items())]
-    if other := sorted({str(tensor.dtype) for tensor in source.tensors.values()} - {"torch.float32"}):
-        notes.append(f"{', '.join(other).replace('torch.', '')} weights are written as float32")
-    return {name: source.tensors[name] for name in expected if name in source.tensors}, notes
-
-
-def expected_shapes(
-    layout: Layout, config: ModelConfig, classifier: Tensor | None, labels: Sequence[Any] | None
-) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that the encoder and the heads can have."""
+    path, layout, tensors, origin = source.path, source.layout, source.tensors, source.origin
     with torch.device("meta"):  # shapes only
         models = [make_model(head, config) for head in layout.heads]
-    shapes = {name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()}
-    num_labels = len(labels) if labels is not None else len(classifier) if classifier is not None else 2
-    return shapes | {"classifier.weight": (num_labels, config.hidden_size), "classifier.bias": (num_labels,)}
+    expected = {name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()}
+    num_labels = len(labels or tensors.get("classifier.weight", ()))
+    expected |= {"classifier.weight": (num_labels, config.hidden_size), "classifier.bias": (num_labels,)}
+    if unknown := [origin[name] for name in tensors if name not in expected]:
+        raise UserError(f"{path} has tensors that its config has no place for: {first_names(unknown)}: check --from")
+    notes = [*source.notes, *strip_vocab_padding(source, config)]
+    for name, tensor in tensors.items():
+        described = origin[name] if origin[name] == name else f"{origin[name]} ({name})"
+        found, wanted = list(tensor.shape), list(expected[name])
+        if found != wanted:
+            raise UserError(f"{path}: {described} has shape {found}; the config needs {wanted}: use its own config")
+        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{path}: {described} has values that are not finite floats: give another checkpoint")
+    absent = [part for part in layout.optional_parts if not any(name.startswith(part) for name in tensors)]
+    if lacking := [name for name in expected if name not in tensors and not name.startswith(tuple(absent))]:
+        raise UserError(f"{path} is incomplete: it lacks {first_names(lacking)}: give another checkpoint")
+    if absent:
+        notes.append(f"not in the source: {', '.join(f'{part}*' for part in absent)}")
+    notes += [f"not used ({reason}): {first_names(names)}" for reason, names in sorted(source.unused.items())]
+    if other := sorted({str(tensor.dtype) for tensor in tensors.values()} - {"torch.float32"}):
+        notes.append(f"{', '.join(other).replace('torch.', '')} weights are written as float32")
+    return {name: tensors[name] for name in expected if name in tensors}, notes
 
 
 def strip_vocab_padding(source: SourceWeights, config: ModelConfig) -> list[str]:
@@ -166,40 +160,12 @@ def strip_vocab_padding(source: SourceWeights, config: ModelConfig) -> list[str]
         return []
     padded = [-(-config.vocab_size // multiple) * multiple for multiple in VOCAB_MULTIPLES]
     if rows not in padded:
-        raise UserError(
-            f"{source.path}: {source.origin[embedding]} has {rows} rows; the config's vocab_size is "
-            f"{config.vocab_size} ({padded[0]} or {padded[1]} with padding): use the config that it was trained with"
-        )
+        expected = f"{config.vocab_size}, or {padded[0]} or {padded[1]} with padding: use its own config"
+        raise UserError(f"{source.path}: {source.origin[embedding]} has {rows} rows; the config needs {expected}")
     for name in (embedding, source.layout.mlm_bias):
         if name in source.tensors and len(source.tensors[name]) == rows:
             source.tensors[name] = source.tensors[name][: config.vocab_size]
     return [f"cut {padding} rows that pad the vocabulary from {config.vocab_size} to {rows}"]
-
-
-def check_tensor(source: SourceWeights, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    described = source.origin[name] if source.origin[name] == name else f"{source.origin[name]} ({name})"
-    if tuple(tensor.shape) != shape:
-        raise UserError(
-            f"{source.path}: {described} has shape {list(tensor.shape)}; the config needs {list(shape)}: use the "
-            f"config that it was trained with"
-        )
-    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-        raise UserError(f"{source.path}: {described} has values that are not finite floats: give another checkpoint")
-
-
-def check_complete(source: SourceWeights, expected: Mapping[str, Any]) -> list[str]:
-    """Returns a note about the parts that the source lacks completely."""
-    missing = [name for name in expected if name not in source.tensors]
-    absent = [
-        part for part in source.layout.optional_parts if not any(name.startswith(part) for name in source.tensors)
-    ]
-    if lacking := [name for name in missing if not name.startswith(tuple(absent))]:
-        raise UserError(f"{source.path} lacks {count(lacking)} of the model ({first_names(lacking)}): it is incomplete")
-    return [f"not in the source: {', '.join(f'{part}*' for part in absent)}"] if absent else []
-
-
-def count(names: Sequence[str]) -> str:
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
 
 
 def first_names(names: Sequence[str]) -> str:

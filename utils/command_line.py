@@ -79,17 +79,7 @@ class Flag:
     cannot be combined with it. options: passed to argparse. tags: read by `Arguments.tagged`.
     """
 
-    def __init__(
-        self,
-        names: str,
-        kind: Callable[[str], Any] | tuple[str, ...],
-        default: Any,
-        help: str,
-        needs: Sequence[str] = (),
-        excludes: Sequence[str] = (),
-        options: Mapping[str, Any] | None = None,
-        **tags: Any,
-    ):
+    def __init__(self, names: str, kind: Any, default: Any, help: str, needs=(), excludes=(), options=None, **tags):
         self.names, self.kind, self.default, self.help = names.split(), kind, default, help
         self.needs, self.excludes, self.options, self.tags = needs, excludes, options or {}, tags
         self.name = argument_name(self.names[0])
@@ -166,10 +156,10 @@ class ArgumentParser(argparse.ArgumentParser):
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
             argv = self._translated(argv)
-        if misplaced := [word for word in argv if is_flag(word) and word.endswith("=--")]:
-            self.error(f"argument {flag_name(misplaced[0])}: '--' is no value")  # argparse would make it a list
+        if misplaced := [word for word in argv if is_flag(word) and word.endswith("=--")]:  # argparse: a list
+            self.error(f"argument {misplaced[0].removesuffix('=--')}: '--' is no value")
         parsed = super().parse_args(argv, namespace or Arguments())
-        typed = [flag_name(word) for word in argv if is_flag(word)]
+        typed = [word.partition("=")[0] for word in argv if is_flag(word)]
         actions = list(self._actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -215,13 +205,10 @@ class ArgumentParser(argparse.ArgumentParser):
     def refuse_without_effect(self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]) -> None:
         """Exits with an error if a given flag would be ignored. `effects`: argument names, whether they have an effect,
         and what they require."""
-        for names, has_effect, needed in effects:
-            for name in names:
-                if has_effect or not args.given(name):
-                    continue
-                if not self._asks_nothing(vars(args)[name]) or self.get_default(name):
-                    flag = args._given[name]
-                    self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
+        for name, needed in [(name, needed) for names, works, needed in effects if not works for name in names]:
+            if args.given(name) and (not self._asks_nothing(vars(args)[name]) or self.get_default(name)):
+                flag = args._given[name]
+                self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
 
     def check_flags(self, args: Arguments) -> None:
         """Exits with an error if the requirements or exclusions of a flag are violated."""
@@ -253,10 +240,6 @@ class ArgumentParser(argparse.ArgumentParser):
 
 def is_flag(word: str) -> bool:
     return len(word) > 2 and word.startswith("--")
-
-
-def flag_name(flag: str) -> str:
-    return flag.partition("=")[0]
 
 
 def argument_name(flag: str) -> str:
@@ -303,9 +286,7 @@ fraction = bounded_float(0, 1)
 def plain_name(text: str) -> str:
     """A name for files, without a folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
-        raise argparse.ArgumentTypeError(
-            "expected a name of at most 100 letters, digits, '.', '_' and '-' without a folder"
-        )
+        raise argparse.ArgumentTypeError("expected at most 100 letters, digits, '.', '_' and '-', without a folder")
     return text
 
 

@@ -190,7 +190,7 @@ class FolderLock:
 
     def __init__(self, folder: Path):
         path = folder / LOCK_FILE
-        self.descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+        self.folder, self.descriptors = folder, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
         try:
             self.descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
             status = os.fstat(self.descriptors[1])
@@ -209,7 +209,6 @@ class FolderLock:
                 if descriptor == self.descriptors[1]:
                     reason = error.strerror
                     print_error(f"warning: {folder} cannot be locked ({reason}): run only one program there")
-        self.folder = folder
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
             os.truncate(self.descriptors[1], 0)
             os.pwrite(self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -245,11 +244,9 @@ def lock_folder(folder: Path) -> FolderLock:
             if time.monotonic() >= end:
                 holder = ""
                 with contextlib.suppress(OSError):
-                    holder = (folder / LOCK_FILE).read_bytes().decode("utf-8", "replace").strip()
-                raise UserError(
-                    f"{folder} is in use by {holder or 'another process'}: wait for it, stop it, or choose another "
-                    f"folder"
-                ) from error
+                    holder = (folder / LOCK_FILE).read_text(errors="replace").strip()
+                advice = "wait for it, stop it, or choose another folder"
+                raise UserError(f"{folder} is in use by {holder or 'another process'}: {advice}") from error
         time.sleep(0.5)
 
 
