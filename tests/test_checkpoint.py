@@ -55,27 +55,13 @@ def flip_a_byte(path: Path) -> None:
 # --- content ----------------------------------------------------------------------------------------------------------
 
 
-def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finished):
+def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finished, tmp_path):
     assert steps_in(finished) == ["4", "6", "8"]
+    (tmp_path / "new").touch()
     for step in ("4", "6", "8"):
-        assert {path.name for path in (steps_folder(finished) / step).iterdir()} == set(FILES)
-
-
-def test_files_have_the_permissions_of_new_files(finished, tmp_path):
-    (tmp_path / "new").write_text("")
-    modes = {path.stat().st_mode for path in (steps_folder(finished) / "8").iterdir()}
-    assert modes == {(tmp_path / "new").stat().st_mode}
-
-
-def test_no_file_of_a_folder_is_pickled(finished):
-    for path in (steps_folder(finished) / "8").iterdir():
-        if path.suffix == ".json":
-            json.loads(path.read_text())
-        elif path.suffix == ".safetensors":
-            header_size = int.from_bytes(path.read_bytes()[:8], "little")
-            json.loads(path.read_bytes()[8 : 8 + header_size])
-        else:
-            assert path.name == "vocab.txt"
+        paths = list((steps_folder(finished) / step).iterdir())
+        assert {path.name for path in paths} == set(FILES)
+        assert {path.stat().st_mode for path in paths} == {(tmp_path / "new").stat().st_mode}
 
 
 def test_transformers_opens_a_folder_and_gives_the_same_logits(inputs, finished):
@@ -160,23 +146,6 @@ def test_auto_does_not_start_from_step_1_if_every_checkpoint_is_damaged(inputs, 
     assert steps_in(copied) == ["4", "6", "8"]
 
 
-@given(data=st.data())
-@settings(max_examples=150)
-def test_any_flipped_bit_of_a_file_is_found(finished, data):
-    folder = steps_folder(finished) / "8"
-    path = folder / data.draw(st.sampled_from(FILES[:-1]))
-    content = path.read_bytes()
-    place, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
-    damaged = bytearray(content)
-    damaged[place] ^= 1 << bit
-    try:
-        path.write_bytes(damaged)
-        with pytest.raises(BadCheckpoint, match=path.name):
-            verify_checkpoint(folder)
-    finally:
-        path.write_bytes(content)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),
@@ -208,7 +177,7 @@ def test_manifest_of_any_content_gives_an_error_or_is_valid(copied, data, value)
 def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.folder, "HASH_BLOCK", 1000)
     folder = Path(shutil.copytree(steps_folder(finished) / "8", tmp_path / "8"))
-    with pytest.raises(BadCheckpoint, match="block_size"):
+    with pytest.raises(BadCheckpoint, match=r"has format and block_size \(2, 16777216\), not \(2, 1000\)"):
         verify_checkpoint(folder)
     rewrite_manifest(folder)
     verify_checkpoint(folder)
@@ -224,13 +193,6 @@ def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypat
             verify_checkpoint(folder)
 
 
-def test_manifest_of_an_unknown_format_is_an_error_with_its_number(copied):
-    path = steps_folder(copied) / "8" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 3}))
-    with pytest.raises(BadCheckpoint, match=r"has format and block_size \(3,"):
-        verify_checkpoint(path.parent)
-
-
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
@@ -241,16 +203,9 @@ def test_only_numbers_in_their_usual_form_are_steps(copied):
     (folder / "99").write_text("a file")
     assert checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
     assert newest_checkpoint(folder) == folder / "8"
+    assert newest_checkpoint(folder / "notes") is newest_checkpoint(folder / "nowhere") is None
 
 
-def test_folder_without_checkpoints_has_no_latest_one(tmp_path):
-    assert newest_checkpoint(tmp_path) is None
-    assert newest_checkpoint(tmp_path / "nowhere") is None
-
-
-def test_model_folder_may_be_a_folder_of_steps(finished, tmp_path):
-    folder = steps_folder(finished)
-    assert checkpoint.folder.find_model_folder(folder) == folder / "8"
-    assert checkpoint.folder.find_model_folder(folder / "4") == folder / "4"
+def test_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds neither model\.safetensors nor a valid checkpoint"):
         checkpoint.folder.find_model_folder(tmp_path)

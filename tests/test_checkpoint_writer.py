@@ -164,17 +164,6 @@ def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp
     assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
-def test_two_attempts_at_one_step_do_not_share_a_temporary_folder(tmp_path, small, monkeypatch):
-    """A process that was thought dead may still write."""
-    attempts = []
-    monkeypatch.setattr(CheckpointWriter, "_write", lambda *args: attempts.append(args[2]))
-    for _ in range(2):
-        writer = CheckpointWriter(tmp_path, DistributedContext())
-        writer.write(small(7))
-        writer.wait()
-    assert len(set(attempts)) == 2 and all(attempt.startswith("7.tmp-") for attempt in attempts)
-
-
 # --- in the background ------------------------------------------------------------------------------------------------
 
 

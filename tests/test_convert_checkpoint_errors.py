@@ -3,7 +3,6 @@
 import errno
 import json
 import pickle
-import re
 from fractions import Fraction
 
 import numpy as np
@@ -11,11 +10,7 @@ import pytest
 import torch
 from checkpoint_files import CONFIG, FIXTURES, convert, converted, hugging_face_model, nvidia_state_dict
 from conftest import assert_refused, run_program
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import BertConfig as HFConfig
-from transformers import BertForPreTraining as HFForPreTraining
-from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 
 from checkpoint.weights import open_model_weights
 from checkpoint_formats import nvidia_paddle, nvidia_pytorch
@@ -181,59 +176,3 @@ def test_cut_off_files_are_refused(tmp_path, pretraining_model):
             path.write_bytes(content[:size])
             with pytest.raises(UserError, match=path.name):
                 reader(path, HFConfig(**CONFIG))
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def all_names(layers):
-    """Hugging Face's names of an encoder with all heads, by transformers."""
-    config = HFConfig(**{**CONFIG, "num_hidden_layers": layers})
-    with torch.device("meta"):
-        names = {*HFForPreTraining(config).state_dict(), *HFForQuestionAnswering(config).state_dict()}
-    return sorted(name for name in names if "decoder" not in name)
-
-
-def to_paddle(name):
-    for theirs, paddle in (
-        ("qa_outputs", "classifier"),
-        ("encoder.layer.", "encoder.layers."),
-        ("attention.self.query", "self_attn.q_proj"),
-        ("attention.self.key", "self_attn.k_proj"),
-        ("attention.self.value", "self_attn.v_proj"),
-        ("attention.output.dense", "self_attn.out_proj"),
-        ("attention.output.LayerNorm", "norm1"),
-        ("intermediate.dense", "linear1"),
-        ("cls.predictions.transform.dense", "cls.predictions.transform"),
-        ("cls.predictions.transform.LayerNorm", "cls.predictions.layer_norm"),
-        ("cls.predictions.bias", "cls.predictions.decoder_bias"),
-        ("embeddings.LayerNorm", "embeddings.layer_norm"),
-        ("output.dense", "linear2"),
-        ("output.LayerNorm", "norm2"),
-    ):
-        name = name.replace(theirs, paddle)
-    return name
-
-
-def to_nvidia(name):
-    return re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name)
-
-
-@settings(max_examples=10)
-@given(st.integers(1, 30))
-def test_names_go_there_and_back(layers):
-    names = all_names(layers)
-    for there, back in ((to_paddle, nvidia_paddle.hugging_face_name), (to_nvidia, nvidia_pytorch.hugging_face_name)):
-        foreign = [there(name) for name in names]
-        assert len(set(foreign)) == len(names) and foreign != names
-        assert [back(name) for name in foreign] == names
-
-
-@settings(max_examples=10)
-@given(st.integers(1, 30), st.booleans())
-def test_names_of_a_static_paddle_program_are_each_parameter_once(layers, has_mlm_head):
-    heads = ("cls.",) if has_mlm_head else ("qa_outputs.",)
-    expected = [name for name in all_names(layers) if name.startswith(("bert.embeddings", "bert.encoder", *heads))]
-    expected += ["bert.pooler.dense.weight", "bert.pooler.dense.bias"]
-    static = nvidia_paddle.static_names(layers, has_mlm_head)
-    assert sorted(map(nvidia_paddle.hugging_face_name, static.values())) == sorted(expected)

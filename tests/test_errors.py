@@ -27,17 +27,6 @@ def raising(error):
     return main
 
 
-@pytest.mark.parametrize("rank", ["0", "3"])
-def test_peer_error_prints_nothing_and_exits_with_2(rank, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", rank)
-    assert outcome(raising(PeerError("another process reports it")), capsys) == (2, [])
-
-
-@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
-def test_exit_code_is_what_main_returned(returned, code, capsys):
-    assert outcome(lambda: returned, capsys) == (code, [])
-
-
 def of_rank(rank: int) -> UserError:
     error = UserError("no GPU")
     error.rank = rank
@@ -131,24 +120,30 @@ def test_error_while_packages_are_imported_takes_one_line(program, package, sour
     assert exit_code == code and words in line
 
 
-def test_interrupt_exits_with_130_and_no_error(capsys):
-    assert outcome(raising(KeyboardInterrupt()), capsys) == (130, ["interrupted"])
+LOST, PRINTED = (2, []), (2, ["error: no file"])
+PLACES = {
+    ("0", "4"): PRINTED,
+    ("3", "4"): LOST,
+}
+PLACES |= dict.fromkeys((("true", "2"), ("4", "2"), ("1", "1"), ("1", "9" * 5000)), PRINTED)
 
 
-def test_error_that_all_processes_of_a_machine_find_is_printed_by_one(monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert outcome(raising(UserError("no file")), capsys) == (2, ["error: no file"])
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert outcome(raising(UserError("no file")), capsys) == (2, [])
-
-
-@pytest.mark.parametrize(("local_rank", "world_size"), [("true", "2"), ("4", "2"), ("1", "1"), ("1", "9" * 5000)])
-def test_error_of_a_process_with_an_impossible_place_is_printed(local_rank, world_size, monkeypatch, capsys):
-    """No other process may be there to print it."""
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
+@pytest.mark.parametrize(
+    ("end", "local_rank", "world_size", "expected"),
+    [
+        *((value, "0", "1", (value or 0, [])) for value in (None, 0, 3)),
+        (KeyboardInterrupt(), "0", "1", (130, ["interrupted"])),
+        *((PeerError("another process reports it"), rank, "4", LOST) for rank in ("0", "3")),
+        *((UserError("no file"), *place, expected) for place, expected in PLACES.items()),
+    ],
+)
+def test_each_end_of_a_program_has_its_exit_code_and_one_process_reports_it(
+    end, local_rank, world_size, expected, monkeypatch, capsys
+):
     monkeypatch.setenv("WORLD_SIZE", world_size)
-    assert outcome(raising(UserError("no file")), capsys) == (2, ["error: no file"])
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    main = raising(end) if isinstance(end, BaseException) else lambda: end
+    assert outcome(main, capsys) == expected
 
 
 @pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a bug"), KeyError("bug")])

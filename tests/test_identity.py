@@ -77,6 +77,7 @@ PROGRESS = "2/model_progress.json"
         (PROGRESS, {"loss_scale": {"value": 1, "clean_steps": math.inf}}, "is impossible"),
         (PROGRESS, {"loss_scale": {"value": "x", "clean_steps": 0}}, "loss_scale: value is 'x', expected a number"),
         (PROGRESS, {"train_seconds": None}, "train_seconds is None, expected a number"),
+        (PROGRESS, {"num_samples": ...}, "num_samples is missing"),
         (PROGRESS, {"arguments": []}, "arguments is [], expected an object"),
     ],
     ids=str,
@@ -85,7 +86,8 @@ def test_values_that_no_run_has_written_are_refused(inputs, finished, tmp_path, 
     folder = steps_folder(tmp_path)
     shutil.copytree(finished, folder)
     stored = json.loads((folder / file).read_text()) if file == PROGRESS else {}
-    (folder / file).write_text(json.dumps(stored | values))
+    values = {name: value for name, value in (stored | values).items() if value is not ...}
+    (folder / file).write_text(json.dumps(values))
     rewrite_manifest(folder / "2")
     assert_refused(run_here(inputs.command(tmp_path, *resuming(tmp_path), "--max-steps", 3)), words)
 
@@ -147,7 +149,7 @@ def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypa
 def test_a_runs_folder_stands_for_its_best_model_else_for_the_newest_step(finished, tmp_path, capsys):
     folder = tmp_path / "phase1"
     shutil.copytree(finished, folder)
-    assert find_model_folder(folder) == folder / "2"
+    assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
     assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
     shutil.copytree(folder / "2", folder / BEST_FOLDER)
     assert find_model_folder(folder) == folder / BEST_FOLDER

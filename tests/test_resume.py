@@ -76,9 +76,6 @@ def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninter
 @pytest.mark.parametrize(
     "precision",
     [
-        (),
-        ("--optimizer", "AdamW"),
-        ("--amp",),
         ("--use-pure-fp16", "--optimizer", "AdamW"),
         ("--use-pure-fp16", "--seed", "7", "--model-prefix", "bert"),
         ("--global-batch-size", "9", "--initial-global-batch-size", "2", "--batch-size-warmup-sequences", "50"),

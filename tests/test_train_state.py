@@ -1,6 +1,5 @@
 """The state of a run in a checkpoint: restored exactly, or an error that names the file and the tensor or key."""
 
-import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -43,14 +42,6 @@ def folder_of(output: Path) -> Path:
     return steps_folder(output) / "3"
 
 
-def change_progress(output: Path, **values) -> None:
-    """Replaces values of the progress file, or removes them if they are ..., and makes the manifest fit."""
-    path = folder_of(output) / PROGRESS_FILE
-    content = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
-    rewrite_manifest(path.parent)
-
-
 def change_optimizer(output: Path, **values) -> None:
     """The same for the optimizer's tensors."""
     path = folder_of(output) / OPTIMIZER_FILE
@@ -88,16 +79,6 @@ def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
     output, command = copied
     result = run_here(inputs.command(output, *command, "--model-prefix", "bert"))
     assert_refused(result, "bert_progress.json", "--model-prefix")
-
-
-# --- the progress file ------------------------------------------------------------------------------------------------
-
-
-def test_key_that_another_version_lacks_is_an_error_that_names_it(inputs, copied):
-    output, command = copied
-    change_progress(output, num_samples=...)
-    assert_refused(run_here(inputs.command(output, *command)), PROGRESS_FILE, "num_samples is missing")
-    assert steps_in(output) == ["3"]
 
 
 # --- the optimizer's tensors ------------------------------------------------------------------------------------------
