@@ -87,16 +87,6 @@ def find_beside(source: Path, names: tuple[str, ...], flag: str) -> Path:
     raise UserError(f"{folder} has no {' or '.join(names)}: give {flag}")
 
 
-def make_config(path: Path, values: dict[str, Any], config_class: type[ModelConfig]) -> ModelConfig:
-    try:
-        config = config_from_dict(values)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: give another --config-file") from error
-    if type(config) is not config_class:
-        raise UserError(f"{path} is the config of a {config.model_type} model: give one of {config_class.__name__}")
-    return config
-
-
 def write_model(
     folder: Path, config: ModelConfig, config_values: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
@@ -107,9 +97,9 @@ def write_model(
     write_rows(folder / MODEL_FILE, layout, rows)
     values = {key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")}
     if "classifier.weight" in tensors and "id2label" not in values:
-        labels = range(len(tensors["classifier.weight"]))
-        values["id2label"] = {str(i): f"LABEL_{i}" for i in labels}
-        values["label2id"] = {f"LABEL_{i}": i for i in labels}
+        labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.weight"]))]
+        values["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        values["label2id"] = {label: i for i, label in enumerate(labels)}
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 
@@ -177,29 +167,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.source.exists() and not list(args.source.parent.glob(f"{glob.escape(args.source.name)}.*")):
         raise UserError(f"{args.source} does not exist: check SOURCE")
     check_output(args.folder)
-    reader, is_composer, source = READERS[args.source_format], args.source_format == "composer", None
-    config_file, config_class = args.config_file, ModernBertConfig if is_composer else BertConfig
-    if is_composer:
-        if args.hidden_act is not None:
-            raise UserError("--hidden-act has no effect with --from composer, whose files say it: leave it out")
-        source = reader(args.source, None)
-    if config_file is None and source is not None and source.config_values is not None:
-        config_file, config_values = source.path, source.config_values
-    else:
-        config_file = config_file or find_beside(args.source, CONFIG_NAMES, "--config-file")
+    is_composer = args.source_format == "composer"
+    if is_composer and args.hidden_act is not None:
+        raise UserError("--hidden-act has no effect with --from composer, whose files say it: leave it out")
+    source = READERS[args.source_format](args.source)
+    config_file, config_values = args.config_file or source.path, source.config_values
+    if args.config_file is not None or config_values is None:
+        config_file = args.config_file or find_beside(args.source, CONFIG_NAMES, "--config-file")
         config_values = {"model_type": "bert", **read_json(config_file, "config")}
-    config = make_config(config_file, config_values, config_class)
+    try:
+        config = config_from_dict(config_values)
+    except ValueError as error:
+        raise UserError(f"{config_file}: {error}: give another --config-file") from error
+    if type(config) is not (config_class := ModernBertConfig if is_composer else BertConfig):
+        raise UserError(f"{config_file} has a {config.model_type} model: give one of {config_class.__name__}")
     with atomic_folder(args.folder.resolve()) as folder, tempfile.TemporaryDirectory() as embedded:
         print_line(f"config {config_file}")
         names = (TOKENIZER_JSON, VOCAB_FILE) if is_composer else (VOCAB_FILE,)
-        if args.vocab_file is None and source is not None and {*names} & source.tokenizer_files.keys():
-            for name, content in source.tokenizer_files.items():
-                (Path(embedded) / Path(name).name).write_bytes(content)
-            vocab_file = find_beside(Path(embedded), names, "--vocab-file")
-        else:
-            vocab_file = args.vocab_file or find_beside(args.source, names, "--vocab-file")
-        write_tokenizer(folder, vocab_file, config)
-        source = source or reader(args.source, config)
+        for name, content in source.tokenizer_files.items():
+            (Path(embedded) / Path(name).name).write_bytes(content)
+        beside = Path(embedded) if {*names} & source.tokenizer_files.keys() else args.source
+        write_tokenizer(folder, args.vocab_file or find_beside(beside, names, "--vocab-file"), config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
         if (hidden_act := args.hidden_act or source.hidden_act) is not None:
             config = dataclasses.replace(config, hidden_act=hidden_act)

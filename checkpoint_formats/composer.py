@@ -13,7 +13,7 @@ import torch
 
 from checkpoint.weights import read_torch_file, state_dict_of
 from checkpoint_formats.nvidia_pytorch import InertObject
-from checkpoint_formats.source_weights import MODERNBERT, SourceWeights, find_file
+from checkpoint_formats.source_weights import MODERNBERT, SourceWeights, find_file, rename
 from utils.errors import UserError
 
 MAX_POSITIONS = 8192  # the file's max_position_embeddings has no effect, because positions are rotary
@@ -35,7 +35,7 @@ RENAMES = (
 )
 
 
-def read(source: Path, _config: Any) -> SourceWeights:
+def read(source: Path) -> SourceWeights:
     path = find_file(source, ".pt")
     try:
         others = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -46,7 +46,7 @@ def read(source: Path, _config: Any) -> SourceWeights:
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UserError(f"{path} has no state of a model: give a checkpoint that Composer wrote, of one rank")
     weights = SourceWeights(path, layout=MODERNBERT)
-    tensors = fuse_qkv({hugging_face_name(name): (name, t) for name, t in state_dict_of(state["model"], path).items()})
+    tensors = fuse_qkv({rename(name, RENAMES): (name, t) for name, t in state_dict_of(state["model"], path).items()})
     for name, (source_name, tensor) in tensors.items():
         if not name.endswith("inv_freq"):
             weights.add(name, tensor, source_name)
@@ -64,12 +64,6 @@ def read(source: Path, _config: Any) -> SourceWeights:
         elif kind == ".txt":
             weights.tokenizer_files[file] = "\n".join(entry["content"]).encode()
     return weights
-
-
-def hugging_face_name(name: str) -> str:
-    for pattern, replacement in RENAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def fuse_qkv(tensors: dict[str, tuple[str, torch.Tensor]]) -> dict[str, tuple[str, torch.Tensor]]:

@@ -6,7 +6,6 @@ Linear weights are [in, out] in Paddle and [out, in] in PyTorch.
 """
 
 import pickle
-import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ import numpy as np
 import torch
 
 from checkpoint.weights import forbidden_class
-from checkpoint_formats.source_weights import SourceWeights, find_file
-from encoders.bert import BertConfig
+from checkpoint_formats.source_weights import SourceWeights, find_file, rename
 from utils.errors import UserError
 
 reconstruct = np.empty(0).__reduce__()[0]  # of whichever module this NumPy has it in
-ENCODER_LAYER_NORM_EPS = 1e-5  # of paddle.nn.TransformerEncoderLayer, which the recipe does not change
 STRUCTURED_NAMES_KEY = "StructuredToParameterName@@"  # paddle.save adds it to a state dict
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
@@ -91,7 +88,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return value
 
 
-def read(source: Path, config: BertConfig) -> SourceWeights:
+def read(source: Path) -> SourceWeights:
     path = find_file(source, ".pdparams")
     arrays = read_arrays(path)
     fused = [name for name in arrays if "qkv_proj" in name]
@@ -102,26 +99,20 @@ def read(source: Path, config: BertConfig) -> SourceWeights:
             f"{path}: {fused[0]} holds query, key and value in one tensor (trained with --fuse-mha), and the file "
             f"does not specify their order: convert it in the container that wrote it first"
         )
-    structured = static_names(config.num_hidden_layers, has_mlm_head="bert_lm_prediction_head_0.b_0" in arrays)
+    has_mlm_head = "bert_lm_prediction_head_0.b_0" in arrays
+    num_norms = sum(name.startswith("layer_norm_") and name.endswith("w_0") for name in arrays)
+    structured = static_names((num_norms - 1 - has_mlm_head) // 2, has_mlm_head)
     weights = SourceWeights(path)
     for source_name, array in arrays.items():
-        name = hugging_face_name(structured.get(source_name, source_name))
+        name = rename(structured.get(source_name, source_name), RENAMES)
         tensor = torch.from_numpy(array)
         is_linear = tensor.dim() == 2 and "embeddings" not in name and "decoder" not in name
         weights.add(name, tensor.T.contiguous() if is_linear else tensor, source_name)
     weights.drop_tied_copies()
-    if config.layer_norm_eps != ENCODER_LAYER_NORM_EPS:
-        weights.notes.append(
-            f"LayerNorm's epsilon is {ENCODER_LAYER_NORM_EPS} in the encoder layers of the Paddle recipe, and "
-            f"{config.layer_norm_eps} in this config: logits differ slightly"
-        )
+    # Of paddle.nn.TransformerEncoderLayer, which the recipe does not change.
+    note = "LayerNorm's epsilon is 1e-05 in the encoder layers of the Paddle recipe: with the config's, logits differ"
+    weights.notes.append(f"{note} slightly")
     return weights
-
-
-def hugging_face_name(structured_name: str) -> str:
-    for pattern, replacement in RENAMES:
-        structured_name = re.sub(pattern, replacement, structured_name)
-    return structured_name
 
 
 def static_names(num_layers: int, has_mlm_head: bool) -> dict[str, str]:

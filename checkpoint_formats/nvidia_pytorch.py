@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoint.weights import read_torch_file, state_dict_of
-from checkpoint_formats.source_weights import SourceWeights, find_file
-from encoders.bert import BertConfig
+from checkpoint_formats.source_weights import SourceWeights, find_file, rename
 
 # A checkpoint from the middle of a run contains its data loader with a shard as NumPy arrays.
 DATA_LOADER_CLASSES = (
@@ -29,8 +28,6 @@ DATA_LOADER_CLASSES = (
     "numpy.dtype",
     "_codecs.encode",
 )
-
-
 HIDDEN_ACTS = {"grad_scaler": "gelu_pytorch_tanh", "master params": "gelu", "files": "gelu"}
 
 
@@ -47,14 +44,15 @@ class InertObject:
         pass
 
 
-def read(source: Path, _config: BertConfig) -> SourceWeights:
+def read(source: Path) -> SourceWeights:
     """Reads the entry `model` of a checkpoint, or a bare state dict. Ignores other entries."""
     path = find_file(source, ".pt")
     value = read_torch_file(path, [(InertObject, name) for name in DATA_LOADER_CLASSES])
     is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
     weights = SourceWeights(path)
     for name, tensor in state_dict_of(value["model"] if is_checkpoint else value, path).items():
-        weights.add(hugging_face_name(name), tensor, name)
+        # The fused linear and activation, NVIDIA's `dense_act`, is Hugging Face's `dense`; `module.` is of DDP.
+        weights.add(rename(name, ((r"^module\.", ""), (r"\.dense_act\.", ".dense."))), tensor, name)
     weights.drop_tied_copies()
     if is_checkpoint:
         weights.hidden_act = next((act for name, act in HIDDEN_ACTS.items() if name in value), None)
@@ -62,9 +60,3 @@ def read(source: Path, _config: BertConfig) -> SourceWeights:
             if name != "model":
                 weights.skip("state of the training run", str(name))
     return weights
-
-
-def hugging_face_name(name: str) -> str:
-    """The fused linear and activation, NVIDIA's `dense_act`, is Hugging Face's `dense`. Data-parallel wrappers add the
-    prefix `module.`."""
-    return name.removeprefix("module.").replace(".dense_act.", ".dense.")

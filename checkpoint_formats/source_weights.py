@@ -1,7 +1,8 @@
 """What readers return, and its checks against a config: every tensor is converted or reported, none is missing or
 misshapen."""
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,13 @@ class SourceWeights:
                     f"{self.path}: {source_name} differs from {self.origin.get(tied_to, tied_to)}: this model ties "
                     f"them, so its masked-token head cannot be converted"
                 )
+
+
+def rename(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    """`name` after all substitutions (regular expression, replacement)."""
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def find_file(source: Path, suffix: str) -> Path:
