@@ -85,7 +85,14 @@ def grow(tensors: Mapping[str, LazyTensor], small: ModelConfig, large: ModelConf
 
     Query, key and value, and the halves of GeGLU, are repeated apart, and heads as wholes. Classifiers are left out.
     Raises UserError unless `large` differs in sizes only and no size is smaller."""
-    check_growth(small, large)
+    if type(small) is not type(large):
+        raise UserError(f"the source is a {small.model_type} model, and --config-file has a {large.model_type} model")
+    for name in (*SIZES, *small.meaning, "head_size", "vocab_size", "max_position_embeddings"):
+        then, now = getattr(small, name), getattr(large, name)
+        if name in SIZES and now < then:
+            raise UserError(f"--config-file: {name} {now} is below the source's {then}")
+        if name not in SIZES and now != then:
+            raise UserError(f"--config-file: {name} is {now}, the source's {then}: grow changes sizes only")
     with torch.device("meta"):
         model, target = make_model("pretraining", small), make_model("pretraining", large)
     given = select_weights(model, tensors, source)
@@ -108,20 +115,6 @@ def grow(tensors: Mapping[str, LazyTensor], small: ModelConfig, large: ModelConf
         elif layer is not None:  # the first layer's norm, which ModernBERT lacks
             result[name] = torch.ones(shape)
     return result
-
-
-def check_growth(small: ModelConfig, large: ModelConfig) -> None:
-    if type(small) is not type(large):
-        raise UserError(f"the source is a {small.model_type} model, and --config-file has a {large.model_type} model")
-    for name in SIZES:
-        if getattr(large, name) < getattr(small, name):
-            raise UserError(
-                f"--config-file: {name} {getattr(large, name)} is below the source's {getattr(small, name)}"
-            )
-    for name in (*small.meaning, "head_size", "vocab_size", "max_position_embeddings"):
-        then, now = getattr(small, name), getattr(large, name)
-        if name not in SIZES and then != now:
-            raise UserError(f"--config-file: {name} is {now}, the source's {then}: grow changes sizes only")
 
 
 def tile(tensor: Tensor, shape: Sequence[int], hidden_size: int, head_size: int) -> Tensor:

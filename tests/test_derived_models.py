@@ -50,8 +50,11 @@ def logits(model, length: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["Bert", "ModernBert"])
 def test_average_is_that_of_each_weight(tmp_path, kind):
     models = [save(tmp_path / str(seed), kind, seed) for seed in range(3)]
-    done = convert_with("average", *(tmp_path / str(seed) for seed in range(3)), tmp_path / "out")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "2").rename(tmp_path / "run" / "best")
+    done = convert_with("average", tmp_path / "0", tmp_path / "1", tmp_path / "run", tmp_path / "out")
     assert done.returncode == 0, done.stderr
+    assert f"{tmp_path / 'run'}: using best, the model with the best score" in done.stdout
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     states = [model.state_dict() for model in models]
     for name, found in loaded.state_dict().items():

@@ -59,9 +59,12 @@ type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questio
 def from_json(kind: Any, value: Any, where: str) -> Any:
     """`value` if it is of the type `kind`: a dataclass (made from an object, without keys that are no fields), a dict
     of the types of some keys (those that may be missing are None then), list[...], dict[str, ...], a union, Any, or a
-    plain type; an int is a float, too. Raises UserError, naming `where` it is, otherwise."""
-    if kind is Any or type(value) is kind or (kind is float and type(value) is int):
+    plain type; an int is made a float for one. Raises UserError, naming `where` it is, otherwise."""
+    if kind is Any or type(value) is kind:
         return value
+    if kind is float and type(value) is int:
+        with contextlib.suppress(OverflowError):
+            return float(value)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
         for each in arguments:
