@@ -1,13 +1,10 @@
 """Bad input to run_pretraining.py: one line that says what, where and what to do, exit code 2, and nothing is written
 or lost."""
 
-import contextlib
-import gc
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,8 +15,6 @@ import torch
 from conftest import assert_refused, run_program, sample_rows, write_shard, write_shards
 from safetensors.torch import load_file, save_file
 from small_runs import AUTO, files_of, losses, resuming, run_here, steps_folder, steps_in, train
-
-from checkpoint.folder import verify_checkpoint
 
 
 def edited(path: Path, target: Path, **values) -> Path:
@@ -285,39 +280,3 @@ def test_report_that_cannot_be_written_is_found_before_training(inputs, tmp_path
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 3, "--report-file", report))
     assert_refused(result, str(report), "--report-file")
     assert steps_in(tmp_path / "output") == [] and (kind != "another file" or report.read_text() == "mine")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MB, if this process may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_full_disk_keeps_the_checkpoints_before_it_and_the_same_command_continues_later(inputs, tmp_path, small_disk):
-    flags = ("--max-steps", 12, "--log-freq", 1, "--num-steps-per-checkpoint", 3)
-    uninterrupted = tmp_path / "uninterrupted"
-    train(inputs.command(uninterrupted, *flags))
-    command = inputs.command(small_disk, *flags, *resuming(small_disk), "--report-file", tmp_path / "report.json")
-    train([*command, "--steps-this-run", "3"])
-
-    hog = small_disk / "hog"
-    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    os.truncate(hog, hog.stat().st_size - 2**16)  # enough for the run's small files, not for a checkpoint
-    result = run_here(command)
-    assert_refused(result, "cannot write the checkpoint", "No space left on device", "unchanged")
-    assert steps_in(small_disk) == ["3"]
-    verify_checkpoint(steps_folder(small_disk) / "3")
-
-    hog.unlink()
-    gc.collect()  # the failed run was in this process and holds the folder's lock until it is freed
-    train(command)
-    ours, theirs = (steps_folder(output) / "12" / "model.safetensors" for output in (small_disk, uninterrupted))
-    assert ours.read_bytes() == theirs.read_bytes()
