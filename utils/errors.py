@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, TextIO
 
 LOST_OUTPUT_CODE = 128 + signal.SIGPIPE  # the exit code of complete work whose output could not be printed
@@ -172,17 +171,18 @@ def open_standard_streams() -> None:
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
-def exit_for(error: BaseException) -> None:
-    """Exits with a message as `run_main` describes; returns if `error` is a bug."""
+def report_error(error: BaseException) -> int:
+    """Prints what `run_main` describes for `error`, and returns its exit code."""
     if isinstance(error, SystemExit):
-        raise error
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, PeerError):
-        sys.exit(2)
+        return 2
     if isinstance(error, KeyboardInterrupt):
         print_error(f"interrupted: {error}" if str(error) else "interrupted")
-        sys.exit(130)
+        return 130
     if (message := error_message(error)) is None:
-        return
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return 1
     if isinstance(error, UserError | ModuleNotFoundError):
         rank = getattr(error, "rank", None)
     else:
@@ -190,24 +190,14 @@ def exit_for(error: BaseException) -> None:
     if rank is not None or reports_errors():
         prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
         print_error(f"error: {prefix}{message}")
-    sys.exit(2)
-
-
-def report_error(error: BaseException) -> int:
-    """Prints what `run_main` prints for `error`, and returns its exit code."""
-    try:
-        exit_for(error)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    sys.__excepthook__(type(error), error, error.__traceback__)
-    return 1
+    return 2
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an error of the machine
     (see MACHINE_ERRORS), prints one line `error: ...` on standard error and exits with 2. Where standard output cannot
-    be written (`| head`, a full disk), work goes on and the code is LOST_OUTPUT_CODE. Anything else is a bug and keeps
-    its traceback."""
+    be written (`| head`, a full disk), work goes on and the code is LOST_OUTPUT_CODE. Anything else is a bug: its
+    traceback is printed, and the code is 1."""
     open_standard_streams()
     try:
         code = main()
@@ -218,16 +208,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
         sys.exit(LOST_OUTPUT_CODE)
     except (Exception, KeyboardInterrupt) as error:
-        exit_for(error)
-        raise
+        sys.exit(report_error(error))
     sys.exit(code or (LOST_OUTPUT_CODE if lost_output else 0))
 
 
-def import_failed(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Ends the program as `run_main` does, for an error outside of it."""
-    exit_for(error)
-    sys.__excepthook__(kind, error, traceback)
-
-
 # Programs import this module before the others, so that errors while those are imported take one line, too.
-sys.excepthook = import_failed
+sys.excepthook = lambda _kind, error, _traceback: sys.exit(report_error(error))
