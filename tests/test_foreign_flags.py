@@ -1,4 +1,4 @@
-"""Flags of other systems: what they become, what is said of them, and the tables in the documentation."""
+"""Flags of other systems: what they become, and what is said of them."""
 
 import pytest
 
@@ -6,7 +6,6 @@ import create_pretraining_data
 import inference
 import run_glue
 import run_pretraining
-from foreign_flags import DEEPSPEED, HUGGING_FACE, NVIDIA, TABLE, table
 
 PRETRAINING = ["--input-dir", "shards", "--output-dir", "out", "--max-steps", "9"]
 GLUE = ["--do-train", "--train-file", "train.csv", "--output-dir", "out", "--text-column", "a", "--label-column", "b"]
@@ -72,11 +71,3 @@ def test_a_flag_that_is_not_close_gets_no_suggestion(capsys):
     with pytest.raises(SystemExit):
         run_pretraining.parse_arguments([*PRETRAINING, "--wandb-run"])
     assert "did you mean" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("system", [NVIDIA, DEEPSPEED, HUGGING_FACE])
-def test_the_table_has_a_line_for_each_row(system):
-    rows = [row for row in TABLE if row.system == system]
-    lines = table(system).splitlines()[2:]
-    for row, line in zip(rows, lines, strict=True):
-        assert row.here in line and all(f"`{name}`" in line for name in row.names.split())

@@ -311,4 +311,5 @@ def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_pat
     summary = f"phase1, 2 seeds: loss_mean {mean:.6g}  loss_std"
     assert summary in first and summary in train(inputs.command(tmp_path, *flags)).stdout
     other = write_shards(tmp_path / "other", sizes=(20,), seed=8)
-    assert_refused(run_here(inputs.command(tmp_path, *flags, "--eval-dir", other)), "results of other held-out data")
+    assert_refused(run_here(inputs.command(tmp_path, *flags, "--eval-dir", other)), "the digest of --eval-dir")
+    assert_refused(run_here(inputs.command(tmp_path, *flags[:-2])), "results of other held-out data")
