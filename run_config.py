@@ -103,8 +103,7 @@ class RuntimeConfig:
     device: str = option("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one")
     cpu_affinity: bool = option("--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU")
     deterministic: bool = option("--deterministic", bool, False,
-        "use only kernels that add in a fixed order, so that equal runs on GPUs are equal to the bit; slower",
-        excludes=("--deepspeed",))
+        "kernels that add in a fixed order: equal runs on GPUs are equal to the bit; slower", excludes=NOT_DEEPSPEED)
     timeout_minutes: float = option("--distributed-timeout-minutes", minutes, 5,
         "minutes to wait at the start for all processes")
     collective_timeout_minutes: float = option("--collective-timeout-minutes", minutes, 30,
@@ -147,8 +146,7 @@ class ModelSelection:
     pre_layer_norm: bool = option("--pre-layer-norm", bool, False,
         "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert")
     global_rope_theta: float | None = option("--global-rope-theta", bounded_float(1, 1e12), None,
-        "ModernBERT's theta of the rotary positions of global layers, larger for longer sequences; by default that of "
-        "the config")
+        "ModernBERT's theta of rotary positions in global layers, larger for longer texts; by default the config's")
     dropout: float | None = option("--dropout", fraction_below_one, None,
         "dropout of hidden states and attention; by default that of the config", TRAIN)
     do_lower_case: bool | None = option("--do-lower-case", bool, None,
@@ -223,8 +221,7 @@ class LoaderConfig:
     max_seq_length: int = option("--max-seq-length", length, 512,
         "maximum tokens of a sequence; in pre-training the length of the shards' sequences")
     max_predictions_per_seq: int = option("--max-predictions-per-seq", length, 0,
-        "maximum of masked tokens per sequence; by default that of the shards, or what --masked-lm-prob takes",
-        only=PRE_TRAINING)
+        "most masked tokens of a sequence; by default the shards', or what --masked-lm-prob takes", only=PRE_TRAINING)
     gradient_merge_steps: int = option("--gradient-merge-steps --gradient-accumulation-steps", batch, 1,
         "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",))
     num_workers: int = option("--num-workers", bounded_int(0, 1024), 1, "threads that read data ahead", TRAIN)
@@ -249,8 +246,7 @@ class OptimizerConfig:
     """Clipping is part of `grad_scale` (see optimizer.apply_step)."""
 
     name: str = option("--optimizer", OPTIMIZERS, "Lamb",
-        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest",
-        result=True)
+        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest", result=True)
     eps: float = option("--epsilon --adam-epsilon", positive_float, 1e-6, "epsilon of the optimizer", TRAIN,
         result=True, deepspeed="optimizer.params.eps")
     weight_decay: float = option("--weight-decay", non_negative_float, 0.01,
@@ -266,8 +262,7 @@ class OptimizerConfig:
     min_trust: float = option("--lamb-min-coeff", non_negative_float, 0.0, "lower bound of Lamb's trust ratios", LAMB,
         result=True, deepspeed="optimizer.params.min_coeff")
     max_trust: float | None = option("--lamb-max-coeff", positive_float, None,
-        "upper bound of Lamb's trust ratios; by default there is none", LAMB, result=True,
-        deepspeed="optimizer.params.max_coeff")
+        "upper bound of Lamb's trust ratio; by default none", LAMB, result=True, deepspeed="optimizer.params.max_coeff")
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -349,8 +344,7 @@ class StartConfig:
         "None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds N; auto: the newest "
         "valid checkpoint in that folder of steps, or a start from step 1 if it has none yet", ("--from-checkpoint",))
     resume: bool = option("--resume-from-checkpoint", bool, False,
-        "resume the newest checkpoint in this run's own folder, or start from step 1 if it has none yet", TRAIN,
-        excludes=("--from-checkpoint",))
+        "resume this run's newest checkpoint, or start from step 1 without one", TRAIN, excludes=("--from-checkpoint",))
     overwrite: bool = option("--overwrite --overwrite-output-dir", bool, False,
         "remove another run's checkpoints and results from this run's folder", TRAIN, excludes=("--benchmark",))
     from_phase1_final_params: Path | None = option("--from-phase1-final-params", optional_path, None,
@@ -454,9 +448,8 @@ class RunConfig:
     num_seeds: int = option("--num-seeds", positive_int, 1, "number of runs, with the seeds from --seed up", TRAIN,
         excludes=("--benchmark",))
     estimate_memory: int | None = option("--estimate-memory", positive_int, None,
-        "print an estimate of the memory that each process needs, and exit; PROCESSES: number of processes of the "
-        "run; by default those that are started now", excludes=NOT_DEEPSPEED,
-        options={"nargs": "?", "const": 0, "metavar": "PROCESSES"})
+        "print an estimate of the memory that each process needs, and exit; PROCESSES: by default those started now",
+        excludes=NOT_DEEPSPEED, options={"nargs": "?", "const": 0, "metavar": "PROCESSES"})
     # fmt: on
     hyperparameters: dict[str, Any] = field(default_factory=dict)
 
