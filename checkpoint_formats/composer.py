@@ -53,16 +53,17 @@ def read(source: Path) -> SourceWeights:
     weights.drop_tied_copies()
     for name in sorted({*map(str, state), *map(str, value)} - {"state", "model", "integrations"}):
         weights.skip("state of the training run", name)
-    saved = (state.get("integrations") or {}).get("huggingface") or {}
-    content = ((saved.get("model") or {}).get("config") or {}).get("content")
-    if isinstance(content, dict):
-        weights.config_values = modernbert_config(path, content, weights.tensors.keys())
-    for name, entry in (saved.get("tokenizer") or {}).items():
-        file, kind = f"{name}{entry['file_extension']}", entry["file_extension"]
-        if kind == ".json":
-            weights.tokenizer_files[file] = json.dumps(entry["content"], ensure_ascii=False).encode()
-        elif kind == ".txt":
-            weights.tokenizer_files[file] = "\n".join(entry["content"]).encode()
+    try:
+        saved = (state.get("integrations") or {}).get("huggingface") or {}
+        if content := ((saved.get("model") or {}).get("config") or {}).get("content"):
+            weights.config_values = modernbert_config(path, content, weights.tensors.keys())
+        for name, entry in (saved.get("tokenizer") or {}).items():
+            content, kind = entry["content"], entry["file_extension"]
+            if kind in (".json", ".txt"):
+                text = json.dumps(content, ensure_ascii=False) if kind == ".json" else "\n".join(content)
+                weights.tokenizer_files[f"{name}{kind}"] = text.encode()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: its integrations are not in Composer's form ({error!r}): write it again") from error
     return weights
 
 

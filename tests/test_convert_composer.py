@@ -149,10 +149,12 @@ def test_a_checkpoint_has_flexberts_logits_and_its_tokenizer(tmp_path, names):
         ({"rotary_emb_base": None}, "global_rope_theta is None"),
         ({"num_hidden_layers": 3}, "layers.3"),
         ({"hidden_act": "silu"}, "hidden_activation is 'silu'"),
+        ({"integrations": {"huggingface": {"tokenizer": ["x"]}}}, "not in Composer's form"),
     ],
 )
 def test_what_transformers_cannot_express_is_refused(tmp_path, change, words):
-    write_composer(tmp_path / "a.pt", published_names(), content={**CONTENT, **change})
+    entries = change if "integrations" in change else {}
+    write_composer(tmp_path / "a.pt", published_names(), content={**CONTENT, **change}, **entries)
     assert_refused(convert("composer", tmp_path / "a.pt", tmp_path / "out", beside=False), words)
 
 
