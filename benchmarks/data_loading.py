@@ -5,7 +5,7 @@
 
 Measures processor time of one thread, which other programs on the machine hardly change. `copy` only copies the same
 rows from the same files, which is the least that a loader has to do. Without --input-dir, shards of random ids are
-written first.
+written first, nine of ten samples with full length.
 """
 
 import sys
@@ -13,7 +13,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import torch
 
@@ -21,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.results import format_quartiles, quartiles, write_result
+from benchmarks.common.shards import write_random_shards
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.pretraining_dataset import PretrainingDataset
@@ -34,17 +34,17 @@ from utils.progress import print_line
 
 VOCAB_SIZE = 30522
 VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
+CPU = torch.device("cpu")
 
 
-def parse_arguments(argv=None) -> Arguments:
+def parse_arguments(argv: list[str] | None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--input-dir", type=Path, help="folder of shards")
     add("--samples", type=positive_int, default=200_000, help="samples to write without --input-dir")
-    add("--shards", type=positive_int, default=4, help="how many shards to write")
     add("--seq-length", type=positive_int, default=128, help="their length")
-    add("--dynamic-masking", action=BooleanFlag, default=False, help="draw the masks; the random shards have none")
-    add("--whole-word-mask", action=BooleanFlag, default=False, help="with --dynamic-masking, draw whole words")
+    add("--dynamic-masking", action=BooleanFlag, help="draw the masks; the random shards have none")
+    add("--whole-word-mask", action=BooleanFlag, help="with --dynamic-masking, draw whole words")
     add("--batch-size", type=positive_int, default=256, help="sequences per step")
     add("--batches", type=positive_int, default=50, help="steps per round")
     add("--rounds", type=positive_int, default=5, help="rounds")
@@ -52,38 +52,13 @@ def parse_arguments(argv=None) -> Arguments:
     return parser.parse_args(argv)
 
 
-def write_random_shards(folder: Path, samples: int, length: int, has_masks: bool, shards: int) -> Path:
-    """Shards in the format of create_pretraining_data.py: nine of ten samples have full length, the others any."""
-    predictions = -(-length * 16 // 100) if has_masks else 0
-    for number in range(shards):
-        random = np.random.default_rng(number)
-        n = samples // shards
-        lengths = np.where(random.random(n) < 0.9, length, random.integers(16, length + 1, n))
-        real = np.arange(length) < lengths[:, None]
-        masked = np.arange(predictions) < np.maximum(lengths * 15 // 100, 1)[:, None]
-        rows = {
-            "input_ids": np.where(real, random.integers(1000, VOCAB_SIZE, (n, length)), 0).astype(np.uint16),
-            "input_mask": real.astype(np.int8),
-            "segment_ids": (np.cumsum(real, axis=1) * 2 > lengths[:, None]).astype(np.int8) * real,
-            "masked_lm_positions": np.where(masked, 1 + np.arange(predictions), 0).astype(np.uint8),
-            "masked_lm_ids": np.where(masked, random.integers(1000, VOCAB_SIZE, masked.shape), 0).astype(np.uint16),
-            "next_sentence_labels": random.integers(0, 2, n).astype(np.int8),
-        }
-        with h5py.File(folder / f"random_{number}.hdf5", "w") as file:
-            for key, values in rows.items():
-                file.create_dataset(key, data=values)
-    return folder
-
-
 def measure(args: Arguments, folder: Path) -> dict:
-    dataset = PretrainingDataset(folder, VOCAB_SIZE)
+    dataset, masked = PretrainingDataset(folder, VOCAB_SIZE), -(-args.seq_length * 16 // 100)
     if args.dynamic_masking:
-        dataset.draw_masks(
-            Masking(BertTokenizer(VOCAB_FILE), 0.15, -(-args.seq_length * 16 // 100), args.whole_word_mask)
-        )
+        dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), 0.15, masked, args.whole_word_mask))
     sizes = args.batch_size, args.batch_size, dataset.sequence_length, dataset.max_labelled_per_sample
     batches = iter(StepLoader(dataset, LoaderConfig(*sizes, num_workers=0), seed=1))
-    first_memory = peak_memory_bytes(torch.device("cpu"))
+    first_memory = peak_memory_bytes(CPU)
     rates: dict[str, list[float]] = {"loader": [], "copy": []}
     for round_ in range(args.rounds + 1):  # the first round reads the files into memory
         steps = range(round_ * args.batches, (round_ + 1) * args.batches)
@@ -94,34 +69,32 @@ def measure(args: Arguments, folder: Path) -> dict:
         for step in steps:
             positions = np.arange(step * args.batch_size, (step + 1) * args.batch_size)
             dataset.rows(sample_order(positions, len(dataset), seed=1))
-        copied = time.thread_time()
-        if round_:
-            sequences = args.batches * args.batch_size
-            rates["loader"].append(sequences / (loaded - started))
-            rates["copy"].append(sequences / (copied - loaded))
+        seconds = {"loader": loaded - started, "copy": time.thread_time() - loaded}
+        for name in rates if round_ else ():
+            rates[name].append(args.batches * args.batch_size / seconds[name])
     return {
         "arguments": args.as_dict(),
         "samples": len(dataset),
         "sequence_length": dataset.sequence_length,
         "sequences_per_second": {name: quartiles(values) for name, values in rates.items()},
-        "memory_growth_mib": (peak_memory_bytes(torch.device("cpu")) - first_memory) / 2**20,
+        "memory_growth_mib": (peak_memory_bytes(CPU) - first_memory) / 2**20,
     }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.input_dir or write_random_shards(
-            Path(scratch), args.samples, args.seq_length, not args.dynamic_masking, args.shards
+        masked = 0 if args.dynamic_masking else args.seq_length * 16 // 100
+        result = measure(
+            args,
+            args.input_dir
+            or write_random_shards(Path(scratch), args.samples, args.seq_length, masked, shards=4, full_share=0.9),
         )
-        result = measure(args, folder)
-    path = write_result(args.output, f"data_loading-{result['sequence_length']}", torch.device("cpu"), result)
     for name, rate in result["sequences_per_second"].items():
         print_line(f"{name:7} {format_quartiles(rate, ',.0f')} sequences/s on one core")
     print_line(f"peak memory grew by {result['memory_growth_mib']:.0f} MiB over {result['samples']:,} samples")
-    print_line(f"written to {path}")
-    return 0
+    write_result(args.output, f"data_loading-{result['sequence_length']}", CPU, result)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import h5py
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,22 +29,24 @@ sys.path.insert(0, str(ROOT))
 import run_pretraining
 from arguments import make_run_config
 from benchmarks.common.results import write_result
+from benchmarks.common.shards import PREDICTIONS_OF, write_random_shards
 from benchmarks.common.training import MODELS
 from checkpoint.model_choice import choose_model
 from diagnostics.estimates import MemoryEstimate, MemorySettings, estimate_memory
 from encoders.bert import BertForPreTraining
-from utils.command_line import ArgumentParser, Arguments
+from utils.command_line import ArgumentParser
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
 from utils.progress import print_line, progress_bar
 
-LENGTH, PREDICTIONS = 512, 80
+LENGTH = 512
+PREDICTIONS = PREDICTIONS_OF[LENGTH]
 PRECISIONS = {"fp32": (), "amp": ("--amp",), "pure": ("--use-pure-fp16",)}
 RETURNS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     model: str
     batch_size: int
     flags: tuple[str, ...]
@@ -81,21 +81,6 @@ def cases(models: list[str]) -> list[Case]:
     ]
 
 
-def write_full_shards(folder: Path, length: int = LENGTH, predictions: int = PREDICTIONS, samples: int = 64) -> Path:
-    """Random samples without padding, with as many masked tokens as they may have."""
-    random = np.random.default_rng(0)
-    positions = [np.sort(random.choice(np.arange(1, length - 1), predictions, replace=False)) for _ in range(samples)]
-    folder.mkdir(parents=True)
-    with h5py.File(folder / "shard_000.hdf5", "w") as file:
-        file["input_ids"] = random.integers(1000, 30000, (samples, length)).astype(np.uint16)
-        file["input_mask"] = np.ones((samples, length), np.int8)
-        file["segment_ids"] = np.zeros((samples, length), np.int8)
-        file["masked_lm_positions"] = np.array(positions, np.uint16)
-        file["masked_lm_ids"] = random.integers(1000, 30000, (samples, predictions)).astype(np.uint16)
-        file["next_sentence_labels"] = random.integers(0, 2, samples).astype(np.int8)
-    return folder
-
-
 # --- measured ---------------------------------------------------------------------------------------------------------
 
 
@@ -118,9 +103,9 @@ def resident_peak(run: Callable[[], object]) -> int:
     with torch.autocast("cpu", torch.bfloat16):  # loads the libraries of matrix products
         (weight @ weight).sum().backward()
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is resident now
-    before = peak_memory_bytes(torch.device("cpu"))
+    before = peak_memory_bytes(CPU)
     run()
-    return peak_memory_bytes(torch.device("cpu")) - before
+    return peak_memory_bytes(CPU) - before
 
 
 MEASURES = {"allocated": allocated_peak, "resident": resident_peak}
@@ -128,13 +113,12 @@ MEASURES = {"allocated": allocated_peak, "resident": resident_peak}
 
 def measure(case: Case, shards: Path, kind: str) -> int:
     """The largest peak of any process of `case`, in bytes."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable]
-        if case.processes > 1:
-            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}"]
-        command += [__file__, "--measure", kind, folder, *case.command(shards, Path(folder))]
+        command = [sys.executable, *(launcher if case.processes > 1 else ()), __file__, "--measure", kind, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **RETURNS_MEMORY}
-        subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        words = [*command, *case.command(shards, Path(folder))]
+        subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
         return max(int(path.read_text()) for path in Path(folder).glob("*.bytes"))
 
 
@@ -148,50 +132,39 @@ def measure_here(kind: str, folder: str, *arguments: str) -> None:
 
 
 def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
-    args = run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
-    config = make_run_config(args)
+    config = make_run_config(run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)]))
     with torch.device("meta"):
         model = BertForPreTraining(choose_model(config.model).config)
     return estimate_memory(model, MemorySettings(config))
 
 
-def parse_arguments(argv: list[str] | None = None) -> Arguments:
+def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=["mini", "base"], help="architectures")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_arguments(argv)
-    rows = []
+    args, rows = parser.parse_args(argv), []
     print_line("MiB: estimated, allocated, resident")
-    with tempfile.TemporaryDirectory() as folder:
-        shards = write_full_shards(Path(folder) / "shards")
-        todo = cases(args.models)
-        with progress_bar(len(todo), "memory", "case") as bar:
-            for case in todo:
-                found = estimate(case.command(shards, Path(folder)), case.processes)
-                figures = {
-                    "estimated": found.total,
-                    **{kind: measure(case, shards, kind) for kind in MEASURES},
+    todo = cases(args.models)
+    with tempfile.TemporaryDirectory() as folder, progress_bar(len(todo), "memory", "case") as bar:
+        shards = write_random_shards(Path(folder) / "shards", 64, LENGTH, PREDICTIONS)
+        for case in todo:
+            found = estimate(case.command(shards, Path(folder)), case.processes)
+            sizes = {"estimated": found.total} | {kind: measure(case, shards, kind) for kind in MEASURES}
+            figures = {name: round(size / 2**20, 1) for name, size in sizes.items()}
+            rows.append(
+                {
+                    "model": case.model,
+                    "sequences": f"{case.batch_size} x {LENGTH}",
+                    "flags": " ".join(case.flags),
+                    "processes": case.processes,
+                    **figures,
+                    "estimated_to_allocated": round(figures["estimated"] / figures["allocated"], 3),
+                    "moment": found.moment,
                 }
-                figures = {name: round(size / 2**20, 1) for name, size in figures.items()}
-                rows.append(
-                    {
-                        "model": case.model,
-                        "sequences": f"{case.batch_size} x {LENGTH}",
-                        "flags": " ".join(case.flags),
-                        "processes": case.processes,
-                        **figures,
-                        "estimated_to_allocated": round(figures["estimated"] / figures["allocated"], 3),
-                        "moment": found.moment,
-                    }
-                )
-                print_line("  ".join(map(str, rows[-1].values())))
-                bar.update(1)
-    path = write_result(args.output, "memory-cpu", torch.device("cpu"), {"mebibytes": rows})
-    print_line(f"wrote {path}")
+            )
+            print_line("  ".join(map(str, rows[-1].values())))
+            bar.update(1)
+    write_result(args.output, "memory-cpu", CPU, {"mebibytes": rows})
 
 
 if __name__ == "__main__":

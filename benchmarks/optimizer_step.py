@@ -30,22 +30,13 @@ from optimizer import apply_step
 from optimizers.lamb import Lamb
 from optimizers.protocol import parameter_groups
 from run_config import OptimizerConfig
-from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.command_line import ArgumentParser, positive_int
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
 from utils.measure import synchronize
 from utils.progress import print_line
 
 TOLERANCE = 1e-4  # of the forms' updates, ||difference|| / ||update||
-
-
-def parse_arguments(argv=None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=sorted(MODELS), default="base", help="model whose parameters to update")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    parser.add_argument("--rounds", type=positive_int, default=15, help="updates of each optimizer")
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
-    return parser.parse_args(argv)
 
 
 def random_model(name: str, device: torch.device) -> BertForPreTraining:
@@ -67,16 +58,15 @@ def make_updates(model: nn.Module, device: torch.device) -> dict[str, Callable[[
     lr, one, zero = (torch.tensor(value, device=device) for value in (LEARNING_RATE, 1.0, 0.0))
     groups = parameter_groups(model, config.weight_decay)
     options = {"betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
-    other = {"foreach": device.type == "cpu"}
     optimizers = {
         "AdamW": torch.optim.AdamW(groups, lr, **options, fused=True),
         "Lamb": Lamb(groups, lr, **options),
-        "Lamb, other form": Lamb(groups, lr, **options, **other),
+        "Lamb, other form": Lamb(groups, lr, **options, foreach=device.type == "cpu"),
     }
     moments = {p: {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)} for p in model.parameters()}
     for optimizer in optimizers.values():
-        for p in model.parameters():
-            optimizer.state[p] = {"step": torch.zeros((), device=device), **moments[p]}
+        for p, state in moments.items():
+            optimizer.state[p] = {"step": torch.zeros((), device=device), **state}
     # As in training: gradients are divided by a scale, and no update if they are not finite.
     return {name: partial(apply_step, optimizer, one, zero) for name, optimizer in optimizers.items()}
 
@@ -87,8 +77,7 @@ def check_forms(model: str, device: torch.device) -> dict:
     for name in ("Lamb", "Lamb, other form"):
         bert = random_model(model, device)
         before = torch.cat([p.detach().flatten() for p in bert.parameters()])
-        gradients = [p.grad for p in bert.parameters()]
-        update = make_updates(bert, device)[name]
+        gradients, update = [p.grad for p in bert.parameters()], make_updates(bert, device)[name]
         for factor in (1.0, -3.0):
             for p, gradient in zip(bert.parameters(), gradients, strict=True):
                 p.grad = gradient * factor
@@ -98,46 +87,45 @@ def check_forms(model: str, device: torch.device) -> dict:
     return {"update": error, "limit": TOLERANCE, "passed": error < TOLERANCE}
 
 
-def measure(args: Arguments, device: torch.device) -> dict:
-    model = random_model(args.model, device)
-    count = sum(p.numel() for p in model.parameters())
-
-    def seconds_of(update: Callable[[], None]) -> float:
+def measure(model: nn.Module, rounds: int, device: torch.device) -> dict[str, dict]:
+    def seconds_of(update: Callable[[], None], _round: int) -> float:
         synchronize(device)
         started = time.perf_counter()
         update()
         synchronize(device)
         return time.perf_counter() - started
 
-    updates = make_updates(model, device)
-    turns = {name: lambda _, update=update: seconds_of(update) for name, update in updates.items()}
-    seconds = take_turns(turns, args.rounds, "updates")
-    figures = {
+    turns = {name: partial(seconds_of, update) for name, update in make_updates(model, device).items()}
+    seconds = take_turns(turns, rounds, "updates")
+    return {
         name: {
             "milliseconds": quartiles([1e3 * value for value in values]),
             "ratio_to_adamw": compare(values, seconds["AdamW"]),
         }
         for name, values in seconds.items()
     }
-    return {"parameters": count, "implementations": figures}
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
+def main(argv: list[str] | None = None) -> None:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=sorted(MODELS), default="base", help="model whose parameters to update")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    parser.add_argument("--rounds", type=positive_int, default=15, help="updates of each optimizer")
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    args = parser.parse_args(argv)
     device = select_device(args.device)
     set_num_threads()
     if not (check := check_forms("tiny", device))["passed"]:
         raise UserError(f"the two forms of LAMB differ, so nothing is measured: {check}")
-    result = {"arguments": args.as_dict(), "check": check, **measure(args, device)}
-    path = write_result(args.output, f"optimizer_step-{device.type}-{args.model}", device, result)
-    title = f"{result['parameters'] / 1e6:.0f} M parameters"
-    print_line(f"{title:18}{'milliseconds (quartiles)':>24}{'times AdamW (quartiles)':>24}")
-    for name, figures in result["implementations"].items():
+    model = random_model(args.model, device)
+    count, found = sum(p.numel() for p in model.parameters()), measure(model, args.rounds, device)
+    print_line(f"{f'{count / 1e6:.0f} M parameters':18}{'milliseconds (quartiles)':>24}{'times AdamW (quartiles)':>24}")
+    for name, figures in found.items():
         milliseconds = format_quartiles(figures["milliseconds"], ".1f")
         ratio = format_quartiles(figures["ratio_to_adamw"], first="ratio_of_medians")
         print_line(f"{name:18}{milliseconds:>24}{ratio:>24}")
-    print_line(f"written to {path}")
-    return 0
+    result = {"arguments": args.as_dict(), "check": check, "parameters": count, "implementations": found}
+    write_result(args.output, f"optimizer_step-{device.type}-{args.model}", device, result)
 
 
 if __name__ == "__main__":

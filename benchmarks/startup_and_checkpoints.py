@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.results import quartiles, write_result
-from benchmarks.common.shards import PREDICTIONS, make_shards
+from benchmarks.common.shards import PREDICTIONS_OF, make_shards
 from benchmarks.common.training import MODELS
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.device import select_device
@@ -29,20 +29,8 @@ from utils.progress import print_line, progress_bar
 
 SEQ_LENGTH = 128
 STEPS_PER_CHECKPOINT = 4
-
-
-def parse_arguments(argv=None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--model", choices=sorted(MODELS), default="large", help="architecture")
-    add("--input-dir", type=Path, help=f"folder of shards of length {SEQ_LENGTH}; by default the sample corpus")
-    add("--batch-size", type=positive_int, default=1, help="sequences per step")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    add("--launches", type=positive_int, default=3, help="launches of each kind")
-    add("--checkpoints", type=positive_int, default=3, help="checkpoints to write")
-    add("--scratch-dir", type=Path, help="folder for checkpoints; by default the system's temporary folder")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
-    return parser.parse_args(argv)
+PROGRAM = "import sys; sys.path.insert(0, {!r}); from benchmarks.startup_and_checkpoints import run_with_marks; "
+PROGRAM += "run_with_marks({!r}, {}, sys.argv[1:])"
 
 
 def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -> None:
@@ -55,16 +43,16 @@ def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -
     import run_pretraining
     from run_setup import TrainingPlan
 
-    mark("imported")
+    mark("imports")
     build_trainer = TrainingPlan.build_trainer
 
     def build_marked_trainer(*args):
-        mark("data opened")
+        mark("device, data")
         trainer = build_trainer(*args)
         training_step, save = trainer.training_step, trainer.save
 
         def marked_step(*args):
-            mark("step")
+            mark("first batch")
             if stop_at_first_step:
                 raise UserError("the benchmark stops this run at its first step")
             return training_step(*args)
@@ -77,42 +65,34 @@ def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -
             mark("saved", stopped=stopped, durable=time.perf_counter() - started)
 
         trainer.training_step, trainer.save = marked_step, marked_save
-        mark("trainer built")
+        mark("model, optimizer, state")
         return trainer
 
     TrainingPlan.build_trainer = build_marked_trainer
     run_pretraining.main(argv)
 
 
-def run_marked(command: list[str], stop_at_first_step: bool, scratch: Path) -> tuple[float, list[dict]]:
-    """When the process was started, and its marks."""
+def launch(command: list[str], stop_at_first_step: bool, scratch: Path) -> tuple[dict[str, float], list[dict]]:
+    """The seconds of each stage until the first step, and the marks of the checkpoints."""
     marks_file = scratch / "marks.jsonl"
     marks_file.unlink(missing_ok=True)
-    module = "benchmarks.startup_and_checkpoints"
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import run_with_marks; "
-    code += f"run_with_marks({str(marks_file)!r}, {stop_at_first_step}, sys.argv[1:])"
-    started = time.time()
-    result = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
-    marks = [json.loads(line) for line in marks_file.read_text(encoding="utf-8").splitlines()]
-    if not any(mark["mark"] == "step" for mark in marks) or not (stop_at_first_step or result.returncode == 0):
+    program = PROGRAM.format(str(ROOT), str(marks_file), stop_at_first_step)
+    last = started = time.time()
+    result = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=False)
+    seconds: dict[str, float] = {}
+    saves = []
+    for mark in map(json.loads, marks_file.read_text(encoding="utf-8").splitlines()):
+        if mark["mark"] == "saved":
+            saves.append(mark)
+        elif mark["mark"] not in seconds:
+            seconds[mark["mark"]], last = mark["time"] - last, mark["time"]
+    if "first batch" not in seconds or not (stop_at_first_step or result.returncode == 0):
         raise UserError(f"run_pretraining.py failed: {result.stderr[-2000:]}")
-    return started, marks
-
-
-def launch_seconds(started: float, marks: list[dict]) -> dict[str, float]:
-    times = {mark["mark"]: mark["time"] for mark in reversed(marks)}  # the first of each name
-    return {
-        "imports": times["imported"] - started,
-        "device, data": times["data opened"] - times["imported"],
-        "model, optimizer, state": times["trainer built"] - times["data opened"],
-        "first batch": times["step"] - times["trainer built"],
-        "total": times["step"] - started,
-    }
+    return seconds | {"total": last - started}, saves
 
 
 def measure(args: Arguments, scratch: Path) -> dict:
-    output = scratch / "output"
-    steps = args.checkpoints * STEPS_PER_CHECKPOINT
+    output, steps = scratch / "output", args.checkpoints * STEPS_PER_CHECKPOINT
     options = {
         "--input-dir": args.input_dir or make_shards(scratch, SEQ_LENGTH),
         "--output-dir": output,
@@ -122,26 +102,23 @@ def measure(args: Arguments, scratch: Path) -> dict:
         "--max-steps": 10 * steps,
         "--batch-size": args.batch_size,
         "--max-seq-length": SEQ_LENGTH,
-        "--max-predictions-per-seq": PREDICTIONS[SEQ_LENGTH],
+        "--max-predictions-per-seq": PREDICTIONS_OF[SEQ_LENGTH],
         "--num-steps-per-checkpoint": STEPS_PER_CHECKPOINT,
         "--device": args.device,
         "--report-file": "none",
     }
     command = [str(word) for option in options.items() for word in option]
-    folder = output / options["--bert-model"] / "phase1"
-    resume = ["--from-checkpoint", str(folder), "--last-step-of-checkpoint", "auto"]
+    folder = output / "custom" / "phase1"
+    new = [*command, "--output-dir", str(scratch / "elsewhere")]
+    resumed = [*command, "--from-checkpoint", str(folder), "--last-step-of-checkpoint", "auto"]
     launches: dict[str, list[dict]] = {"new": [], "resumed": []}
     with progress_bar(2 * args.launches, "launches", "run") as bar:
+        # The first one writes the checkpoints that the others resume from.
+        first, saves = launch([*command, "--steps-this-run", str(steps)], False, scratch)
         for number in range(args.launches):
-            if number == 0:  # writes the checkpoints that the others resume from
-                started, marks = run_marked([*command, "--steps-this-run", str(steps)], False, scratch)
-                saves = [mark for mark in marks if mark["mark"] == "saved"]
-            else:
-                started, marks = run_marked([*command, "--output-dir", str(scratch / "elsewhere")], True, scratch)
-            launches["new"].append(launch_seconds(started, marks))
+            launches["new"].append(launch(new, True, scratch)[0] if number else first)
             bar.update()
-            started, marks = run_marked([*command, *resume], True, scratch)
-            launches["resumed"].append(launch_seconds(started, marks))
+            launches["resumed"].append(launch(resumed, True, scratch)[0])
             bar.update()
     return {
         "seconds_to_first_step": {
@@ -156,25 +133,30 @@ def measure(args: Arguments, scratch: Path) -> dict:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
+def main(argv: list[str] | None = None) -> None:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", choices=sorted(MODELS), default="large", help="architecture")
+    add("--input-dir", type=Path, help=f"folder of shards of length {SEQ_LENGTH}; by default the sample corpus")
+    add("--batch-size", type=positive_int, default=1, help="sequences per step")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    add("--launches", type=positive_int, default=3, help="launches of each kind")
+    add("--checkpoints", type=positive_int, default=3, help="checkpoints to write")
+    add("--scratch-dir", type=Path, help="existing folder for checkpoints; by default the system's temporary folder")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
+    args = parser.parse_args(argv)
     device = select_device(args.device)
-    if args.scratch_dir is not None:
-        args.scratch_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.scratch_dir) as scratch:
         figures = measure(args, Path(scratch))
-    result = {"arguments": args.as_dict(), **figures}
-    path = write_result(args.output, f"startup_and_checkpoints-{device.type}-{args.model}", device, result)
     for kind, stages in figures["seconds_to_first_step"].items():
         parts = ", ".join(f"{stage} {seconds['median']:.1f}" for stage, seconds in stages.items())
         print_line(f"launch to the first step, {kind} run: {parts} s")
     saved = figures["checkpoint"]
     stopped, durable = (", ".join(f"{s:.2f}" for s in saved[f"{kind}_seconds"]) for kind in ("stopped", "durable"))
-    print_line(
-        f"checkpoint of {saved['bytes'] / 1e9:.2f} GB: training stopped for {stopped} s; durable after {durable} s"
-    )
-    print_line(f"written to {path}")
-    return 0
+    size = saved["bytes"] / 1e9
+    print_line(f"checkpoint of {size:.2f} GB: training stopped for {stopped} s; durable after {durable} s")
+    result = {"arguments": args.as_dict(), **figures}
+    write_result(args.output, f"startup_and_checkpoints-{device.type}-{args.model}", device, result)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ the command. Needs transformers and matplotlib.
 
 import datetime
 import itertools
-import multiprocessing
 import os
 import resource
 import shutil
@@ -39,13 +38,14 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import RESULTS, machine_info
+from benchmarks.common.results import RESULTS, Runs
 from benchmarks.common.shards import sentence_lines
 from benchmarks.common.transformers_training import SavedState, silence_imports, train_with_transformers
+from benchmarks.common.worker import Worker
 from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from tokenizer import BertTokenizer
-from utils.command_line import ArgumentParser, Arguments, non_negative_int, positive_int
+from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError, run_main
 from utils.files import read_json, write_json
 from utils.progress import print_line
@@ -58,17 +58,19 @@ SCORED_BLOCKS = 1024
 PARAMETER_TOLERANCE = 0.05
 MASK_ID = 4  # in the vocabularies that data/prepare.py trains without [unused] tokens
 
+SIZES = {
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "max_position_embeddings": LENGTH,
+    "vocab_size": VOCABULARY,
+}  # fmt: skip
 BERT_CONFIG = {
-    "model_type": "bert", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "intermediate_size": 4 * HIDDEN, "max_position_embeddings": LENGTH, "hidden_dropout_prob": 0.0,
+    "model_type": "bert", "intermediate_size": 4 * HIDDEN, "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-    "type_vocab_size": 2,
+    "type_vocab_size": 2, **SIZES,
 }  # fmt: skip
 MODERN_CONFIG = {
-    "model_type": "modernbert", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "intermediate_size": 3 * HIDDEN, "max_position_embeddings": LENGTH, "local_attention": 128,
+    "model_type": "modernbert", "intermediate_size": 3 * HIDDEN, "local_attention": 128,
     "global_attn_every_n_layers": 3, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2,
-    "eos_token_id": 3,
+    "eos_token_id": 3, **SIZES,
 }  # fmt: skip
 
 
@@ -101,20 +103,6 @@ class Setting(NamedTuple):
     schedule: str
     mask_rate: float
     learning_rate: float
-
-
-def parse_arguments() -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--books", type=Path, required=True, help=f"folder of .txt books, {', '.join(HELD_OUT)} among them")
-    add("--work", type=Path, required=True, help="folder for data and runs; kept, to continue")
-    add("--contestants", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS), help="which to run")
-    add("--budgets", type=positive_int, nargs="+", default=(250, 750, 2750), help=f"updates of {BATCH * LENGTH} tokens")
-    add("--search-budgets", type=positive_int, nargs="+", default=(75, 250), help="updates of the search's runs")
-    add("--num-seeds", type=positive_int, default=3, help="runs of each contestant and budget")
-    add("--seed", type=non_negative_int, default=1, help="first seed; the search uses seed 0")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
-    return parser.parse_args()
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
@@ -152,15 +140,13 @@ def prepare(args: Arguments) -> Data:
     return Data(args.work, vocab, np.load(args.work / "training.npy"), np.load(args.work / "test.npy"))
 
 
-def masked(
-    ids_BS: torch.Tensor, num_tokens: int, rate: float, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def masked(ids_BS: torch.Tensor, rate: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Input and labels [B, LENGTH] of masked language modelling: a share `rate` of the tokens but [CLS] and [SEP], of
     which 80% are replaced by [MASK], 10% by a random token and 10% by themselves; -100 elsewhere."""
     chosen = torch.rand(ids_BS.shape, generator=generator) < rate
     chosen[:, [0, -1]] = False
     kind = torch.rand(ids_BS.shape, generator=generator)
-    random_ids = torch.randint(num_tokens, ids_BS.shape, generator=generator)
+    random_ids = torch.randint(VOCABULARY, ids_BS.shape, generator=generator)
     replaced = torch.where(kind < 0.8, MASK_ID, torch.where(kind < 0.9, random_ids, ids_BS))
     return torch.where(chosen, replaced, ids_BS), ids_BS.masked_fill(~chosen, -100)
 
@@ -187,61 +173,69 @@ def packed_blocks(folder: Path, vocab: Path) -> np.ndarray:
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
+class TransformersRun:
+    """transformers' model for masked language modelling on blocks in random order, with new masks in every batch."""
+
+    def __init__(self, config: dict[str, Any], setting: Setting, updates: int, seed: int, data: Data, folder: Path):
+        silence_imports()
+        from transformers import AutoConfig, AutoModelForMaskedLM
+
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))
+        self.blocks, self.mask_rate = torch.from_numpy(data.train_blocks), setting.mask_rate
+        self.generator, self.folder = torch.Generator().manual_seed(seed), folder
+        schedule = make_schedule(ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]))
+        self.arguments = (schedule, updates, BATCH, seed)
+
+    def make_batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
+        return dict(
+            zip(("input_ids", "labels"), masked(self.blocks[chosen], self.mask_rate, self.generator), strict=True)
+        )
+
+    def run(self) -> None:
+        state = SavedState(self.folder / "state.safetensors", max(self.arguments[1] // SAVES, 1), self.generator)
+        train_with_transformers(self.model, len(self.blocks), self.make_batch, *self.arguments, state=state)
+        self.model.save_pretrained(self.folder / "checkpoint")
+
+
+def run_this_project(
+    contestant: Contestant, setting: Setting, updates: int, seed: int, data: Data, folder: Path
+) -> None:
+    schedule = SCHEDULES[setting.schedule]
+    flags = {
+        "input-dir": data.work / "shards", "output-dir": folder, "bert-model": "custom", "device": "cpu", "seed": seed,
+        "config-file": folder / "config.json", "vocab-file": data.vocab, "max-steps": updates, "batch-size": BATCH,
+        "max-seq-length": LENGTH, "masked-lm-prob": setting.mask_rate, "learning-rate": setting.learning_rate,
+        "warmup-proportion": schedule["warmup_proportion"], "optimizer": contestant.optimizer,
+        "num-steps-per-checkpoint": max(updates // SAVES, 1), "report-file": folder / "report.json",
+    }  # fmt: skip
+    flags |= {f"lr-{key.replace('_', '-')}": value for key, value in schedule.items() if "warmup" not in key}
+    write_json(folder / "config.json", contestant.config)
+    run("run_pretraining.py", "--resume-from-checkpoint", *(f"--{name}={value}" for name, value in flags.items()))
+
+
 def train(name: str, setting: Setting, updates: int, seed: int, data: Data, folder: Path) -> dict[str, float]:
     """Trains in a process of its own; returns its seconds, also of interrupted starts. `folder` keeps the state."""
     contestant, clock = CONTESTANTS[name], folder / "seconds.json"
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", contestant.config | {"vocab_size": len(data.vocab.read_text().splitlines())})
     earlier = read_json(clock, "the clock") if clock.is_file() else {"cpu_seconds": 0.0, "seconds": 0.0}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     try:
         if contestant.optimizer:
-            schedule = SCHEDULES[setting.schedule]
-            flags = [f"--lr-{key.replace('_', '-')}={value}" for key, value in schedule.items() if "warmup" not in key]
-            run(
-                "run_pretraining.py", f"--input-dir={data.work / 'shards'}", f"--output-dir={folder}",
-                "--bert-model=custom", f"--config-file={folder / 'config.json'}", f"--vocab-file={data.vocab}",
-                f"--max-steps={updates}", f"--batch-size={BATCH}", f"--max-seq-length={LENGTH}",
-                f"--masked-lm-prob={setting.mask_rate}", f"--learning-rate={setting.learning_rate}",
-                f"--warmup-proportion={schedule['warmup_proportion']}", f"--optimizer={contestant.optimizer}",
-                f"--seed={seed}", f"--num-steps-per-checkpoint={max(updates // SAVES, 1)}", "--device=cpu",
-                "--resume-from-checkpoint", f"--report-file={folder / 'report.json'}", *flags,
-            )  # fmt: skip
+            run_this_project(contestant, setting, updates, seed, data, folder)
         else:
-            process = multiprocessing.get_context("spawn").Process(
-                target=train_transformers, args=(setting, updates, seed, data, folder)
-            )
-            process.start()
-            process.join()
-            if process.exitcode:
-                raise UserError(f"{name}: training failed with exit code {process.exitcode}")
+            arguments = (contestant.config, setting, updates, seed, data, folder)
+            worker = Worker(TransformersRun, arguments, same_settings=False)
+            worker.call("run")
+            worker.close()
     finally:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        seconds = time.perf_counter() - started
-        total = {"cpu_seconds": earlier["cpu_seconds"] + cpu_seconds, "seconds": earlier["seconds"] + seconds}
+        seconds = {"cpu_seconds": cpu_seconds, "seconds": time.perf_counter() - started}
+        total = {kind: earlier[kind] + value for kind, value in seconds.items()}
         write_json(clock, total)
     return total
-
-
-def train_transformers(setting: Setting, updates: int, seed: int, data: Data, folder: Path) -> None:
-    """transformers' model for masked language modelling on blocks in random order, with new masks in every batch."""
-    silence_imports()
-    from transformers import AutoConfig, AutoModelForMaskedLM
-
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**read_json(folder / "config.json", "the config")))
-    blocks, generator = torch.from_numpy(data.train_blocks), torch.Generator().manual_seed(seed)
-
-    def make_batch(chosen: np.ndarray) -> dict[str, torch.Tensor]:
-        input_ids, labels = masked(blocks[chosen], model.config.vocab_size, setting.mask_rate, generator)
-        return {"input_ids": input_ids, "labels": labels}
-
-    schedule = make_schedule(ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]))
-    state = SavedState(folder / "state.safetensors", max(updates // SAVES, 1), generator)
-    train_with_transformers(model, len(blocks), make_batch, schedule, updates, BATCH, seed, state=state)
-    model.save_pretrained(folder / "checkpoint")
 
 
 def checkpoint_of(folder: Path, updates: int) -> Path:
@@ -265,7 +259,7 @@ def score(checkpoint: Path, data: Data) -> dict[str, float]:
     blocks, generator = torch.from_numpy(data.held_out_blocks[rows]), torch.Generator().manual_seed(0)
     loss = correct = count = 0.0
     for ids in blocks.split(BATCH):
-        input_ids, labels = masked(ids, model.config.vocab_size, MASK_RATES[0], generator)
+        input_ids, labels = masked(ids, MASK_RATES[0], generator)
         is_masked = labels != -100
         logits, labels = model(input_ids=input_ids).logits[is_masked], labels[is_masked]
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
@@ -278,70 +272,63 @@ def score(checkpoint: Path, data: Data) -> dict[str, float]:
 # --- the campaign -----------------------------------------------------------------------------------------------------
 
 
-class Campaign:
+class Campaign(NamedTuple):
     """Runs, found in and added to the result file."""
 
-    def __init__(self, args: Arguments, data: Data, path: Path):
-        self.data, self.path, self.work = data, path, args.work / "runs"
-        settings = {"held_out": HELD_OUT, "contestants": {name: c._asdict() for name, c in CONTESTANTS.items()}}
-        self.result = read_json(path, "the result file") if path.is_file() else {"settings": settings, "runs": []}
-        if self.result["settings"]["contestants"].keys() != CONTESTANTS.keys():
-            raise UserError(f"{path} holds results of other contestants: give another --output")
+    data: Data
+    runs: Runs
 
     def loss(self, name: str, setting: Setting, updates: int, seed: int) -> float:
         """The held-out loss of a run, which is made if the result file lacks it."""
         key = {"contestant": name, **setting._asdict(), "updates": updates, "seed": seed}
-        found = next((run for run in self.result["runs"] if key.items() <= run.items()), None)
-        if found is None:
-            title = f"{name}, {', '.join(map(str, setting))}, {updates} updates, seed {seed}"
-            folder = self.work / title.replace(", ", "-").replace(" ", "_")
+        title = f"{name}, {', '.join(map(str, setting))}, {updates} updates, seed {seed}"
+        folder = self.data.work / "runs" / title.replace(", ", "-").replace(" ", "_")
+
+        def measure() -> dict[str, float]:
             seconds = train(name, setting, updates, seed, self.data, folder)
-            found = key | seconds | score(checkpoint_of(folder, updates), self.data)
-            self.result["runs"].append(found)
-            self.result["machine_info"] = machine_info(torch.device("cpu"))
-            write_json(self.path, self.result)
-            shutil.rmtree(folder)
+            found = seconds | score(checkpoint_of(folder, updates), self.data)
             cost = f"{found['cpu_seconds']:.0f} CPU seconds, {found['parameters']:,} parameters"
             print_line(f"{title}: loss {found['loss']:.3f}, {cost}")
+            return found
+
+        found = self.runs.get(key, measure)
+        shutil.rmtree(folder, ignore_errors=True)
         return found["loss"]
 
     def search(self, name: str, budget: int) -> Setting:
         """The best setting of a contestant after `budget` updates, with seed 0: coordinate descent, until each
         setting that differs in one value is worse."""
-        losses: dict[Setting, float] = {}
         best = Setting("linear", 0.3, CONTESTANTS[name].learning_rate)
         while True:
             rates = [best._replace(learning_rate=best.learning_rate * factor) for factor in (0.5, 2)]
             schedules = [best._replace(schedule=schedule) for schedule in SCHEDULES]
             mask_rates = [best._replace(mask_rate=rate) for rate in MASK_RATES]
             for settings in (rates, schedules, mask_rates):
-                for setting in (best, *settings):
-                    if setting not in losses:
-                        losses[setting] = self.loss(name, setting, budget, 0)
-                better = min((best, *settings), key=losses.get)
+                better = min((best, *settings), key=lambda setting: self.loss(name, setting, budget, 0))
                 if better != best:
                     best = better
                     break
             else:
                 return best
 
-    def runs_of(self, name: str, setting: Setting) -> list[dict]:
-        """The measured runs, without those of the search."""
+    def points(self, name: str, setting: Setting) -> dict[int, np.ndarray]:
+        """CPU seconds and loss of the measured runs, without those of the search, by number of updates."""
         key = {"contestant": name, **setting._asdict()}
-        return [run for run in self.result["runs"] if run["seed"] and key.items() <= run.items()]
+        found = [run for run in self.runs.found(key) if run["seed"]]
+        return {
+            updates: np.array([(run["cpu_seconds"], run["loss"]) for run in found if run["updates"] == updates])
+            for updates in sorted({run["updates"] for run in found})
+        }
 
-    def chart(self, chosen: dict[str, Setting]) -> Path:
+    def chart(self, chosen: dict[str, Setting]) -> None:
         """Draws the losses with the chosen settings over CPU time, beside the result file: each run as a mark,
         and a line through the medians of the budgets."""
         figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6), layout="constrained")
         for (name, setting), marker in zip(chosen.items(), "osD^vP", strict=False):
-            by_budget: dict[int, list[tuple[float, float]]] = {}
-            for run in sorted(self.runs_of(name, setting), key=lambda run: run["updates"]):
-                by_budget.setdefault(run["updates"], []).append((run["cpu_seconds"], run["loss"]))
-            (line,) = axes.plot(*np.array([np.median(points, axis=0) for points in by_budget.values()]).T)
-            points = np.concatenate([*by_budget.values()])
+            points = self.points(name, setting).values()
+            (line,) = axes.plot(*np.array([np.median(each, axis=0) for each in points]).T)
             label = f"this recipe: {name}" if CONTESTANTS[name].optimizer else name
-            axes.plot(*points.T, marker, color=line.get_color(), markersize=4, label=label)
+            axes.plot(*np.concatenate([*points]).T, marker, color=line.get_color(), markersize=4, label=label)
         axes.set(
             xscale="log", xlabel="CPU seconds of training, one thread", ylabel="held-out loss, nats per masked token"
         )
@@ -350,43 +337,46 @@ class Campaign:
             set_formatter(matplotlib.ticker.FuncFormatter(lambda seconds, _: f"{seconds:,.0f}"))
         axes.grid(alpha=0.3)
         figure.legend(loc="outside upper center")
-        path = self.path.with_suffix(".svg")
-        figure.savefig(path, metadata={"Date": None})
-        return path
+        figure.savefig(self.runs.path.with_suffix(".svg"), metadata={"Date": None})
 
-    def table(self, budgets: list[int], chosen: dict[str, Setting]) -> None:
-        print_line(f"{'contestant':32}" + "".join(f"{f'{budget} updates':>28}" for budget in budgets) + "  setting")
+    def table(self, chosen: dict[str, Setting]) -> None:
+        """Prints mean and deviation of the losses, and the median of the CPU seconds."""
         for name, setting in chosen.items():
-            cells = []
-            for budget in budgets:
-                runs = [run for run in self.runs_of(name, setting) if run["updates"] == budget]
-                losses = [run["loss"] for run in runs]
-                seconds = np.median([run["cpu_seconds"] for run in runs])
-                deviation = f" +- {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else ""
-                cells.append(f"{np.mean(losses):.3f}{deviation} ({seconds:.0f} s)")
-            print_line(f"{name:32}" + "".join(f"{cell:>28}" for cell in cells) + f"  {', '.join(map(str, setting))}")
+            print_line(f"{name}: {', '.join(map(str, setting))}")
+            for updates, points in self.points(name, setting).items():
+                seconds, loss = np.median(points[:, 0]), points[:, 1]
+                deviation = f" +- {np.std(loss, ddof=1):.3f}" if len(loss) > 1 else ""
+                print_line(f"  {updates:5} updates: {loss.mean():.3f}{deviation} ({seconds:.0f} s, {len(loss)} seeds)")
 
 
 def main() -> None:
-    args = parse_arguments()
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--books", type=Path, required=True, help=f"folder of .txt books, {', '.join(HELD_OUT)} among them")
+    add("--work", type=Path, required=True, help="folder for data and runs; kept, to continue")
+    add("--contestants", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS), help="which to run")
+    add("--budgets", type=positive_int, nargs="+", default=(250, 750, 2750), help=f"updates of {BATCH * LENGTH} tokens")
+    add("--search-budgets", type=positive_int, nargs="+", default=(75, 250), help="updates of the search's runs")
+    add("--num-seeds", type=positive_int, default=3, help="runs of each contestant and budget, from seed 1 up")
+    add("--output", type=Path, help="result file; by default in benchmarks/results")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    budgets = sorted(args.budgets)
     path = args.output or RESULTS / f"time_to_quality-{datetime.date.today()}.json"
-    campaign = Campaign(args, prepare(args), path)
+    settings = {"held_out": HELD_OUT, "contestants": {name: c._asdict() for name, c in CONTESTANTS.items()}}
+    campaign = Campaign(prepare(args), Runs(path, settings))
     found = {
         name: [campaign.search(name, budget) for budget in sorted(args.search_budgets)] for name in args.contestants
     }
-    campaign.result["search"] = {name: [setting._asdict() for setting in settings] for name, settings in found.items()}
     chosen = {name: settings[-1] for name, settings in found.items()}
-    sizes = {run["contestant"]: run["parameters"] for run in campaign.result["runs"]}
+    sizes = {run["contestant"]: run["parameters"] for run in campaign.runs.found({})}
     if max(sizes.values()) > (1 + PARAMETER_TOLERANCE) * min(sizes.values()):
         raise UserError(f"the contestants' numbers of parameters differ too much: {sizes}")
-    for seed in range(args.seed, args.seed + args.num_seeds):
-        for budget, (name, setting) in itertools.product(budgets, chosen.items()):
+    for seed, budget in itertools.product(range(1, args.num_seeds + 1), sorted(args.budgets)):
+        for name, setting in chosen.items():
             campaign.loss(name, setting, budget, seed)
-    write_json(path, campaign.result)
-    campaign.table(budgets, chosen)
-    print_line(f"written to {path} and {campaign.chart(chosen)}")
+    campaign.table(chosen)
+    campaign.chart(chosen)
+    print_line(f"written to {path} and its .svg")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python benchmarks/wikipedia_extraction.py DUMP --show paragraph "table cell"    # print the lost paragraphs
 
 mwparserfromhell is used in two ways: its `strip_code` is the other extractor, and its syntax tree, which is independent
-of this project, gives the paragraphs of each page, which are looked for in this project's text.
+of this project, gives the paragraphs of each page, which are looked for in this project's text. Needs mwparserfromhell.
 """
 
 import bz2
@@ -16,18 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+import mwparserfromhell
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from data_preparation.sources.wikipedia import PAGE_END, PAGE_START, read_page
 from data_preparation.sources.wikipedia_names import FILE_ALIASES
 from data_preparation.sources.wikitext import prose_of
 from utils.command_line import ArgumentParser
-from utils.errors import UserError, run_main
-
-try:
-    import mwparserfromhell
-except ImportError:
-    mwparserfromhell = None
+from utils.errors import run_main
 
 RESIDUE = {
     "[[ or ]]": r"\[\[|\]\]",
@@ -60,7 +57,10 @@ KINDS = {
 }
 GAP = "\0"  # stands for what is not looked for: a formula, the output of a template
 LINE_KINDS = {"*": "list item", "#": "list item", ":": "indented", ";": "indented"}
+INNER_KINDS = {"table": "table cell", "tr": "table cell", "td": "table cell", "th": "table cell", "li": "list item"}
+BLOCKS = ("div", "blockquote", "poem", "center", "p")
 HIDDEN_ELEMENTS = ("ref", "references", "gallery", "math", "imagemap", "timeline", "pre", "source", "syntaxhighlight")
+NO_TEXT = ("cite", "citation", "sfn", "harv", "refn", "efn", "#tag")  # templates
 
 
 def main() -> None:
@@ -68,54 +68,48 @@ def main() -> None:
     parser.add_argument("dump", type=Path, help="pages-articles.xml.bz2 that fits in memory")
     parser.add_argument("--show", nargs="+", choices=tuple(KINDS), default=[], help="kinds of lost paragraphs to print")
     args = parser.parse_args()
-    started = time.perf_counter()
     texts = read_texts(args.dump)
-    raw = sum(len(text.encode()) for text in texts) / 1e6
-    seconds = time.perf_counter() - started
-    print(f"{len(texts)} articles, {raw:.1f} MB of markup, decompressed and parsed in {seconds:.2f} s")
-    extractors: dict[str, Callable[[str], str]] = {"this project": lambda text: "\n".join(prose_of(text))}
-    if mwparserfromhell:
-        extractors["strip_code"] = lambda text: mwparserfromhell.parse(text).strip_code()
-    else:
-        print("mwparserfromhell is not installed: pip install mwparserfromhell to compare", file=sys.stderr)
-    results = {name: measure(extract, texts) for name, extract in extractors.items()}
-    print(f"{'':24}" + "".join(f"{name:>16}" for name in results))
-    for row in next(iter(results.values())):
-        print(f"{row:24}" + "".join(f"{result[row]:16,.3f}" for result in results.values()))
-    if mwparserfromhell:
-        show_lost(find_lost(texts), args.show)
+    results = {
+        "this project": measure(lambda text: "\n".join(prose_of(text)), texts),
+        "strip_code": measure(lambda text: mwparserfromhell.parse(text).strip_code(), texts),
+    }
+    print(f"{f'{len(texts)} articles':26}" + "".join(f"{name:>16}" for name in results))
+    for row in results["strip_code"]:
+        print(f"{row:26}" + "".join(f"{result[row]:16,.3f}" for result in results.values()))
+    found = find_lost(texts)
+    for kind in args.show:
+        print("\n".join(f"lost {kind}: {paragraph}" for paragraph in found[kind].lost))
+    print(f"\n{'paragraphs of prose':26}{'in the pages':>16}{'lost':>16}{'words found %':>16}")
+    for kind, what in KINDS.items():
+        counts = found[kind]
+        share = 100 * counts.found / max(1, counts.runs)
+        print(f"{kind:26}{counts.paragraphs:16,}{len(counts.lost):16,}{share:16.2f}  {what}")
 
 
 def read_texts(path: Path) -> list[str]:
     """The markup of the articles in the dump."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: check the path")
-    xml = bz2.decompress(path.read_bytes())
-    texts = []
-    for page in re.findall(re.escape(PAGE_START) + b".*?" + re.escape(PAGE_END), xml, re.S):
-        if read_page(page, FILE_ALIASES | {"file", "category"}):
-            text = ElementTree.fromstring(page).findtext("revision/text")
-            texts.append(text)
-    return texts
+    pages = re.findall(re.escape(PAGE_START) + b".*?" + re.escape(PAGE_END), bz2.decompress(path.read_bytes()), re.S)
+    articles = (page for page in pages if read_page(page, FILE_ALIASES | {"file", "category"}))
+    return [ElementTree.fromstring(page).findtext("revision/text") for page in articles]
 
 
 def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]:
     """MB of markup per second of processor time, words, % of sentences with residue, and residues per 1,000 words."""
     started = time.process_time()
-    extracted = [extract(text) for text in texts]
+    text = "\n".join(map(extract, texts))
     seconds = time.process_time() - started
-    text = "\n".join(extracted)
     words = len(text.split())
     sentences = [one for one in re.split(r"(?<=[.?!]) +|\n+", text) if one.strip()]
     bad = sum(any(re.search(pattern, one) for pattern in RESIDUE.values()) for one in sentences)
-    rows = {
-        "MB/s of markup": sum(len(text.encode()) for text in texts) / 1e6 / seconds,
+    orphans = sum(abs(line.count(a) - line.count(b)) for line in text.split("\n") for a, b in ("()", "[]"))
+    return {
+        "MB of markup": sum(len(text.encode()) for text in texts) / 1e6,
+        "MB per second": sum(len(text.encode()) for text in texts) / 1e6 / seconds,
         "words": words,
         "sentences with residue %": 100 * bad / len(sentences),
+        **{name: 1000 * len(re.findall(pattern, text, re.M)) / words for name, pattern in RESIDUE.items()},
+        "orphaned ( ) [ ]": 1000 * orphans / words,
     }
-    per_thousand = {name: 1000 * len(re.findall(pattern, text, re.M)) / words for name, pattern in RESIDUE.items()}
-    orphans = sum(abs(line.count(a) - line.count(b)) for line in text.split("\n") for a, b in ("()", "[]"))
-    return rows | per_thousand | {"orphaned ( ) [ ]": 1000 * orphans / words}
 
 
 @dataclass
@@ -134,27 +128,18 @@ def find_lost(texts: list[str]) -> dict[str, Coverage]:
     for text in texts:
         here = runs_of_three("\n".join(prose_of(text)))
         for kind, paragraph in paragraphs_of(mwparserfromhell.parse(text).nodes, "paragraph"):
-            runs = runs_of_three(paragraph)
+            runs, counts = runs_of_three(paragraph), kinds[kind]
             if len(runs) < MIN_WORDS - 2 or not SENTENCE_END.search(paragraph):
                 continue
             found = len(runs & here)
-            kinds[kind].paragraphs += 1
-            kinds[kind].runs += len(runs)
-            kinds[kind].found += found
+            counts.paragraphs, counts.runs, counts.found = (
+                counts.paragraphs + 1,
+                counts.runs + len(runs),
+                counts.found + found,
+            )
             if found < MIN_FOUND * len(runs):
-                kinds[kind].lost.append(paragraph.replace(GAP, ""))
+                counts.lost.append(paragraph.replace(GAP, ""))
     return kinds
-
-
-def show_lost(found: dict[str, Coverage], kinds: list[str]) -> None:
-    for kind in kinds:
-        for paragraph in found[kind].lost:
-            print(f"lost {kind}: {paragraph}")
-    print(f"\n{'paragraphs of prose':24}{'in the pages':>16}{'lost':>16}{'words found %':>16}")
-    for kind, what in KINDS.items():
-        counts = found[kind]
-        share = 100 * counts.found / max(1, counts.runs)
-        print(f"{kind:24}{counts.paragraphs:16,}{len(counts.lost):16,}{share:16.2f}  {what}")
 
 
 def runs_of_three(text: str) -> set[tuple[str, ...]]:
@@ -183,47 +168,44 @@ def paragraphs_of(nodes: list, kind: str) -> Iterator[tuple[str, str]]:
 
 def parts_of(nodes: list, kind: str) -> Iterator[str | tuple[str, list | None]]:
     """Text; (kind, None) at the start of a line of that kind; (kind, nodes) for nodes with lines of their own."""
-    node_types = mwparserfromhell.nodes
     for node in nodes:
-        if isinstance(node, node_types.Text):
-            first, *rest = str(node).split("\n")
-            yield first
-            for text in rest:
+        match node:
+            case mwparserfromhell.nodes.Text():
+                first, *rest = str(node).split("\n")
+                yield first
+                for text in rest:
+                    yield kind, None
+                    yield text
+            case mwparserfromhell.nodes.HTMLEntity():
+                yield node.normalize()
+            case mwparserfromhell.nodes.Heading():
                 yield kind, None
-                yield text
-        elif isinstance(node, node_types.HTMLEntity):
-            yield node.normalize()
-        elif isinstance(node, node_types.Heading):
-            yield kind, None
-        elif isinstance(node, node_types.Wikilink):
-            prefix = str(node.title).partition(":")[0].strip().lower()
-            if prefix not in ("file", "image", "category"):
-                yield from parts_of((node.text or node.title).nodes, kind)
-        elif isinstance(node, node_types.ExternalLink) and node.title:
-            yield from parts_of(node.title.nodes, kind)
-        elif isinstance(node, node_types.Tag):
-            name = str(node.tag).strip().lower()
-            if name in HIDDEN_ELEMENTS:
+            case mwparserfromhell.nodes.Wikilink():
+                prefix = str(node.title).partition(":")[0].strip().lower()
+                if prefix not in ("file", "image", "category"):
+                    yield from parts_of((node.text or node.title).nodes, kind)
+            case mwparserfromhell.nodes.ExternalLink() if node.title:
+                yield from parts_of(node.title.nodes, kind)
+            case mwparserfromhell.nodes.Tag():
+                name = str(node.tag).strip().lower()
+                if name in HIDDEN_ELEMENTS:
+                    yield GAP
+                elif node.wiki_markup in LINE_KINDS:
+                    yield LINE_KINDS[node.wiki_markup], None
+                elif name in INNER_KINDS or name in BLOCKS:
+                    yield INNER_KINDS.get(name, kind), node.contents.nodes
+                elif name == "br":
+                    yield " "
+                elif node.contents:
+                    yield from parts_of(node.contents.nodes, kind)
+            case mwparserfromhell.nodes.Template():
+                name = str(node.name).strip().lower()
+                if name.startswith(NO_TEXT):
+                    continue
                 yield GAP
-            elif node.wiki_markup in LINE_KINDS:
-                yield LINE_KINDS[node.wiki_markup], None
-            elif name in ("table", "tr", "td", "th", "li"):
-                yield "table cell" if name != "li" else "list item", node.contents.nodes
-            elif name in ("div", "blockquote", "poem", "center", "p"):
-                yield kind, node.contents.nodes
-            elif name == "br":
-                yield " "
-            elif node.contents:
-                yield from parts_of(node.contents.nodes, kind)
-        elif isinstance(node, node_types.Template):
-            name = str(node.name).strip().lower()
-            if name.startswith(("cite", "citation", "sfn", "harv", "refn", "efn", "#tag")):
-                continue
-            yield GAP
-            template_kind = "quotation" if "quote" in name else "template"
-            for argument in node.params:
-                if kind != "template" or template_kind == "quotation":
-                    yield template_kind, argument.value.nodes
+                is_quotation = "quote" in name
+                if kind != "template" or is_quotation:
+                    yield from (("quotation" if is_quotation else "template", each.value.nodes) for each in node.params)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from gpu_stand_in.build import build, missing
 from launch_scripts import Checkout, presets, processes_of, program_arguments
 from small_runs import run_here
 
-from benchmarks.memory import write_full_shards
+from benchmarks.common.shards import write_random_shards
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -88,7 +88,7 @@ SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None",
 
 def write_shards(folder: Path, length: int) -> Path:
     """Full sequences, without masks if they are longer than 512."""
-    write_full_shards(folder, length, {128: 20, 512: 80}.get(length, 1), {128: 1024}.get(length, 64))
+    write_random_shards(folder, {128: 1024}.get(length, 64), length, {128: 20, 512: 80}.get(length, 1))
     if length > 512:
         with h5py.File(folder / "shard_000.hdf5", "a") as file:
             for name in ("masked_lm_positions", "masked_lm_ids"):

@@ -6,7 +6,8 @@ import pytest
 from conftest import assert_refused
 from small_runs import run_here
 
-from benchmarks.memory import PRECISIONS, Case, allocated_peak, estimate, write_full_shards
+from benchmarks.common.shards import write_random_shards
+from benchmarks.memory import LENGTH, PREDICTIONS, PRECISIONS, Case, allocated_peak, estimate
 
 TOLERANCE = 0.15
 MODES = ("none", "selective", "full")
@@ -15,7 +16,7 @@ SHORT = ("--max-steps", "2", "--benchmark-warmup-steps", "1")
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    return write_full_shards(tmp_path_factory.mktemp("memory") / "shards", samples=16)
+    return write_random_shards(tmp_path_factory.mktemp("memory") / "shards", 16, LENGTH, PREDICTIONS)
 
 
 def command(shards, output, *flags: str) -> list[str]:

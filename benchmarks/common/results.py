@@ -1,18 +1,21 @@
 """The machine, medians with quartiles, and result files."""
 
 import datetime
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from utils.files import write_json
+from utils.errors import UserError
+from utils.files import read_json, write_json
+from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -69,10 +72,36 @@ def precision_name(amp: bool, pure: bool = False, tf32: bool = False) -> str:
     return "pure-bf16" if pure else "bf16" if amp else "tf32" if tf32 else "fp32"
 
 
-def write_result(path: Path | None, name: str, device: torch.device, result: dict[str, Any]) -> Path:
+def write_result(path: Path | None, name: str, device: torch.device, result: dict[str, Any]) -> None:
     """Writes one JSON file, with the machine's data; by default `name-date.json` in benchmarks/results."""
     result = {"machine_info": machine_info(device), **result}
     path = path or RESULTS / f"{name}-{result['machine_info']['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
-    return path
+    print_line(f"written to {path}")
+
+
+class Runs:
+    """Runs in a JSON file that is written after each, so that the same command continues after the last one.
+
+    settings: those of all runs; a file with other ones is refused.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]):
+        self.path, settings = path, json.loads(json.dumps(settings))
+        self.result = read_json(path, "the result file") if path.is_file() else {"settings": settings, "runs": []}
+        if self.result["settings"] != settings:
+            raise UserError(f"{path} holds results with other settings: give another --output")
+
+    def found(self, key: dict[str, Any]) -> list[dict[str, Any]]:
+        """The runs with the values of `key`."""
+        return [run for run in self.result["runs"] if key.items() <= run.items()]
+
+    def get(self, key: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The run with the values of `key`, which is made by `measure` if the file lacks it."""
+        if not self.found(key):
+            self.result["runs"].append(key | measure())
+            self.result["machine_info"] = machine_info(torch.device("cpu"))
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, self.result)
+        return self.found(key)[0]
