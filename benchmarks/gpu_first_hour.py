@@ -98,6 +98,9 @@ class Call:
     def updates(self) -> int:
         return TOY_UPDATES if self.toy else UPDATES
 
+    def report(self, name: str) -> Path:
+        return self.output / f"{file_name(name)}.json"
+
     def run(self, name: str, command: list[object], timeout: int, environment: dict[str, str] | None = None) -> bool:
         """Runs `command`; returns whether it ended with exit code 0 within `timeout` seconds."""
         left = self.started + CALL_SECONDS - time.monotonic()
@@ -149,13 +152,9 @@ def largest_difference(found: list[float], expected: list[float], count: int | N
     return max(abs(a - b) / abs(b) for a, b in list(zip(found, expected, strict=False))[:count])
 
 
-def model_files(model: str) -> tuple[object, ...]:
-    return (
-        "--vocab-file",
-        "vocab/bert-base-uncased-vocab.txt",
-        "--config-file",
-        f"bert_configs/bert-{model}-uncased.json",
-    )
+def model_files(model: str) -> tuple[str, ...]:
+    config = f"bert_configs/bert-{model}-uncased.json"
+    return "--vocab-file", "vocab/bert-base-uncased-vocab.txt", "--config-file", config
 
 
 def pretraining(call: Call, shards: Path, name: str, *flags: object, device: str | None = None) -> list[object]:
@@ -181,13 +180,12 @@ def full_shards_in(folder: Path, length: int) -> Path:
 def prepare(call: Call, folder: Path) -> None:
     """Shards of the sample books at lengths 128 and 512, others without padding, and the losses of the first updates on
     the CPU."""
-    from benchmarks.common.shards import make_shards
-    from benchmarks.memory import write_full_shards
+    from benchmarks.common.shards import PREDICTIONS_OF, make_shards, write_random_shards
 
-    for length, predictions in ((128, 20),) if call.toy else ((128, 20), (512, 80)):
-        if not full_shards_in(folder, length).is_dir():
-            write_full_shards(full_shards_in(folder, length), length, predictions, 4096 * 128 // length)
     for length in (128,) if call.toy else (128, 512):
+        if not full_shards_in(folder, length).is_dir():
+            count, masked = 4096 * 128 // length, PREDICTIONS_OF[length]
+            write_random_shards(full_shards_in(folder, length), count, length, masked)
         if not shards_in(folder, length).is_dir():
             (folder / str(length)).mkdir(exist_ok=True)
             make_shards(folder / str(length), length)
@@ -245,7 +243,7 @@ def training(call: Call, folder: Path, part: str) -> None:
         watched = watch(call, name, command, 120 if "--compile" in flags else 60)
         if not watched:
             continue
-        found[name] = losses(call.output / f"{file_name(name)}.json")
+        found[name] = losses(call.report(name))
         if reference in found:
             judge_losses(call, name, found[reference], reference, limit, count)
         call.judge(f"at most {MAX_GRAPHS} graphs", watched["graphs"], watched["graphs"][-1] <= MAX_GRAPHS)
@@ -283,17 +281,17 @@ def faults(call: Call, folder: Path) -> None:
     whole = call.run("whole", pretraining(call, shards, "whole", *flags), 60)
     parts = [watch(call, name, command, 60, fault) for name, fault in (("stopped", "SIGTERM"), ("resumed", "none"))]
     if whole and all(parts):
-        judge_losses(call, "resumed", losses(call.output / "whole.json"), "whole", 1e-3)
+        judge_losses(call, "resumed", losses(call.report("whole")), "whole", 1e-3)
     long = ("--amp", "--max-seq-length", 512, "--max-predictions-per-seq", 80, "--batch-size", 16, "--max-steps", 50)
     for more, limit in (((), 1e-3), (("--deterministic",), 1e-9)) if not call.toy else ():
         names = [f"length 512{''.join(more)}", f"again{''.join(more)}"]
         ran = [call.run(name, pretraining(call, shards_in(folder, 512), name, *long, *more), 60) for name in names]
         if all(ran):
-            judge_losses(call, names[1], losses(call.output / f"{file_name(names[0])}.json"), names[0], limit)
+            judge_losses(call, names[1], losses(call.report(names[0])), names[0], limit)
 
 
 def judge_losses(call: Call, name: str, expected: list[float], reference: str, limit: float, count=None) -> None:
-    difference = largest_difference(losses(call.output / f"{file_name(name)}.json"), expected, count)
+    difference = largest_difference(losses(call.report(name)), expected, count)
     call.judge(f"losses within {limit:g} of {reference}", difference, difference < limit)
 
 
@@ -370,7 +368,7 @@ def measure_runs(call: Call, folder: Path, part: str) -> None:
         if of_call != part:
             continue
         model, batch, merge = ("tiny", 4, 2) if call.toy else ("large", batch, 32)
-        report = call.output / f"{file_name(name)}.json"
+        report = call.report(name)
         command = [
             *("run_pretraining.py", "--input-dir", shards(folder, length), "--output-dir", call.output / "unused"),
             *("--report-file", report, *model_files(model), "--max-seq-length", length, "--max-predictions-per-seq"),
@@ -398,14 +396,14 @@ def speed(call: Call, folder: Path) -> None:
 
 def costs(call: Call, folder: Path) -> None:
     """Of the optimizer, of the start, and of checkpoints."""
-    toy, model = call.toy, "tiny" if call.toy else "large"
-    short = ("--rounds", 1) if toy else ()
-    command = ["benchmarks/optimizer_step.py", "--device", call.device, "--model", model, *short]
-    call.run("optimizer", [*command, "--output", call.output / "optimizer_step.json"], 180)
-    short = ("--launches", 1, "--checkpoints", 1) if toy else ()
-    command = ["benchmarks/startup_and_checkpoints.py", "--device", call.device, "--model", model, *short]
-    output = call.output / "startup.json"
-    call.run("start and checkpoints", [*command, "--input-dir", shards_in(folder, 128), "--output", output], 180)
+    model = ("--device", call.device, "--model", "tiny" if call.toy else "large")
+    shards, short = ("--input-dir", shards_in(folder, 128)), ("--launches", 1, "--checkpoints", 1)
+    parts = {
+        "optimizer_step": ("--rounds", 1) if call.toy else (),
+        "startup_and_checkpoints": (*shards, *short) if call.toy else shards,
+    }
+    for name, flags in parts.items():
+        call.run(name, [f"benchmarks/{name}.py", *model, *flags, "--output", call.report(name)], 180)
 
 
 # In the order of what matters most: the first three take at most half an hour together.

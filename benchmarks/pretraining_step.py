@@ -14,7 +14,6 @@ import dataclasses
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import compare, format_quartiles, precision_name, quartiles, write_result
-from benchmarks.common.shards import PREDICTIONS, make_shards
+from benchmarks.common.results import compare, format_quartiles, quartiles, write_result
+from benchmarks.common.shards import PREDICTIONS_OF, make_shards
 from benchmarks.common.training import (
     MAX_GRAD_NORM,
     MODELS,
@@ -57,7 +56,9 @@ def parse_arguments(argv=None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", choices=sorted(MODELS), default="mini", help="architecture")
-    add("--seq-length", type=int, choices=sorted(PREDICTIONS), default=128, help="sequence length; must match shards")
+    add(
+        "--seq-length", type=int, choices=sorted(PREDICTIONS_OF), default=128, help="sequence length; must match shards"
+    )
     add("--batch-size", type=positive_int, default=32, help="sequences per micro-batch")
     add("--gradient-merge-steps", type=positive_int, default=1, help="micro-batches per step")
     add("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
@@ -73,8 +74,9 @@ def parse_arguments(argv=None) -> Arguments:
     return parser.parse_args(argv)
 
 
-class Implementation(ABC):
-    """A model with the weights of seed 0, its batches, and its steps."""
+class Implementation:
+    """A model with the weights of seed 0, its batches, and its steps. Subclasses have `load_batch`, which makes a batch
+    of the samples of one step, and `step`, which makes one optimizer step whose parts are timed by `stopwatch`."""
 
     def __init__(self, args: Arguments, folder: Path):
         self.args = args
@@ -84,23 +86,13 @@ class Implementation(ABC):
         dataset = PretrainingDataset(folder, self.config.vocab_size)
         sizes = args.batch_size, args.batch_size * args.gradient_merge_steps
         self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_labelled_per_sample)
+        shape = (args.rounds + 1) * args.steps, sizes[1]  # the samples of all steps of all rounds
+        samples = sample_order(np.arange(shape[0] * shape[1]), len(dataset), seed=1).reshape(shape)
         started = time.perf_counter()
-        self.batches = [self.load_batch(dataset, indices) for indices in samples_of_steps(args, dataset)]
-        self.data_seconds = time.perf_counter() - started
+        self.batches = [self.load_batch(dataset, indices) for indices in samples]
+        self.data_seconds = (time.perf_counter() - started) / len(self.batches)  # to make a batch
         torch.manual_seed(0)
         self.model = BertForPreTraining(self.config)
-
-    @abstractmethod
-    def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
-        """The samples of one step, as this implementation takes them."""
-
-    @abstractmethod
-    def step(self, batch: StepBatch) -> None:
-        """One optimizer step; its parts are timed by `stopwatch`."""
-
-    def data_milliseconds(self) -> float:
-        """The time to make a batch."""
-        return 1e3 * self.data_seconds / len(self.batches)
 
     def turn(self, number: int) -> dict:
         """The steps of one turn: their time, in all and by part, and their amount of work. On a GPU, a step that is not
@@ -123,7 +115,7 @@ class Implementation(ABC):
             torch.cuda.empty_cache()
         return {
             "seconds": seconds,
-            "parts": parts,
+            "parts": {"data": self.data_seconds * len(batches), **parts},
             "tokens": sum(int(batch.lengths.sum()) for batch in batches),
             "sequences": sum(len(batch.lengths) for batch in batches),
             "flops": sum(flops(b.lengths, b.num_labelled.sum()) for b in batches),
@@ -135,10 +127,8 @@ class ThisProject(Implementation):
 
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
-        task = PretrainingTask(True, args.seq_length)
-        self.trainer = make_trainer(
-            self.model, task, self.loader, self.runtime, args.optimizer, ParallelConfig(args.compile)
-        )
+        task, strategy = PretrainingTask(True, args.seq_length), ParallelConfig(args.compile)
+        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, args.optimizer, strategy)
         self.stopwatch = self.trainer.stopwatch
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
@@ -210,12 +200,6 @@ def pad(stream: dict[str, torch.Tensor], pin_memory: bool) -> dict[str, torch.Te
     return {name: tensor.pin_memory() for name, tensor in padded.items()} if pin_memory else padded
 
 
-def samples_of_steps(args: Arguments, dataset: PretrainingDataset) -> np.ndarray:
-    """The samples of all steps of all rounds, [steps, samples]."""
-    shape = (args.rounds + 1) * args.steps, args.batch_size * args.gradient_merge_steps
-    return sample_order(np.arange(shape[0] * shape[1]), len(dataset), seed=1).reshape(shape)
-
-
 def measure(args: Arguments, folder: Path, device: torch.device, peak: float | None) -> dict:
     workers = {
         TRANSFORMERS: Worker(Transformers, (args, folder), same_settings=False),
@@ -234,23 +218,23 @@ def measure(args: Arguments, folder: Path, device: torch.device, peak: float | N
     for name, found in turns.items():
         tokens = quartiles(rates[name])
         flops = tokens["median"] * work["flops"] / work["tokens"]
-        parts = {kind: quartiles([turn["parts"][kind] for turn in found])["median"] for kind in found[0]["parts"]}
         figures[name] = {
             "tokens_per_second": tokens,
             "sequences_per_second": tokens["median"] * work["sequences"] / work["tokens"],
             "model_tflops": flops / 1e12,
             "utilization": flops / peak if peak else None,
-            "milliseconds": {"data": workers[name].call("data_milliseconds")}
-            | {kind: 1e3 / args.steps * seconds for kind, seconds in parts.items()},
+            "milliseconds": {
+                kind: 1e3 / args.steps * quartiles([turn["parts"][kind] for turn in found])["median"]
+                for kind in found[0]["parts"]
+            },
             "peak_memory_gib": workers[name].peak_memory_gib(),
         }
-    for worker in workers.values():
-        worker.close()
+        workers[name].close()
     speedups = {name: compare(rates[THIS_PROJECT], rates[name]) for name in workers if name != THIS_PROJECT}
     return {"arguments": args.as_dict(), "implementations": figures, "speedup": speedups}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
     set_num_threads()  # as the workers do, for machine_info
@@ -258,10 +242,6 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.input_dir or make_shards(Path(scratch), args.seq_length)
         result = measure(args, folder, runtime.device, peak)
-    parts = ["pretraining_step", runtime.device.type, args.model, str(args.seq_length)]
-    parts += [precision_name(args.amp, args.use_pure_fp16, args.tf32)]
-    parts += [f"compiled-{args.compile}"] * (args.compile != "none")
-    path = write_result(args.output, "-".join(parts), runtime.device, result)
     print_line(f"{'':30}{'tokens/s (quartiles)':>24} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds per step")
     for name, figures in result["implementations"].items():
         milliseconds = ", ".join(f"{kind} {value:.0f}" for kind, value in figures["milliseconds"].items())
@@ -272,8 +252,10 @@ def main(argv: list[str] | None = None) -> int:
         )
     for name, ratio in result["speedup"].items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio, first='ratio_of_medians')}")
-    print_line(f"written to {path}")
-    return 0
+    precision = "pure-bf16" if args.use_pure_fp16 else "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
+    parts = ["pretraining_step", runtime.device.type, args.model, str(args.seq_length), precision]
+    parts += [f"compiled-{args.compile}"] * (args.compile != "none")
+    write_result(args.output, "-".join(parts), runtime.device, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, TINY, VOCAB_FILE
 
 from benchmarks import embeddings
-from benchmarks.compare_fine_tuning import main, summarize
+from benchmarks.compare_fine_tuning import main, summary
 from utils.errors import UserError
 
 FACTS = [("Anna", "Paris", "a baker"), ("Boris", "Cairo", "an old pilot"), ("Carla", "Lima", "a judge")]
@@ -79,10 +79,10 @@ def test_both_learn_the_task_and_the_same_command_continues(model_folder, tmp_pa
     for contestants in ([OURS], [OURS, THEIRS]):
         main([*map(str, command), "--contestants", *contestants])
         runs = json.loads(output.read_text())["runs"]
-        assert list(runs) == contestants
-        before = before or runs[OURS]
-    assert runs[OURS] == before  # not repeated
-    for run in (runs[OURS]["42"], runs[THEIRS]["42"]):
+        assert [run["contestant"] for run in runs] == contestants
+        before = before or runs[0]
+    assert runs[0] == before  # not repeated
+    for run in runs:
         assert {score: run[score] for score in perfect} == perfect
         assert run["training_sequences_per_second"] > 0 and run["machine_info"]["torch"]
     assert str(ROOT) not in output.read_text() and "torchao" not in "".join(capfd.readouterr())
@@ -93,12 +93,13 @@ def test_both_learn_the_task_and_the_same_command_continues(model_folder, tmp_pa
 def test_seeds_are_summarized_with_the_interval_of_the_difference():
     """Against Welch's interval, written out for two samples of three with the same spread (4 degrees of freedom)."""
     rates = {"training_sequences_per_second": 1.0, "inference_sequences_per_second": 2.0}
-    runs = {
-        name: {str(seed): {"f1": base + seed, **rates} for seed in range(3)}
+    runs = [
+        {"contestant": name, "f1": base + seed, **rates}
         for name, base in ((OURS, 11.0), (THEIRS, 10.0))
-    }
-    summary = summarize(runs, ("f1",))
-    assert summary[OURS]["f1"] == {"mean": 12.0, "std": 1.0}
+        for seed in range(3)
+    ]
     half = 2.7764451 * (2 / 3) ** 0.5
-    assert summary[THEIRS]["f1"]["difference"]["mean"] == 1
-    assert summary[THEIRS]["f1"]["difference"]["interval"] == pytest.approx([1 - half, 1 + half])
+    rate_line = ": training_sequences_per_second 1.0, inference_sequences_per_second 2.0"
+    interval = f"{OURS} +1 (95% interval {1 - half:+.2g} to {1 + half:+.2g})"
+    lines = [OURS + rate_line, "  f1 12 +- 1", THEIRS + rate_line, f"  f1 11 +- 1; {interval}"]
+    assert summary(runs, ("f1",)) == lines

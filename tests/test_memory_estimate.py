@@ -7,7 +7,7 @@ from conftest import assert_refused
 from small_runs import run_here
 
 from benchmarks.common.shards import write_random_shards
-from benchmarks.memory import LENGTH, PREDICTIONS, PRECISIONS, Case, allocated_peak, estimate
+from benchmarks.memory import LENGTH, PRECISIONS, PREDICTIONS, Case, allocated_peak, estimate
 
 TOLERANCE = 0.15
 MODES = ("none", "selective", "full")

@@ -8,6 +8,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+CPU = torch.device("cpu")
 
 
 def machine_info(device: torch.device) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def machine_info(device: torch.device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{name: version(name) for name in ("torch", "transformers") if find_spec(name)},
     }
 
 
@@ -68,10 +71,6 @@ def format_quartiles(values: dict[str, float], spec: str = ".2f", first: str = "
     return f"{values[first]:{spec}} ({values['low']:{spec}}-{values['high']:{spec}})"
 
 
-def precision_name(amp: bool, pure: bool = False, tf32: bool = False) -> str:
-    return "pure-bf16" if pure else "bf16" if amp else "tf32" if tf32 else "fp32"
-
-
 def write_result(path: Path | None, name: str, device: torch.device, result: dict[str, Any]) -> None:
     """Writes one JSON file, with the machine's data; by default `name-date.json` in benchmarks/results."""
     result = {"machine_info": machine_info(device), **result}
@@ -87,8 +86,8 @@ class Runs:
     settings: those of all runs; a file with other ones is refused.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]):
-        self.path, settings = path, json.loads(json.dumps(settings))
+    def __init__(self, path: Path, settings: dict[str, Any], device: torch.device = CPU):
+        self.path, self.device, settings = path, device, json.loads(json.dumps(settings))
         self.result = read_json(path, "the result file") if path.is_file() else {"settings": settings, "runs": []}
         if self.result["settings"] != settings:
             raise UserError(f"{path} holds results with other settings: give another --output")
@@ -100,8 +99,7 @@ class Runs:
     def get(self, key: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The run with the values of `key`, which is made by `measure` if the file lacks it."""
         if not self.found(key):
-            self.result["runs"].append(key | measure())
-            self.result["machine_info"] = machine_info(torch.device("cpu"))
+            self.result["runs"].append(key | measure() | {"machine_info": machine_info(self.device)})
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, self.result)
         return self.found(key)[0]
