@@ -27,12 +27,13 @@ HYBRID = ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree",
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks share the model. param_bytes: bytes per number of gathered parameters."""
+    """How the ranks share the model. param_bytes: bytes per number of gathered parameters; muon: the optimizer."""
 
     world_size: int
     shard_degree: int = 1
     reshard_after_forward: str = "default"
     param_bytes: int = 4
+    muon: bool = False
 
 
 def parameter_blocks() -> list[list[tuple[int, ...]]]:
@@ -66,11 +67,20 @@ def gradient_collectives(layout: Layout, micro_batches: int) -> Counter:
 
 def optimizer_collectives(layout: Layout) -> Counter:
     """Of clipping and LAMB on shards, in float64: the norm of all gradients, then the norms of the weight and the
-    update of each tensor that has a trust ratio."""
-    if layout.shard_degree == 1:
+    update of each tensor that has a trust ratio. Of Muon: each matrix of the layers goes from its owner to all, and
+    on shards the ranks' rows of it to the owner before."""
+    degree, blocks = layout.shard_degree, parameter_blocks()
+    if layout.muon:
+        shapes = [shape for block in blocks[:-1] for shape in block if len(shape) > 1]
+        if degree == 1:
+            return Counter(("broadcast", 4 * math.prod(shape), layout.world_size) for shape in shapes)
+        rows = [(-(-shape[0] // degree), shape[1]) for shape in shapes]
+        found = Counter((kind, 4 * math.prod(shape), degree) for shape in rows for kind in ("gather", "scatter"))
+        return found + Counter({("all_gather", 8, degree): 1})
+    if degree == 1:
         return Counter()
-    adapted = sum(len(shape) > 1 for shapes in parameter_blocks() for shape in shapes)
-    return Counter({("all_gather", size, layout.shard_degree): 1 for size in (8, 16 * adapted)})
+    adapted = sum(len(shape) > 1 for shapes in blocks for shape in shapes)
+    return Counter({("all_gather", size, degree): 1 for size in (8, 16 * adapted)})
 
 
 # Name: layout, flags, sequences per update.
@@ -79,6 +89,8 @@ CASES = {
     "DDP, several": (Layout(2), (), 24),
     "DDP, bfloat16, one": (Layout(2), ("--use-pure-fp16",), 8),
     "DDP, bfloat16, several": (Layout(2), ("--use-pure-fp16",), 24),
+    "DDP, Muon": (Layout(2, muon=True), ("--optimizer", "Muon"), 8),
+    "FSDP2, Muon": (Layout(3, 3, muon=True), (*SHARDED, "--optimizer", "Muon"), 24),
     "FSDP2, several": (Layout(2, 2), SHARDED, 24),
     "FSDP2, always": (Layout(2, 2, "always"), (*SHARDED, "--fsdp-reshard-after-forward", "always"), 24),
     "FSDP2, never": (Layout(2, 2, "never"), (*SHARDED, "--fsdp-reshard-after-forward", "never"), 24),
@@ -124,6 +136,8 @@ def pretrain_and_count(cases: list[tuple[Path, Command]]) -> int:
         in_phase(name)
     count("all_reduce", "all_reduce")
     count("all_gather", "all_gather")  # of norms
+    for name in ("broadcast", "gather", "scatter"):  # of Muon
+        count(name, name)
     single = hasattr(dist, "all_gather_single")  # the names since torch 2.13
     count("all_gather", "all_gather_single" if single else "all_gather_into_tensor")
     count("reduce_scatter", "reduce_scatter_single" if single else "reduce_scatter_tensor")
