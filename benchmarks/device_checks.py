@@ -38,6 +38,7 @@ from attention import default_implementation, prepare_attention
 from benchmarks.common.attention_check import check
 from benchmarks.common.results import write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
+from benchmarks.common.transformers_training import silence_imports
 from benchmarks.optimizer_step import check_forms
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
@@ -404,9 +405,9 @@ def run_check(title: str, check: Callable[[], dict]) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    device = select_device(args.device)
+    device, results = select_device(args.device), []
     set_num_threads()
-    results: list[dict] = []
+    silence_imports()
     try:
         for title, check in all_checks(args, device).items():
             if args.part in ("all", "compiled" if "compile" in title else "eager"):

@@ -28,6 +28,7 @@ import run_glue
 from arguments import make_run_config
 from benchmarks.common.results import compare, write_result
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
+from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import THIS_PROJECT
 from benchmarks.compare_fine_tuning import package_model_folder
 from evaluation import predict
@@ -77,6 +78,7 @@ def run_this_project(args: Arguments, model_folder: Path, data: dict[str, Any], 
 
 
 def run_sentence_transformers(args: Arguments, model_folder: Path, data: dict[str, Any], seed: int) -> dict[str, float]:
+    silence_imports()
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import losses
 

@@ -110,7 +110,7 @@ def test_a_wrong_gradient_is_found(fault, check, monkeypatch):
 def test_the_optimizers_are_measured_and_compared_with_adamw(tmp_path):
     output = tmp_path / "result.json"
     toy = ["--model", "tiny", "--rounds", "2", "--device", "cpu", "--output", str(output)]
-    assert optimizer_step.main(toy) == 0
+    optimizer_step.main(toy)
     found = json.loads(output.read_text())["implementations"]
     assert set(found) == {"AdamW", "Lamb", "Lamb, other form"}
     medians = {name: figures["milliseconds"]["median"] for name, figures in found.items()}
@@ -121,7 +121,7 @@ def test_the_optimizers_are_measured_and_compared_with_adamw(tmp_path):
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
     toy = ["--model", "tiny", "--batch-size", "4", "--rounds", "3", "--steps", "1", "--device", "cpu"]
-    assert pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
+    pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)])
     result = json.loads(output.read_text())
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
@@ -162,7 +162,7 @@ def test_an_implementation_that_cannot_start_is_an_error_of_one_line(make, words
 def test_the_loader_benchmark_runs_on_its_own_shards(tmp_path):
     output = tmp_path / "result.json"
     toy = ["--samples", "400", "--batch-size", "20", "--batches", "2", "--rounds", "2"]
-    assert data_loading.main([*toy, "--output", str(output)]) == 0
+    data_loading.main([*toy, "--output", str(output)])
     result = json.loads(output.read_text())
     assert result["samples"] == 400 and result["sequence_length"] == 128
     assert all(rate["median"] > 0 for rate in result["sequences_per_second"].values())
@@ -171,7 +171,7 @@ def test_the_loader_benchmark_runs_on_its_own_shards(tmp_path):
 def test_launches_and_checkpoints_are_timed(tmp_path):
     shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
     toy = ["--model", "tiny", "--device", "cpu", "--launches", "1", "--checkpoints", "1"]
-    assert startup_and_checkpoints.main([*toy, "--input-dir", str(shards), "--output", str(output)]) == 0
+    startup_and_checkpoints.main([*toy, "--input-dir", str(shards), "--output", str(output)])
     result = json.loads(output.read_text())
     for stages in result["seconds_to_first_step"].values():
         *parts, total = (seconds["median"] for seconds in stages.values())

@@ -19,7 +19,7 @@ LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
 
 
 def silence_imports() -> None:
-    """Call before transformers is imported: it imports torchao, which logs the kernels that it cannot load."""
+    """Call before transformers or torchao is imported: torchao logs the kernels that it cannot load."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
