@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from run_config import RuntimeConfig
 from utils.errors import UserError
@@ -51,15 +51,18 @@ class DLLoggerSink(Sink):
                 raise UserError(f"{path} is not a log of this kind, which would be appended: choose another {flag}")
         self.path, self.flag = path, flag
         self.started = time.monotonic()
-        self.file: TextIO | None = None
+        self.file: BinaryIO | None = None
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         try:
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                end_last_line(self.path)
-                self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-            self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n")
+                self.file = self.path.open("ab+" if self.path.is_file() else "ab")
+                if self.path.is_file() and self.file.tell():
+                    self.file.seek(-1, os.SEEK_END)
+                    if self.file.read(1) != b"\n":  # an incomplete line of a killed run
+                        self.file.write(b"\n")
+            self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n".encode(errors="backslashreplace"))
             self.file.flush()
         except OSError as error:
             advice = f"free some space, or choose another {self.flag}"
@@ -102,16 +105,6 @@ class DLLoggerTextSink(DLLoggerSink):
             names = ("Epoch", "Step", "Validation Iteration")
             step = "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False)) or "Summary: "
         return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in metrics.items())}"
-
-
-def end_last_line(path: Path) -> None:
-    """Appends a newline to the file `path` if a killed run left an incomplete last line."""
-    if not path.is_file() or path.stat().st_size == 0:
-        return
-    with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
 
 
 class RecordingSink(Sink):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+import run_glue
 import run_pretraining
 from utils.errors import run_main
 
@@ -105,6 +106,14 @@ def start_several(
         start(argv, output_file.with_suffix(f".{rank}"), environment, function)
         for rank, environment in enumerate(environments(count))
     ]
+
+
+def fine_tune_on_ports(commands: list[tuple[str, list[str]]]) -> None:
+    """run_glue.py with several command lines: starting processes takes longer than these runs. Each has its own port:
+    at the last one, rank 1 could still find the store of the run that ends there."""
+    for port, argv in commands:
+        os.environ["MASTER_PORT"] = port
+        assert run_glue.main(argv) == 0
 
 
 def exit_codes(processes: list, timeout: float = PATIENCE) -> list[int]:

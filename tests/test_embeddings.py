@@ -2,7 +2,6 @@
 sentence-transformers' folders in both directions."""
 
 import json
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
-from processes import exit_codes, free_port, start_several
+from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import run_here
@@ -121,12 +120,6 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
 SHARED = ("--max-steps", 3, "--epochs", 3)
 
 
-def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
-    for port, argv in commands:
-        os.environ["MASTER_PORT"] = port
-        assert run_glue.main(argv) == 0
-
-
 def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     kinds = {"triplets": ("--negative-columns", "n", "--symmetric-loss"), "scores": ("--label-column", "s")}
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
@@ -140,9 +133,8 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
         (tmp_path / name).mkdir()
         more += ("--do-train", "--train-file", files / "train.jsonl")
         commands.append((str(free_port()), words(files, tmp_path / name, *SHARED, *kinds["triplets"], *more)))
-    # Its own port: at the last one, rank 1 could still find the store of the run that ends there.
     commands.append((str(free_port()), [*commands[-1][1], "--global-batch-size", "1", "--overwrite"]))
-    processes = start_several(commands, tmp_path / "log", function=run_on_ports)
+    processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
     codes, logs = exit_codes(processes), "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1))
     assert codes == [2, 2] and "the global batch (1) is smaller" in logs, logs  # the first rank that fails reports
     for name in ("ddp", "fsdp2", "single"):

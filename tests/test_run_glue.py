@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
-from processes import exit_codes, free_port, start_several
+from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file
 from small_runs import run_here
 
@@ -373,13 +372,6 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
     assert not (folder / "seed-7").exists()  # refused before the first seed's run
 
 
-def run_on_ports(commands: list[tuple[str, list[str]]]) -> None:
-    """run_glue.py with several command lines: starting processes takes longer than these runs."""
-    for port, argv in commands:
-        os.environ["MASTER_PORT"] = port
-        assert run_glue.main(argv) == 0
-
-
 def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
     flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5, "--eval-steps", 2)
     assert run(files, tmp_path / "one", *flags, "--train-batch-size", 8) == 0
@@ -387,7 +379,7 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         (str(free_port()), [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
         for name, extra in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", "2")))
     ]
-    processes = start_several(commands, tmp_path / "log", function=run_on_ports)
+    processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
     assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
     one = tmp_path / "one" / "custom" / "sst-2"
     weights = load_file(one / "5" / "model.safetensors")
