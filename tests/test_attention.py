@@ -215,22 +215,25 @@ def test_variable_length_attention_covers_sequences_and_filler(cpu_kernels, impl
 
 
 @pytest.mark.parametrize(
-    ("lengths", "buckets"),
+    ("lengths", "multiple", "buckets"),
     [
-        ([4, 4, 0, 3, 3, 1], [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)]),  # empty sequences are left out
-        ([20, 19, 19, 18, 17, 17], [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)]),  # similar lengths share a bucket
-        ([20, 20, 20, 20, 20, 19, 19, 18], [(0, [20] * 5, 20), (100, [19, 19, 18], 19)]),  # many equal lengths do not
-        ([19, 20, 20, 20, 20, 19], [(0, [19], 19), (19, [20] * 4, 20), (99, [19], 19)]),
+        ([4, 4, 0, 3, 3, 1], 1, [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)]),  # empty sequences are left out
+        (
+            [20, 19, 19, 18, 17, 17],
+            1,
+            [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)],
+        ),  # similar lengths share a bucket
+        (
+            [20, 20, 20, 20, 20, 19, 19, 18],
+            1,
+            [(0, [20] * 5, 20), (100, [19, 19, 18], 19)],
+        ),  # many equal lengths do not
+        ([19, 20, 20, 20, 20, 19], 1, [(0, [19], 19), (19, [20] * 4, 20), (99, [19], 19)]),
+        ([33, 32, 17, 9, 8, 1], 16, [(0, [33], 48), (33, [32, 17], 32), (82, [9, 8, 1], 16)]),
     ],
 )
-def test_buckets_hold_neighbours_of_similar_length(lengths, buckets):
-    assert length_buckets(cu_seqlens_of(lengths)) == buckets
-
-
-def test_sequences_of_equal_rounded_length_share_a_bucket_of_that_length():
-    assert length_buckets(cu_seqlens_of([33, 32, 17, 9, 8, 1]), multiple=16) == [
-        *((0, [33], 48), (33, [32, 17], 32), (82, [9, 8, 1], 16))
-    ]
+def test_buckets_hold_neighbours_of_similar_length(lengths, multiple, buckets):
+    assert length_buckets(cu_seqlens_of(lengths), multiple) == buckets
 
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
@@ -253,33 +256,30 @@ def test_filler_behind_the_sequences_gets_finite_states_and_changes_no_other(imp
     assert filled.grad[sum(lengths) :].eq(0).all()
 
 
-def test_a_window_saves_most_products_of_long_sequences_on_a_cpu():
-    flops = {}
-    for window in (None, 64):
-        qkv = torch.randn(1024, 3, HEADS, SIZE, requires_grad=True)
-        with FlopCounterMode(display=False) as counter:
-            prepared("length_bucketed", [1024], window=window)(qkv, 0.0).sum().backward()
-        flops[window] = counter.get_total_flops()
-    assert flops[64] < 0.25 * flops[None]
+def flops_of(lengths, num_tokens, window=None) -> int:
+    """Of a forward and backward pass of length-bucketed attention."""
+    cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
+    qkv = torch.randn(num_tokens, 3, HEADS, SIZE, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        prepare_attention("length_bucketed", cu_seqlens, max(lengths), num_tokens, window)(qkv, 0.0).sum().backward()
+    return counter.get_total_flops()
 
 
-def test_length_bucketed_attention_computes_no_products_for_filler():
-    flops = {}
-    for num_tokens in (40, 400):
-        cu_seqlens = torch.tensor([0, 20, 40], dtype=torch.int32)
-        qkv = torch.randn(num_tokens, 3, HEADS, SIZE, requires_grad=True)
-        with FlopCounterMode(display=False) as counter:
-            prepare_attention("length_bucketed", cu_seqlens, 20, num_tokens)(qkv, 0.0).sum().backward()
-        flops[num_tokens] = counter.get_total_flops()
-    assert flops[400] == flops[40] == 6 * 2 * (2 * HEADS * 20 * 20 * SIZE)
+def test_length_bucketed_attention_computes_no_products_for_filler_and_few_beyond_a_window():
+    assert flops_of([20, 20], 400) == flops_of([20, 20], 40) == 6 * 2 * (2 * HEADS * 20 * 20 * SIZE)
+    assert flops_of([1024], 1024, window=64) < 0.25 * flops_of([1024], 1024)
 
 
-def test_default_depends_on_device_and_type():
-    assert (
-        default_implementation(CPU, torch.float32) == default_implementation(CPU, torch.bfloat16) == "length_bucketed"
-    )
-    assert default_implementation(GPU, torch.float16) == default_implementation(GPU, torch.bfloat16) == "flash"
-    assert default_implementation(GPU, torch.float32) == "efficient"
+@pytest.mark.parametrize(
+    ("device", "dtypes", "chosen"),
+    [
+        (CPU, (torch.float32, torch.bfloat16), "length_bucketed"),
+        (GPU, (torch.float16, torch.bfloat16), "flash"),
+        (GPU, (torch.float32,), "efficient"),
+    ],
+)
+def test_default_depends_on_device_and_type(device, dtypes, chosen):
+    assert {default_implementation(device, dtype) for dtype in dtypes} == {chosen}
 
 
 def test_flash_attention_is_for_ampere_and_later_and_some_head_sizes():

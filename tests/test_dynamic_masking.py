@@ -256,16 +256,19 @@ def test_masking_flags_are_refused_with_shards_that_have_masks(inputs, tmp_path,
     assert_refused(result, flags[0], str(inputs.held_out if len(flags) > 2 else inputs.shards), "--dynamic-masking")
 
 
+CREATE = ("create_pretraining_data.py", "--input-dir", ".", "--vocab-file", VOCAB_FILE, "--dynamic-masking")
+LENGTHS = ("data/prepare.py", "hdf5", "--lengths")
+
+
 @pytest.mark.parametrize(
-    "flags", [("--masked-lm-prob", "0.2"), ("--whole-word-mask",), ("--max-predictions-per-seq", "3")]
+    ("command", "words"),
+    [
+        ((*CREATE, "--masked-lm-prob", "0.2"), ("--masked-lm-prob", "--dynamic-masking")),
+        ((*CREATE, "--whole-word-mask"), ("--whole-word-mask", "--dynamic-masking")),
+        ((*CREATE, "--max-predictions-per-seq", "3"), ("--max-predictions-per-seq", "--dynamic-masking")),
+        ((*LENGTHS, "128:20", "--dynamic-masking"), ("--lengths", "128:20")),
+        ((*LENGTHS, "128"), ("--lengths", "128:20")),  # predictions are needed without --dynamic-masking
+    ],
 )
-def test_masking_flags_are_refused_when_shards_without_masks_are_made(tmp_path, flags):
-    words = ["--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--vocab-file", VOCAB_FILE, "--dynamic-masking"]
-    result = run_program("create_pretraining_data.py", *words, *flags)
-    assert_refused(result, flags[0], "--dynamic-masking")
-
-
-@pytest.mark.parametrize(("flags", "words"), [(("128:20", "--dynamic-masking"), "128:20"), (("128",), "128:20")])
-def test_lengths_have_predictions_unless_masking_is_dynamic(tmp_path, flags, words):
-    result = run_program("data/prepare.py", "hdf5", "--output-dir", tmp_path, "--lengths", *flags)
-    assert_refused(result, "--lengths", words)
+def test_flags_of_masks_that_are_made_and_masks_that_are_drawn_do_not_mix(tmp_path, command, words):
+    assert_refused(run_program(*command, "--output-dir", tmp_path), *words)

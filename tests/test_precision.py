@@ -42,19 +42,6 @@ def test_autocast_computes_in_16_bits_and_other_precisions_do_not_cast():
             assert (x @ x).dtype == torch.float32
 
 
-def test_float16_on_a_cpu_without_it_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_fp16_supported", lambda: False, raising=False)
-    assert not has_float16(CPU) and has_float16(GPU)
-    with pytest.raises(UserError, match=r"float16.*use --amp-dtype bfloat16"):
-        select_precision(True, "float16", False, False, CPU)
-
-
-def test_bfloat16_on_a_gpu_without_it_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    with pytest.raises(UserError, match=r"bfloat16.*use --amp-dtype float16"):
-        select_precision(True, "bfloat16", False, False, GPU)
-
-
 @pytest.mark.parametrize(
     ("mkldnn", "avx512_bf16", "amx", "expected"),
     [(True, True, False, True), (True, False, True, True), (True, False, False, False), (False, True, True, False)],
@@ -74,26 +61,31 @@ def test_a_run_says_once_that_bfloat16_is_slow_on_this_cpu(monkeypatch, inputs, 
     assert result.stdout.count("note: this CPU has no bfloat16 instructions") == says
 
 
-@pytest.fixture
-def tf32_flags():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
 @pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_sets_the_type_of_float32_products(tf32_flags, monkeypatch, tf32):
+def test_tf32_sets_the_type_of_float32_products(monkeypatch, tf32):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not tf32
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(backend, "allow_tf32", not tf32)
     assert select_precision(False, "bfloat16", False, tf32, GPU) == Precision()
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
 
 
-def test_tf32_on_a_device_without_it_is_an_error(monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "device", "says"),
+    [
+        ("float16", False, CPU, "float16.*use --amp-dtype bfloat16"),
+        ("bfloat16", False, GPU, "bfloat16.*use --amp-dtype float16"),
+        ("bfloat16", True, CPU, "--tf32: this device has no TF32"),
+        ("bfloat16", True, GPU, "--tf32: this device has no TF32"),
+    ],
+)
+def test_a_type_that_the_device_lacks_is_an_error(monkeypatch, dtype, tf32, device, says):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_fp16_supported", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    for device in (CPU, GPU):
-        with pytest.raises(UserError, match=r"--tf32: this device has no TF32"):
-            select_precision(False, "bfloat16", False, True, device)
+    assert not has_float16(CPU) and has_float16(GPU)
+    with pytest.raises(UserError, match=says):
+        select_precision(True, dtype, False, tf32, device)
 
 
 # --- the loss scale ---------------------------------------------------------------------------------------------------
@@ -101,47 +93,27 @@ def test_tf32_on_a_device_without_it_is_an_error(monkeypatch):
 CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)
 
 
-def test_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow():
-    scale = LossScale(2.0**20, dynamic=True)
-    for _ in range(1999):
-        scale.update(CLEAN)
-    assert scale.value == 2**20
-    scale.update(CLEAN)
-    assert scale.value == 2**21
-    for _ in range(1999):
-        scale.update(CLEAN)
-    scale.update(OVERFLOW)  # just before it would double: it halves, and the count starts again
-    assert scale.value == 2**20
-    for _ in range(1999):
-        scale.update(CLEAN)
-    assert scale.value == 2**20
-    scale.update(CLEAN)
-    assert scale.value == 2**21
-
-
-def test_loss_scale_does_not_fall_below_one():
-    scale = LossScale(128, dynamic=True)
-    for _ in range(20):
-        scale.update(OVERFLOW)
-    assert scale.value == 1
-
-
-def test_fixed_loss_scale_does_not_change():
-    scale = LossScale(64, dynamic=False)
-    for found_inf in [OVERFLOW] * 3 + [CLEAN] * 3000:
-        scale.update(found_inf)
-    assert scale.value == 64
-
-
-def test_loss_scale_continues_from_its_state():
-    scale = LossScale(2.0**10, dynamic=True)
-    for _ in range(1500):
-        scale.update(CLEAN)
-    other = LossScale(1.0, dynamic=True)
-    other.load_state_dict(json.loads(json.dumps(scale.state_dict())))
-    for _ in range(500):
-        other.update(CLEAN)
-    assert other.value == 2**11
+@pytest.mark.parametrize(
+    ("initial", "dynamic", "steps", "expected"),
+    [
+        (2**20, True, [(CLEAN, 1999)], 2**20),
+        (2**20, True, [(CLEAN, 2000)], 2**21),
+        # An overflow just before it would double: it halves, and the count starts again.
+        (2**20, True, [(CLEAN, 1999), (OVERFLOW, 1), (CLEAN, 1999)], 2**19),
+        (2**20, True, [(CLEAN, 1999), (OVERFLOW, 1), (CLEAN, 2000)], 2**20),
+        (128, True, [(OVERFLOW, 20)], 1),
+        (64, False, [(OVERFLOW, 3), (CLEAN, 3000)], 64),
+    ],
+)
+def test_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow(initial, dynamic, steps, expected):
+    scale = LossScale(initial, dynamic)
+    for found_inf, count in steps:
+        for _ in range(count):
+            scale.update(found_inf)
+        resumed = LossScale(1.0, dynamic)
+        resumed.load_state_dict(json.loads(json.dumps(scale.state_dict())))
+        scale = resumed
+    assert scale.value == expected
 
 
 # --- master weights ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedL
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import (
     check_head,
-    checkpoint_shapes,
     copy_rows,
     load_pretrained,
     open_model_weights,
@@ -177,13 +176,6 @@ def test_rows_beyond_the_end_of_the_source_become_zero(start):
     assert torch.equal(target, padded[start : start + 5])
 
 
-def test_shapes_in_a_checkpoint_have_no_vocabulary_padding():
-    model = BertForPreTraining(BertConfig(**SMALL))
-    shapes = checkpoint_shapes(model)
-    assert model.bert.embeddings.word_embeddings.weight.shape == (1024, 32)
-    assert shapes == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
 # --- through the command line -----------------------------------------------------------------------------------------
 
 
@@ -240,23 +232,17 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
     assert losses(tmp_path)[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_weights_of_another_number_of_heads_are_an_error(inputs, tmp_path):
-    """Their shapes are the same, so only the config tells."""
+def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_error(inputs, tmp_path):
+    """Their shapes are the same, so only the config and the vocabulary tell."""
     train(inputs.command(tmp_path, "--max-steps", 1))
-    folder = steps_folder(tmp_path) / "1"
-    other = tmp_path / "four_heads.json"
-    other.write_text(json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4}))
-    flags = ("--max-steps", 1, "--config-file", other, "--from-pretrained-params", folder)
-    result = run_here(inputs.command(tmp_path / "output", *flags))
-    assert_refused(result, str(folder / "config.json"), "num_attention_heads is 2", "4")
-
-
-def test_weights_of_another_vocabulary_of_the_same_size_are_an_error(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 1))
-    folder = steps_folder(tmp_path) / "1"
+    folder, heads, vocabulary = steps_folder(tmp_path) / "1", tmp_path / "four_heads.json", tmp_path / "vocab.txt"
+    heads.write_text(json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4}))
     words = inputs.vocab_file.read_text().split("\n")
     words[900], words[901] = words[901], words[900]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    flags = ("--vocab-file", tmp_path / "vocab.txt", "--from-pretrained-params", folder)
-    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
-    assert_refused(result, str(folder / "vocab.txt"), "different tokens")
+    vocabulary.write_text("\n".join(words))
+    for flags, found in (
+        (("--config-file", heads), (str(folder / "config.json"), "num_attention_heads is 2", "4")),
+        (("--vocab-file", vocabulary), (str(folder / "vocab.txt"), "different tokens")),
+    ):
+        command = inputs.command(tmp_path / "output", "--max-steps", 1, *flags, "--from-pretrained-params", folder)
+        assert_refused(run_here(command), *found)

@@ -116,13 +116,6 @@ def test_empty_shard_is_skipped(tmp_path, rows, write):
     assert as_lists(stream_of(dataset, np.array([0, 19]))) == stream_in_python(rows, [0, 19])
 
 
-def test_shards_are_read_in_the_order_of_their_names(tmp_path):
-    write_shards(tmp_path, sizes=(3, 2))
-    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
-    rows = concatenated(sample_rows(3, 32, 5, 0), sample_rows(2, 32, 5, 1))
-    assert as_lists(stream_of(dataset, np.arange(5))) == stream_in_python(rows, range(5))
-
-
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,11 +128,8 @@ def test_loss_is_the_sum_of_both_mean_losses():
         **{"nsp_loss": 0.5, "nsp_accuracy": 0.375},
     }
     without_pairs = PretrainingTask(next_sentence=False, max_seq_length=32)
-    assert without_pairs.metrics({**sums, "nsp_loss": 0.0}, 8, 12) == {
-        "loss": 2.5,
-        "mlm_loss": 2.5,
-        "mlm_accuracy": 0.5,
-    }
+    expected = {"loss": 2.5, "mlm_loss": 2.5, "mlm_accuracy": 0.5}
+    assert without_pairs.metrics({**sums, "nsp_loss": 0.0}, 8, 12) == expected
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -201,23 +191,24 @@ def test_value_out_of_range_is_an_error_with_shard_and_row(tmp_path, rows, key, 
 # --- shards that give no training, or another one than it seems -------------------------------------------------------
 
 
-def test_a_shard_that_is_there_twice_is_refused(tmp_path):
-    rows = pretraining_types(sample_rows(20, 32, 5, seed=3))
+def test_shards_with_the_same_samples_or_without_masks_are_refused(tmp_path):
+    rows = sample_rows(20, 32, 5, seed=3)
     for name, storage in (("a", {}), ("b", {"compression": "gzip"})):
-        write_shard(tmp_path / "shards" / f"{name}.hdf5", rows, **storage)
-    with pytest.raises(UserError, match=r"shard .*b\.hdf5 holds the same samples as .*a\.hdf5"):
-        PretrainingDataset(tmp_path / "shards", VOCAB_SIZE).check_shards()
-
-
-def test_held_out_shards_that_are_training_shards_are_refused(tmp_path):
-    training = PretrainingDataset(write_shards(tmp_path / "training"), VOCAB_SIZE)
-    training.check_shards(PretrainingDataset(write_shards(tmp_path / "other", seed=7), VOCAB_SIZE))
-    with pytest.raises(UserError, match=r"held-out shard .* holds the same samples"):
-        training.check_shards(PretrainingDataset(write_shards(tmp_path / "copy", sizes=(40,)), VOCAB_SIZE))
-
-
-def test_a_shard_without_a_masked_token_is_refused(tmp_path):
-    rows = sample_rows(20, 32, 5, seed=3) | {"masked_lm_positions": np.zeros((20, 5), np.int64)}
-    write_shard(tmp_path / "shard.hdf5", pretraining_types(rows))
-    with pytest.raises(UserError, match=r"shard\.hdf5 has samples without a masked token"):
-        PretrainingDataset(tmp_path, VOCAB_SIZE).check_shards()
+        write_shard(tmp_path / "twice" / f"{name}.hdf5", pretraining_types(rows), **storage)
+    unmasked = rows | {"masked_lm_positions": np.zeros((20, 5), np.int64)}
+    write_shard(tmp_path / "unmasked" / "shard.hdf5", pretraining_types(unmasked))
+    training, held_out, copy, twice, unmasked = (
+        PretrainingDataset(folder, VOCAB_SIZE)
+        for folder in (
+            *(write_shards(tmp_path / "training"), write_shards(tmp_path / "held_out", seed=7)),
+            *(write_shards(tmp_path / "copy", sizes=(40,)), tmp_path / "twice", tmp_path / "unmasked"),
+        )
+    )
+    training.check_shards(held_out)
+    for dataset, other, words in (
+        (twice, None, r"shard .*b\.hdf5 holds the same samples as .*a\.hdf5"),
+        (training, copy, r"held-out shard .* holds the same samples"),
+        (unmasked, None, r"shard\.hdf5 has samples without a masked token"),
+    ):
+        with pytest.raises(UserError, match=words):
+            dataset.check_shards(other)
