@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, write_shards
+from conftest import ROOT, assert_refused, write_shards
 from padded import run_padded
 from rank_runs import Command, pretrain_ranks
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
 from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
 
-import inference
-import run_glue
-import run_squad
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertModel
 from encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
@@ -205,12 +202,9 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
     assert other.returncode == 2 and "local_attention is 16, but this run's config has 8" in other.stderr
 
 
-def test_flags_of_the_other_encoder_are_refused(inputs, tmp_path):
-    modern = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--pre-layer-norm"))
-    bert = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--global-rope-theta", 5, dropout=False))
-    assert modern.returncode == bert.returncode == 2
-    assert "--pre-layer-norm is not for custom, a modernbert model" in modern.stderr
-    assert "--global-rope-theta is not for custom, a bert model" in bert.stderr
+def test_the_flag_of_modernbert_is_refused_with_bert(inputs, tmp_path):
+    result = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--global-rope-theta", 5, dropout=False))
+    assert_refused(result, "--global-rope-theta is not for custom, a bert model")
 
 
 def test_without_sentence_pairs_bert_has_no_pooler_and_no_next_sentence_head(inputs, tmp_path):
@@ -227,39 +221,6 @@ def test_without_sentence_pairs_bert_has_no_pooler_and_no_next_sentence_head(inp
     assert config["architectures"] == ["BertForMaskedLM"]
     loaded = transformers.BertForMaskedLM.from_pretrained(steps_folder(tmp_path) / "2")
     assert torch.equal(loaded.cls.predictions.bias, weights(tmp_path, 2)["cls.predictions.bias"])
-
-
-def test_fine_tuning_and_prediction_work_and_know_their_tasks(inputs, tmp_path):
-    pretrained = tmp_path / "pretrained"
-    train(inputs.command(pretrained, "--max-steps", 1))
-    folder, device = steps_folder(pretrained), ("--device", "cpu", "--report-file", str(tmp_path / "report.json"))
-    (tmp_path / "texts.csv").write_text("text,label\n" + "good,one\nbad,two\n" * 8)
-    shared = (
-        "--init-checkpoint",
-        str(folder),
-        "--output-dir",
-        str(tmp_path),
-        "--do-train",
-        "--max-steps",
-        "1",
-        *device,
-    )
-    shared = (*shared, "--learning-rate", "1e-3")
-    texts = ("--train-file", str(tmp_path / "texts.csv"), "--text-column", "text", "--label-column", "label")
-    assert run_glue.main([*shared, *texts, "--max-seq-length", "16"]) == 0
-    classifier = tmp_path / "custom" / "classification"
-    assert inference.main(["--init-checkpoint", str(classifier), "--text", "good", "--device", "cpu"]) == 0
-    squad = [str(ROOT / "data" / "sample" / "squad" / name) for name in ("train-v1.1.json", "dev-v1.1.json")]
-    questions = ("--train-file", squad[0], "--max-seq-length", "96")
-    assert run_squad.main([*shared, *questions]) == 0
-    asked = ["--init-checkpoint", str(tmp_path / "custom" / "squad"), "--device", "cpu"]
-    assert inference.main([*asked, "--question", "Who?", "--context", "Anna lived in Paris."]) == 0
-    assert inference.main(["--init-checkpoint", str(folder), "--fill-mask", "the [MASK] is", "--device", "cpu"]) == 0
-    wrong = ("--init-checkpoint", str(classifier), "--output-dir", str(tmp_path / "wrong"), *device)
-    with pytest.raises(UserError, match="holds a ModernBertForSequenceClassification: it was not fine-tuned for this"):
-        run_squad.main([*wrong, "--do-predict", "--predict-file", squad[1], "--max-seq-length", "96"])
-    with pytest.raises(UserError, match="a ModernBertForQuestionAnswering: use another model"):
-        inference.main([*asked, "--text", "good"])
 
 
 @pytest.mark.parametrize("window", [2, 16, 10_000])

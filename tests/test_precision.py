@@ -64,10 +64,14 @@ def test_a_run_says_once_that_bfloat16_is_slow_on_this_cpu(monkeypatch, inputs, 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_tf32_sets_the_type_of_float32_products(monkeypatch, tf32):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        monkeypatch.setattr(backend, "allow_tf32", not tf32)
-    assert select_precision(False, "bfloat16", False, tf32, GPU) == Precision()
-    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        assert select_precision(False, "bfloat16", False, tf32, GPU) == Precision()
+        assert [backend.allow_tf32 for backend in backends] == [tf32, tf32]
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""RoBERTa and XLM-RoBERTa: every program works with them, with byte-level BPE and Unigram tokenizers. Their logits and
-folders: test_encoders.py."""
+"""RoBERTa, XLM-RoBERTa and ModernBERT: every program works with them, with byte-level BPE, Unigram and WordPiece
+tokenizers. Their logits and folders: test_encoders.py."""
 
 import json
 
 import pytest
 import transformers
-from conftest import ROOT, TINY, assert_refused
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here, steps_folder, train
-from test_encoders import ROBERTA
+from test_encoders import MODERNBERT, ROBERTA
 from test_hugging_face_tokenizers import TEXT, file_of, ours
 
 import create_pretraining_data
@@ -17,7 +17,8 @@ import run_squad
 from encoders.roberta import RobertaConfig
 from utils.errors import UserError
 
-FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+SQUAD = ROOT / "data" / "sample" / "squad"
+FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "modernbert": "ModernBert"}
 
 
 @pytest.mark.parametrize(
@@ -35,18 +36,23 @@ def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
         RobertaConfig.from_dict({**ROBERTA, **change})
 
 
-@pytest.fixture(scope="module", params=["roberta", "xlm-r"])
+@pytest.fixture(scope="module", params=["roberta", "xlm-r", "modernbert"])
 def pretrained(request, inputs, tmp_path_factory):
     """A checkpoint of two updates, from text."""
     output, kind = tmp_path_factory.mktemp("pretrained"), request.param
     books = output / "books.txt"
     books.write_text("\n".join(line.strip() + "\n" * (n % 20 == 19) for n, line in enumerate(TEXT) if line.strip()))
-    shared = ("--vocab-file", file_of(kind), "--max-seq-length", 32)
+    is_modern = kind == "modernbert"
+    shared = ("--vocab-file", VOCAB_FILE if is_modern else file_of(kind), "--max-seq-length", 32)
     made = ("--input-file", books, "--output-dir", output / "shards", "--num-workers", 1, *shared, "--no-nsp")
     create_pretraining_data.main([str(word) for word in (*made, "--max-predictions-per-seq", 5)])
     kind = {"xlm-r": "xlm-roberta"}.get(kind, kind)
-    config = {**TINY, "vocab_size": ours(request.param).vocab_size, "model_type": kind, "pad_token_id": 1}
-    (output / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 130, "type_vocab_size": 1}))
+    if is_modern:
+        config = {**MODERNBERT, "vocab_size": TINY["vocab_size"], "max_position_embeddings": 128}
+    else:
+        config = {**TINY, "vocab_size": ours(request.param).vocab_size, "model_type": kind, "pad_token_id": 1}
+        config |= {"max_position_embeddings": 130, "type_vocab_size": 1}
+    (output / "config.json").write_text(json.dumps(config))
     shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
     command = inputs.command(output, *shards, "--max-predictions-per-seq", 5, "--max-steps", 2)
     train(command)
@@ -58,7 +64,9 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
     assert type(model).__name__ == f"{FAMILY[kind]}ForMaskedLM"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.model_max_length == 128 and tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == 3
+    separators = 2 if kind == "modernbert" else 3
+    assert tokenizer.model_max_length == 128
+    assert tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == separators
     device, mask = ("--device", "cpu"), tokenizer.mask_token
     assert inference.main(["--init-checkpoint", str(folder), "--fill-mask", f"the {mask} is", *device]) == 0
     shared = ["--init-checkpoint", str(folder), "--output-dir", str(tmp_path), "--do-train", *device]
@@ -74,8 +82,8 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     rows = [{"text": "Anna saw Zo\u00e9.", "spans": [{"start": 0, "end": 4, "label": "PER"}]}] * 4
     (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run_glue.main([*shared, "--task-name", "ner", "--train-file", str(tmp_path / "tags.jsonl")]) == 0
-    squad = ("--train-file", str(ROOT / "data" / "sample" / "squad" / "train-v1.1.json"), "--max-query-length", "32")
-    assert run_squad.main([*shared, *squad]) == 0
+    lengths = ("--max-query-length", "32", "--max-seq-length", "128")
+    assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json"), *lengths]) == 0
 
     capsys.readouterr()
     for found, asked in {
@@ -86,14 +94,22 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     }.items():
         found = found if found.is_dir() else next(path for path in found.parent.iterdir() if path.is_dir())
         assert inference.main(["--init-checkpoint", str(found), *asked, *device]) == 0, found
+    classifier = str(tmp_path / "custom" / "classification")
+    wrong = ("--init-checkpoint", classifier, "--output-dir", str(tmp_path / "wrong"), *device)
+    with pytest.raises(UserError, match=f"holds a {FAMILY[kind]}ForSequenceClassification: it was not fine-tuned for"):
+        run_squad.main([*wrong, "--do-predict", "--predict-file", str(SQUAD / "dev-v1.1.json"), *lengths])
+    with pytest.raises(UserError, match=f"a {FAMILY[kind]}ForSequenceClassification: use another model"):
+        inference.main(["--init-checkpoint", classifier, "--question", "Who?", "--context", "Anna.", *device])
     files = ("--input", str(tmp_path / "texts.csv"), "--output", str(tmp_path / "vectors.npy"), "--text-column", "text")
     assert inference.main(["--init-checkpoint", str(folder), "--embed", *files, *device]) == 0
 
 
 def test_what_does_not_fit_roberta_is_refused(pretrained, tmp_path):
-    folder, _, command = pretrained
+    folder, kind, command = pretrained
     refused = run_here([*command, "--output-dir", str(tmp_path), "--pre-layer-norm"])
-    assert_refused(refused, "--pre-layer-norm is not for", "roberta")
+    assert_refused(refused, "--pre-layer-norm is not for", kind)
+    if kind == "modernbert":
+        return
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**json.loads((folder / "config.json").read_text()), "pad_token_id": 0}))
     refused = run_here([*command, "--output-dir", str(tmp_path), "--config-file", str(config)])
