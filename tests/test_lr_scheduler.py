@@ -29,10 +29,6 @@ def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(propor
     assert schedule(step) == pytest.approx(expected, abs=5e-7)
 
 
-def test_warmup_exp_decay_exp_without_warmup_starts_at_its_peak():
-    assert schedule_of("warmup_exp_decay_exp", 2e-3, 7500, rate=0.9, decay_steps=150)(0) == 2e-3
-
-
 # --- poly -------------------------------------------------------------------------------------------------------------
 
 
@@ -99,11 +95,6 @@ def test_schedules_of_bmtrain_match_their_formulas(total, proportion, place):
     }
     for name, value in expected.items():
         assert schedule_of(name, s, total, proportion)(n) == pytest.approx(value, abs=1e-18), name
-
-
-def test_noam_is_continuous_at_the_end_of_the_warmup():
-    schedule = schedule_of("noam", 1.0, 1000, 0.1)
-    assert schedule(99.999999) == pytest.approx(schedule(100), rel=1e-6)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

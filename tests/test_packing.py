@@ -45,8 +45,7 @@ def test_each_sample_is_packed_once_within_the_limits_and_in_at_most_as_many_bat
 
 
 def test_short_sequences_need_fewer_micro_batches():
-    costs = np.array([[16, 2, 1]] * 64)
-    assert len(pack(costs, (8 * 64, 8 * 10, 4 * 8))) == 2
+    assert len(pack(np.array([[16, 2, 1]] * 64), (8 * 64, 8 * 10, 4 * 8))) == 2
 
 
 def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
@@ -67,13 +66,8 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
 def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_tokens, more_sequences, more_masked):
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
     real = {"tokens": sum(lengths), "sequences": len(lengths), "labelled_tokens": len(stream["mlm_labels"])}
-    limits = MicroBatchLimits(
-        real["tokens"] + more_tokens,
-        len(lengths) + more_sequences,
-        real["labelled_tokens"] + more_masked,
-        16,
-        num_sizes,
-    )
+    sizes = np.add(list(real.values()), (more_tokens, more_sequences, more_masked)).tolist()
+    limits = MicroBatchLimits(*sizes, 16, num_sizes)
     padded = pad_stream(stream, InMemoryDataset.stream_labels, limits)
 
     sizes = {name: len(values) for name, values in padded.items()}
