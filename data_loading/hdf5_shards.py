@@ -176,16 +176,14 @@ class Shard:
         for start in range(0, len(self), size):
             yield np.arange(start, min(start + size, len(self)))
 
-    def sample(self) -> dict[str, np.ndarray]:
-        """Evenly spaced rows of each data set. From a compressed shard, reads only the chunks that contain them."""
-        rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
-        return {key: self.read(key, rows) for key in KEYS} if self.is_contiguous else dict(self._stored(rows))
-
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the number of samples and of `sample`; independent of how the shard is stored. Raises UserError if
-        the sample has no masked token."""
-        found, sample = hashlib.sha256(str(len(self)).encode()), self.sample()
+        """SHA-256 of the number of rows and of evenly spaced ones; independent of how the shard is stored. Raises
+        UserError if these have no masked token."""
+        rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
+        # Of a compressed shard, only the chunks that contain them are read.
+        sample = {key: self.read(key, rows) for key in KEYS} if self.is_contiguous else dict(self._stored(rows))
+        found = hashlib.sha256(str(len(self)).encode())
         if self.predictions_per_sequence and not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
         for key in KEYS:
