@@ -67,16 +67,16 @@ def test_filler_brings_any_stream_to_one_of_the_sizes(lengths, num_sizes, more_t
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
     real = {"tokens": sum(lengths), "sequences": len(lengths), "labelled_tokens": len(stream["mlm_labels"])}
     sizes = np.add(list(real.values()), (more_tokens, more_sequences, more_masked)).tolist()
-    limits = MicroBatchLimits(*sizes, 16, num_sizes)
+    limits, limits_of = MicroBatchLimits(*sizes, 16, num_sizes), dict(zip(real, sizes, strict=True))
     padded = pad_stream(stream, InMemoryDataset.stream_labels, limits)
 
     sizes = {name: len(values) for name, values in padded.items()}
     expected = {}
     if num_sizes <= COMPILED_SIZES:  # all with the same share of the limits
-        shares = [{kind: -(-getattr(limits, kind) * n // num_sizes) for kind in real} for n in range(1, num_sizes + 1)]
-        expected = next(sizes for sizes in shares if all(sizes[kind] >= size for kind, size in real.items()))
+        share = next(n for n in itertools.count(1) if all(n * limits_of[k] >= real[k] * num_sizes for k in real))
+        expected = {kind: -(-limit * share // num_sizes) for kind, limit in limits_of.items()}
     for kind, size in real.items():
-        limit = getattr(limits, kind)
+        limit = limits_of[kind]
         steps = [*range(0, limit, max(1, limit // num_sizes)), limit]
         expected.setdefault(kind, min(step for step in steps if step >= size))
     assert sizes == {
