@@ -58,11 +58,11 @@ def choose_attention(model: nn.Module, device: torch.device) -> None:
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
     """Moves `model` to `device`. A model on the meta device is initialized; the values do not depend on the device."""
-    if not any(p.is_meta for p in model.parameters()):
+    if any(p.is_meta for p in model.parameters()):
+        model.to_empty(device=device)
+        model.init_weights()
+    else:
         model.to(device)
-        return
-    model.to_empty(device=device)
-    model.init_weights()
 
 
 def compile_model(model: nn.Module, what: str, device: torch.device) -> None:

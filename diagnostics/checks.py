@@ -283,8 +283,8 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
     findings.report(
         "ok",
         f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} s, take "
-        f"{format_duration(max_steps * update)} hours on {processes} x {runtime.device.type}, without evaluation and "
-        f"saving ({how})",
+        f"{format_duration(max_steps * update)} (h:mm:ss) on {processes} x {runtime.device.type}, without evaluation "
+        f"and saving ({how})",
     )
     check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
     check_learning_rate(findings, plan, losses)

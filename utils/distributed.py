@@ -7,6 +7,7 @@ LOCAL_RANK.
 import atexit
 import contextlib
 import datetime
+import ipaddress
 import json
 import multiprocessing
 import os
@@ -324,13 +325,11 @@ def listen(address: str, port: int, place: RankEnvironment) -> socket.socket:
     """A socket for the store, at `address` only, if the other ranks reach this machine by it. Otherwise at all
     addresses: the name of a machine may be a loopback address on the machine itself, or that of a proxy."""
     family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    is_loopback = where[0] == "::1" or where[0].startswith("127.")
-    if not is_loopback or place.local_world_size == place.world_size:
+    if not ipaddress.ip_address(where[0]).is_loopback or place.local_world_size == place.world_size:
         with contextlib.suppress(OSError):
             return socket.create_server(where[:2], family=family)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+    dual = socket.has_dualstack_ipv6()
+    return socket.create_server(("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
 
 
 @contextlib.contextmanager
