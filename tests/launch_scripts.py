@@ -13,8 +13,8 @@ import run_squad
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FAKE_PYTHON = """#!{python}
-import json, os, pathlib, shutil, signal, subprocess, sys, time
+FAKE_PYTHON = """#!{python} -IS
+import os, sys
 
 arguments = sys.argv[1 + (sys.argv[1] == "-P") :]
 if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
@@ -25,9 +25,11 @@ if arguments[0].endswith("model_name.py"):
     os.execv(sys.executable, [sys.executable, *arguments])
 if arguments[0].endswith("report.py"):
     sys.exit(os.environ.get("FAKE_REPORT_ERROR") or print("report:", arguments[-1]))
+import json, pathlib, signal, time  # the questions above need not wait for these
 with open(os.environ["FAKE_CALLS"], "a") as calls:
     calls.write(json.dumps(arguments) + "\\n")
 if arguments[:2] == ["-m", "venv"]:
+    import shutil
     folder = pathlib.Path(arguments[-1])
     shutil.rmtree(folder, ignore_errors="--clear" in arguments)
     (folder / "bin").mkdir(parents=True)
@@ -38,6 +40,7 @@ if any(os.environ.get("FAKE_CODE_OF", "no such word") in word for word in argume
 if "FAKE_LOGS" in os.environ:
     pathlib.Path(arguments[arguments.index("--report-file") + 1]).write_text("DLLL")
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
+    import subprocess
     if "--no_python" in arguments:  # torchrun: the workers run, it waits
         sys.exit(subprocess.Popen(arguments[arguments.index("--no_python") + 1 :]).wait())
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:

@@ -212,9 +212,8 @@ def test_the_name_of_a_models_results_is_that_of_the_program(checkout):
     config = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
     (checkout.folder / "init" / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
     (checkout.folder / "init" / "model.safetensors").touch()
-    name = [sys.executable, ROOT / "scripts" / "model_name.py", "--init-checkpoint", checkout.folder / "init"]
-    assert subprocess.run(name, capture_output=True, text=True, check=True).stdout == "init\n"
-    refused = subprocess.run(name[:2], capture_output=True, text=True, check=False)
+    name = [sys.executable, ROOT / "scripts" / "model_name.py"]
+    refused = subprocess.run(name, capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "--init-checkpoint is required" in refused.stderr.splitlines()[-1]
     arguments = ["''"] * 19 + ["init"]
     result = checkout.run(f"bash scripts/run_pretraining.sh {' '.join(arguments)}")

@@ -91,37 +91,19 @@ class Cluster:
         path = self.folder / program
         return path.read_text().splitlines() if path.exists() else []
 
-    def losses(self, phase: int) -> list[float]:
-        reports = reported(self.folder / f"results/dllogger_p{phase}.json").items()
-        return [entry["loss"] for step, entry in reports if step]  # 0: before the first update
-
 
 @pytest.fixture
 def cluster(tmp_path):
     return Cluster(tmp_path)
 
 
-def test_phase_1_is_sharded_over_two_nodes_and_phase_2_continues_on_one(cluster):
-    result = cluster.run(PHASE="1", SLURM_JOB_NUM_NODES="2", EXTRA_ARGS="--data-parallel-shard-degree -1")
-    assert result.returncode == 0, (result.stdout, result.stderr)
-    assert "--ntasks=2" in cluster.said("srun")
-    assert cluster.said("scontrol")[0] == "show hostnames node-[a-b]"
-    result = cluster.run(PHASE="2")
-    assert result.returncode == 0, (result.stdout, result.stderr)
-    for phase in (1, 2):
-        assert (cluster.folder / f"results/custom/phase{phase}/2/model.safetensors").is_file()
-        assert len(cluster.losses(phase)) == 2
-        log = (cluster.folder / f"results/dllogger_p{phase}.json").read_text()
-        assert f'"data_parallel_shard_degree": {-1 if phase == 1 else 1}' in log
-
-
-def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
-    steps = {"TRAIN_STEPS": "100000", "EXTRA_ARGS": "--num-steps-per-checkpoint 100000", "SLURM_JOB_NUM_NODES": "2"}
+def test_a_preempted_job_of_two_nodes_saves_and_requeues_itself_and_both_phases_continue_on_one(cluster):
+    flags = "--num-steps-per-checkpoint 100000 --data-parallel-shard-degree -1"
     report = cluster.folder / "results" / "dllogger_p1.json"
     with subprocess.Popen(
         ["bash", ROOT / "run.sub"],
         cwd=cluster.folder,
-        env=cluster.environment(**steps),
+        env=cluster.environment(SLURM_JOB_NUM_NODES="2", TRAIN_STEPS="100000", EXTRA_ARGS=flags),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -129,15 +111,18 @@ def test_a_preempted_job_saves_requeues_itself_and_continues(cluster):
         wait_until(lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2))
         job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
         output, _ = job.communicate(timeout=PATIENCE)
-    assert cluster.said("scontrol")[-1] == "requeue 1234", output
+    assert "--ntasks=2" in cluster.said("srun")
+    assert [cluster.said("scontrol")[n] for n in (0, -1)] == ["show hostnames node-[a-b]", "requeue 1234"], output
+    assert '"data_parallel_shard_degree": -1' in report.read_text()
     (saved,) = (int(path.name) for path in (cluster.folder / "results/custom/phase1").glob("[0-9]*"))
-    assert 2 < saved < 100000
+    assert 2 < saved == max(reported(report)) < 100000
 
-    stopped_at = max(reported(report))
-    assert stopped_at == saved
-    result = cluster.run(**steps, STEPS_THIS_RUN="2")
-    assert "stopped at step" in result.stdout, (result.stdout, result.stderr)
+    last = {"TRAIN_STEPS": str(saved + 2)}
+    result = cluster.run(**last)
+    assert result.returncode == 0, (result.stdout, result.stderr)
     assert max(reported(report)) == saved + 2
+    result = cluster.run(PHASE="2", STEPS_THIS_RUN="1", **last)
+    assert "phase2 stopped at step 1 of 2" in result.stdout, (result.stdout, result.stderr)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from data_loading.sample_order import sample_order
 from parallel.fsdp import LocalShards
 from run_config import LoaderConfig
 
-STEPS = 20
+STEPS = 10
 GLOBAL_BATCH = 23  # not a multiple of 2, 3 or 4
 SHARDED = ("--data-parallel-shard-degree", -1)
 
