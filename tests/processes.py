@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import run_glue
 import run_pretraining
@@ -126,23 +125,3 @@ def exit_codes(processes: list, timeout: float = PATIENCE) -> list[int]:
             process.kill()
         raise AssertionError("a process hangs")
     return [process.exitcode for process in processes]
-
-
-@contextlib.contextmanager
-def torchrun(argv: list[str], output_file: Path, count: int = 2) -> Iterator[subprocess.Popen]:
-    """run_pretraining.py under torchrun; it is terminated at the end of the block."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    with output_file.open("w") as file:
-        process = subprocess.Popen(
-            [*command, "run_pretraining.py", *argv],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(PATIENCE)

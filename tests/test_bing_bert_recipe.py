@@ -7,7 +7,7 @@ from conftest import assert_refused, reported
 from launch_scripts import Checkout, pretraining_runs, processes_of, squad_run
 from launch_scripts import assert_refused as assert_script_refused
 from safetensors.torch import load_file
-from small_runs import RunInputs, losses, progress, resuming, run_here, steps_folder, train, weights
+from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
 
 from arguments import make_run_config
 from checkpoint.model_choice import read_config
@@ -20,11 +20,6 @@ def by_deepspeed(k, total, peak, warmup, decay_steps, offset):
     """WarmupExpDecayExp with a decay rate of 0.9."""
     share = k / total
     return peak * ((share / warmup) ** 2 if share < warmup else 0.9 ** ((k - warmup * total) / decay_steps)) + offset
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
 
 
 def run_phase(checkout, phase, flags, preset):

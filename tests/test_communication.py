@@ -151,11 +151,6 @@ def pretrain_and_count(cases: list[tuple[Path, Command]]) -> int:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> RunInputs:
-    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
 def counted(inputs, tmp_path_factory) -> dict[str, list]:
     folder = tmp_path_factory.mktemp("counted")
     cases = []

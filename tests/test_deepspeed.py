@@ -52,11 +52,6 @@ CONTINUED = ("ZeRO 2", "ZeRO 3", "ZeRO 3 offload", "ZeRO 1 bf16", "ZeRO 2 bf16",
 MOVES = {"ZeRO 3": ZERO[3], "ZeRO 2": ZERO[2], "ZeRO 1": ZERO[1], "ZeRO 0": ZERO[0], "FSDP2": None}
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> RunInputs:
-    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
-
-
 def engine_flags(folder: Path, name: str, zero: dict, **config) -> tuple:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"zero_optimization": zero, **config}))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
-from small_runs import RunInputs, progress, resuming, steps_folder
+from small_runs import progress, resuming, steps_folder
 from torch.distributed.tensor import DTensor
 
 import checkpoint.folder
@@ -30,11 +30,6 @@ SHARDED = ("--data-parallel-shard-degree", -1)
 HYBRID = ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree", 2)
 TENSOR_FILES = ("model.safetensors", "model_optimizer.safetensors")
 LARGE = 4096  # bytes: more than any norm or flag, less than most tensors
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> RunInputs:
-    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
 
 
 def refuse(what: str):

@@ -9,7 +9,7 @@ import torch
 from conftest import reported, write_shards
 from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
-from small_runs import RunInputs, losses, progress, resuming, steps_folder, steps_in, weights
+from small_runs import losses, progress, resuming, steps_folder, steps_in, weights
 
 from checkpoint.folder import newest_checkpoint
 from data_loading.loader import StepLoader
@@ -44,11 +44,6 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=absolute, msg=name)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> RunInputs:
-    return RunInputs.make(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")
