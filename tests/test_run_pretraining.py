@@ -263,7 +263,7 @@ def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     assert last["data"]["training_sequences_per_second"] == last["data"]["sequences_per_second"]
     assert 0 < last["data"]["raw_train_time"] <= last["data"]["e2e_train_time"] and last["data"]["final_loss"] > 0
     in_parts = sum(last["data"][part] for part in parts if part.endswith("_ms")) / 1000
-    assert 0 < in_parts < 2 * last["data"]["step_seconds"]
+    assert 0 < in_parts < 20 * last["data"]["step_seconds"]
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
     assert "benchmark of 6 steps: " in result.stdout
 
