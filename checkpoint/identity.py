@@ -33,9 +33,12 @@ def identity_of(
     start: Start, choice: ModelChoice, data: str, seed: int, development_data: str | None = None
 ) -> dict[str, Any]:
     """The identity of a run. data, development_data: digests; the latter of what selects the best checkpoint."""
-    weights = RANDOM
-    if start.weights is not None or start.problem is not None:
-        weights = start.weights and weights_digest(start.weights)  # unknown without the folder
+    weights, folder = RANDOM if start.problem is None else None, start.weights  # None: unknown without the folder
+    if folder is not None and (folder / MANIFEST_FILE).is_file():
+        weights = json_digest(read_manifest(folder)[MODEL_FILE])[:16]
+    elif folder is not None:
+        paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
+        weights = json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
     return {
         WEIGHTS: weights,
         "data": data,
@@ -44,14 +47,6 @@ def identity_of(
         "architecture": json.loads(json.dumps(choice.config.to_dict())),
         "seed": seed,
     }
-
-
-def weights_digest(folder: Path) -> str:
-    """Digest of the weights in the model folder `folder`."""
-    if (folder / MANIFEST_FILE).is_file():
-        return json_digest(read_manifest(folder)[MODEL_FILE])[:16]
-    paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
-    return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
 def read_record(folder: Path) -> RunRecord:

@@ -90,13 +90,10 @@ def read_config(path: Path) -> ModelConfig:
 
 def model_name(selection: ModelSelection, folder: Path | None = None) -> str:
     """The model's name, which is that of its folder for results: that of --bert-model, else of --config-file in
-    bert_configs/ or `custom`, else of the starting model `folder`."""
-    return selection.given_name or (selection.name if folder is None else name_of_folder(folder))
-
-
-def name_of_folder(folder: Path) -> str:
-    """The name of this architecture in bert_configs/, otherwise the model's name in
-    `<output-dir>/<model>/<phase or task>[/seed-N]/<step>`, or the folder's own name."""
+    bert_configs/ or `custom`, else of the starting model `folder`: the name of its architecture in bert_configs/,
+    otherwise the model's in `<output-dir>/<model>/<phase or task>[/seed-N]/<step>`, or the folder's own."""
+    if selection.given_name is not None or folder is None:
+        return selection.given_name or selection.name
     config = read_config(folder / CONFIG_FILE)
     for path in sorted(CONFIGS.glob("*.json")):
         if read_config(path) == config:

@@ -124,19 +124,17 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is damaged."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: expected a model folder with it")
+    dtypes, tensors = {name: dtype for dtype, name in DTYPE_NAMES.items()}, {}
     try:
         file = safetensors.safe_open(path, framework="pt")
-        return {name: _lazy_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+
+            def read(*bounds: int, name: str = name) -> Tensor:
+                return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)
+
+            view = file.get_slice(name)
+            dtype = dtypes.get(view.get_dtype(), torch.bool)  # callers refuse types that models do not use
+            tensors[name] = LazyTensor(tuple(view.get_shape()), dtype, read)
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a complete safetensors file ({error}): fetch or write it again") from error
-
-
-def _lazy_tensor(file: "safetensors.safe_open", name: str) -> LazyTensor:
-    view = file.get_slice(name)
-    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-    dtype = dtypes.get(view.get_dtype(), torch.bool)  # callers refuse types that models do not use
-
-    def read(*bounds: int) -> Tensor:
-        return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)
-
-    return LazyTensor(tuple(view.get_shape()), dtype, read)
+    return tensors

@@ -125,20 +125,15 @@ def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
         print_line(f"no checkpoint in {folder} yet: starting at step 1")
     if start.problem is not None:
         raise UserError(start.problem)
-    if config.from_phase1_final_params is not None:
-        refuse_unfinished(start.weights)
-    if config.lr_rewarmup:
-        verify_checkpoint(start.weights)
-    return start
-
-
-def refuse_unfinished(folder: Path) -> None:
-    """Raises UserError if the checkpoint `folder` is not the last one of its run. Ignores folders of other programs."""
-    for path in folder.glob(f"*{PROGRESS_SUFFIX}"):
+    # Folders of other programs have no progress.
+    for path in start.weights.glob(f"*{PROGRESS_SUFFIX}") if config.from_phase1_final_params is not None else ():
         progress = read_json(path, "the progress of a run", Progress)
         last = progress.arguments.get("max_steps")
         if isinstance(last, int) and progress.step < last:
             raise UserError(
-                f"phase 1 is unfinished: {folder} is step {progress.step} of {last}: rerun phase 1 to its end, or "
-                f"start from it as it is with --from-pretrained-params"
+                f"phase 1 is unfinished: {start.weights} is step {progress.step} of {last}: rerun phase 1 to its end, "
+                f"or start from it as it is with --from-pretrained-params"
             )
+    if config.lr_rewarmup:
+        verify_checkpoint(start.weights)
+    return start
