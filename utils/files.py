@@ -94,39 +94,31 @@ def temporary_path(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A new, empty temporary file to write to. At the end it is synced and renamed to `path`; on an error it is
-    removed, and an older file at `path` stays unchanged."""
+def atomic_path(path: str | Path, is_folder: bool = False) -> Iterator[Path]:
+    """A new, empty temporary file or folder to write to. At the end it is synced and renamed to `path`; on an error it
+    is removed, and an older file or folder at `path` stays unchanged."""
     path = Path(path)
     temporary = temporary_path(path)
     try:
-        # O_EXCL: a symbolic link that somebody placed there is not followed.
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        if is_folder:
+            temporary.mkdir(parents=True)
+        else:  # O_EXCL: a symbolic link that somebody placed there is not followed
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield temporary
-        sync(temporary)
-        temporary.rename(path)
+        if is_folder:
+            publish_folder(temporary, path)
+        else:
+            sync(temporary)
+            temporary.rename(path)
     except OSError as error:  # a failed write to a full disk names no file
         if error.errno is not None and error.filename in (None, str(temporary)):
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
 
 
-@contextlib.contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write to, which replaces `folder` at the end, and is removed on an error."""
-    temporary = temporary_path(folder)
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        publish_folder(temporary, folder)
-    except OSError as error:  # a failed write to a full disk names no file
-        if error.errno is not None and error.filename is None:
-            error.filename = str(folder)
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+atomic_folder = functools.partial(atomic_path, is_folder=True)
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
