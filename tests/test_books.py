@@ -11,7 +11,6 @@ from data_preparation.sources.spans import Span
 from utils.errors import UserError
 
 SAMPLE = Path(__file__).parent.parent / "data/sample/books"
-SHARED = Path(__file__).parent.parent.parent / "shared/data/books"
 
 
 def read_documents(path: Path, *arguments, **options):
@@ -86,16 +85,6 @@ def test_the_sample_books_have_their_chapters_and_keep_their_words(book, chapter
     for document in documents:
         for paragraph in document.paragraphs:
             assert "\n" not in paragraph and "_" not in paragraph and "  " not in paragraph
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the 25 books")
-def test_longer_books_keep_their_words():
-    for path in sorted(SHARED.glob("m*.txt")):
-        text = path.read_text(encoding="utf-8")
-        documents = list(clean_book(text))
-        words = sum(len(paragraph.split()) for document in documents for paragraph in document.paragraphs)
-        assert words > 0.98 * len(text.split()), path
-        assert len(documents) > 15, path
 
 
 def test_a_book_without_chapters_is_one_document():

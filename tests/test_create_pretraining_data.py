@@ -9,6 +9,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -177,14 +178,8 @@ def test_truncation_takes_half_of_the_tokens_off_the_front():
 def test_samples_have_the_statistics_of_the_written_out_algorithm(
     text, tmp_path, whole_word_mask, next_sentence_prediction
 ):
-    options = SampleOptions(
-        64,
-        8,
-        dupe_factor=20,
-        short_seq_prob=0.3,
-        whole_word_mask=whole_word_mask,
-        next_sentence_prediction=next_sentence_prediction,
-    )
+    options = SampleOptions(64, 8, 0.15, 0.3, 20, whole_word_mask=whole_word_mask)
+    options = replace(options, next_sentence_prediction=next_sentence_prediction)
     make_shard(text, tmp_path / "fast.hdf5", options)
     fast = read_shard(tmp_path / "fast.hdf5")
     slow = create_samples(read_documents(text, TOKENIZER), options, TOKENIZER.tokens)
@@ -344,17 +339,9 @@ def made(text_folder, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("made")
     result = run_program(*command(text_folder, output, "--num-workers", 1))
     assert result.returncode == 0, result.stderr
-    assert "5 shards made" in result.stderr
-    assert "truncation drops" in result.stderr
+    assert "5 shards made" in result.stderr and "truncation drops" in result.stderr
+    assert len(digests(output)) == 6  # and index.json
     return output
-
-
-def test_the_number_of_workers_does_not_change_a_byte(text_folder, made, tmp_path):
-    assert len(digests(made)) == 6  # and index.json
-    for workers in (2, 3):
-        result = run_program(*command(text_folder, tmp_path / str(workers), "--num-workers", workers))
-        assert result.returncode == 0, result.stderr
-        assert digests(tmp_path / str(workers)) == digests(made)
 
 
 def test_each_shard_has_random_numbers_of_its_own(text_folder, tmp_path):

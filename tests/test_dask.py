@@ -67,14 +67,8 @@ def prepare(folder: Path, *extra: object, environment: dict[str, str] | None = N
     words = [sys.executable, "-c", program, "all", "books", SAMPLE, "--output-dir", folder, *TEXT, *extra]
     timeout = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}
     environment = os.environ | {"PYTHONPATH": python_path()} | timeout | (environment or {})
-    return subprocess.Popen(
-        [*map(str, words)],
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*map(str, words)], env=environment, start_new_session=True, **pipes)
 
 
 def finish(process: subprocess.Popen) -> None:

@@ -90,14 +90,8 @@ def modernbert() -> dict:
 def roberta() -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE with other names of special tokens."""
     trained = by_prepare("bpe", do_lower_case=False)["model"]
-    words = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        "<unk>",
-        *(word for word in trained["vocab"] if not word.startswith("[")),
-        "<mask>",
-    ]
+    own = [word for word in trained["vocab"] if not word.startswith("[")]
+    words = ["<s>", "<pad>", "</s>", "<unk>", *own, "<mask>"]
     vocab, merges = {word: place for place, word in enumerate(words)}, list(map(tuple, trained["merges"]))
     return transformers.RobertaTokenizer(vocab=vocab, merges=merges)
 

@@ -225,15 +225,8 @@ def test_any_number_of_ctrl_c_ends_a_run_at_once_in_one_line(tmp_path, gaps):
 
 def test_a_machine_without_shared_memory_for_semaphores_is_one_line(tmp_path):
     """With a read-only /dev/shm, which a namespace of mounts of this test's own has."""
-    mount = [
-        "unshare",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-c",
-        'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"',
-        "-",
-    ]
+    mounted = 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted, "-"]
     if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a file system")
     program = (

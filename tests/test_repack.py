@@ -149,18 +149,8 @@ def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_da
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000])
     command = ["data/prepare.py", "all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
-    command += [
-        "--empty-line",
-        "document",
-        "--sentence-splitter",
-        "fast",
-        "--shard-mb",
-        0.02,
-        "--test-fraction",
-        0,
-        "--vocab-file",
-        VOCAB_FILE,
-    ]
+    command += ["--empty-line", "document", "--sentence-splitter", "fast", "--shard-mb", 0.02, "--test-fraction", 0]
+    command += ["--vocab-file", VOCAB_FILE]
     for name, compression in (("plain", "none"), ("archive", "gzip")):
         done = run_program(*command, "--output-dir", tmp_path / name, "--compression", compression)
         assert done.returncode == 0, done.stderr

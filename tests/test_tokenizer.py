@@ -8,7 +8,6 @@ import tracemalloc
 import unicodedata
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,7 +202,6 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
-        ("", []),
         (" \t\n\r ", []),
         ("Hello, World!", ["hello", ",", "world", "!"]),
         ("unaffable", ["una", "##ffa", "##ble"]),
@@ -213,7 +211,6 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
         ("w\x0bi\x1cn\x85ter e\xa0f\u2028g", ["winter", "e", "f", "g"]),
         ("x" * 100, None),
         ("x" * 101, ["[UNK]"]),
-        ("q" * 10_000, ["[UNK]"]),
         ("🙂", ["[UNK]"]),
         ("[MASK] [sep]", ["[", "mask", "]", "[", "sep", "]"]),
         ("ΣΑΣ ΟΔΟΣ", ["σ", "##α", "##σ", "ο", "##δ", "##ο", "##σ"]),
@@ -240,8 +237,7 @@ def test_cased_text_keeps_its_case_and_accents():
 
 def test_span_includes_the_accents_that_were_stripped():
     text = "cafe\u0301s cafe\u0301"
-    _, spans = ours(True).encode_with_offsets(text)
-    assert [text[begin:end] for begin, end in spans] == ["cafe\u0301s", "cafe\u0301"]
+    assert [text[slice(*span)] for span in ours(True).encode_with_offsets(text)[1]] == text.split()
 
 
 # --- bad vocabulary files ---------------------------------------------------------------------------------------------
@@ -267,14 +263,10 @@ def test_bad_vocabulary_is_an_error_with_its_line(tmp_path, content, words):
     assert all(word in str(error.value) for word in [str(path), *words])
 
 
-def test_windows_line_ends_give_the_same_vocabulary(tmp_path):
-    path = Path(tmp_path / "vocab.txt")
-    path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "word", ""]).encode())
-    assert list(BertTokenizer(path).vocab) == [*SPECIAL_TOKENS, "word"]
-
-
-@pytest.mark.parametrize("words, expected", [("the a", True), ("The the", False)])
-def test_casing_of_a_vocabulary_is_that_of_its_words(tmp_path, words, expected):
+@pytest.mark.parametrize(("words", "expected"), [(["the", "a"], True), (["The", "the"], False)])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_casing_of_a_vocabulary_is_that_of_its_words_with_any_line_ends(tmp_path, words, expected, end):
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL_TOKENS, *words.split()]))
-    assert tokenizer_module.load_tokenizer(path).do_lower_case is expected
+    path.write_bytes(end.join([*SPECIAL_TOKENS, *words, ""]).encode())
+    found = tokenizer_module.load_tokenizer(path)
+    assert found.do_lower_case is expected and list(found.vocab) == [*SPECIAL_TOKENS, *words]
