@@ -107,9 +107,8 @@ def summary(records: list[Record], statistics: SampleStatistics, options: Sample
     counts = Counter()
     for record in records:
         counts.update({name: value for name, value in record.counts.items() if isinstance(value, int)})
-    masked = (
-        f"{statistics.masked_share:.1%} of their tokens masked" if statistics.masked else "masked when they are read"
-    )
+    share = f"{statistics.masked_share:.1%} of their tokens masked"
+    masked = share if statistics.masked else "masked when they are read"
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['corpus_tokens']:,} tokens "
         f"-> {statistics.samples:,} samples\n"

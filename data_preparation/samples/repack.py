@@ -28,11 +28,8 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     """Repacks the shards in `root` and its folders: in place, or to the same relative paths in `output_dir`."""
     if output_dir is not None and output_dir.resolve().is_relative_to(root.resolve()):
         raise UserError(f"--output-dir {output_dir} is inside of {root}: choose a folder outside, or leave it out")
-    pairs = [
-        (path, path if output_dir is None else output_dir / path.relative_to(root))
-        for folder in shard_folders(root)
-        for path in find_shards(folder)
-    ]
+    shards = [path for folder in shard_folders(root) for path in find_shards(folder)]
+    pairs = [(path, output_dir / path.relative_to(root) if output_dir else path) for path in shards]
     to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]
     size = sum(source.stat().st_size for source, _ in to_do)
     print_line(f"{len(to_do)} of {len(pairs)} shards to repack, {tqdm.format_sizeof(size, 'B')}")
@@ -46,9 +43,8 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
         for source_bytes, target_bytes in executor.map(repack_shard, to_do):
             bar.update(source_bytes)
             written += target_bytes
-        if output_dir is None:
-            for folder in {source.parent for source, _ in pairs}:
-                update_manifest(folder)
+        for folder in {source.parent for source, target in pairs if source == target}:
+            update_manifest(folder)
     print_line(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
 
 
@@ -108,7 +104,6 @@ def update_manifest(folder: Path) -> None:
         entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         entry["datasets"] = {key: layout.to_json() for key, layout in Shard(path).layouts.items()}
     write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
-    paths = [str(folder / entry["path"]) for entry in content["outputs"]]
     content["options"]["compression"] = "none"
-    content["outputs"] = describe(paths, folder)
+    content["outputs"] = describe([str(folder / entry["path"]) for entry in content["outputs"]], folder)
     write_json(folder / MANIFEST, content, indent=1)

@@ -47,8 +47,7 @@ def read_documents(
         yield from read_text(file, MAX_DOCUMENT if empty_line == "paragraph" else 1)
         return
     for number, row in read_rows(file, [text_field, *columns]):
-        text = row.get(text_field)
-        if not isinstance(text, str):
+        if not isinstance(text := row.get(text_field), str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(file.where(number), f"the field {text_field!r} {kind}: name the field that contains the text")
         elif paragraphs := split_paragraphs(text):
@@ -58,9 +57,7 @@ def read_documents(
 def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
     """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document` characters long. A
     paragraph longer than `MAX_DOCUMENT` is divided after a line."""
-    paragraphs: list[str] = []
-    paragraph: list[str] = []
-    size = in_paragraph = 0
+    paragraphs, paragraph, size, in_paragraph = [], [], 0, 0
     for line in chain(lines, [""]):
         if line.strip() and in_paragraph < MAX_DOCUMENT:
             paragraph.append(line)
