@@ -129,7 +129,8 @@ def end_killed(argv):
 def test_a_process_that_is_killed_ends_the_others_with_an_error_line(tmp_path, killed):
     codes = exit_codes(start_several([killed], tmp_path / "log", function=end_killed))
     assert (codes[killed], codes[1 - killed]) == (-signal.SIGKILL, 2)
-    assert (tmp_path / f"log.{1 - killed}").read_text().count("error: another rank failed") == 1
+    (line,) = [line for line in (tmp_path / f"log.{1 - killed}").read_text().splitlines() if line.startswith("error: ")]
+    assert "another rank failed" in line
 
 
 def answer_late(argv):
