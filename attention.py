@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpu.length_bucketed import LengthBucketedAttention
+from cpu.length_bucketed import LengthBucketedFunction, TiledBucket, attention_tiles, tiled_buckets
 from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
 
 
@@ -123,6 +123,33 @@ class PaddedAttention:
             kept = 5 * padded * hidden_size * sizes.product + pairs * (2 * sizes.product + has_dropout)
             return AttentionMemory(kept, backward=2 * pairs * sizes.product)
         return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
+
+
+# --- sequences of similar length (CPUs) -------------------------------------------------------------------------------
+
+
+class LengthBucketedAttention:
+    """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
+    Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
+
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
+        self.cu_seqlens, self.window = cu_seqlens.tolist(), window
+        self.buckets: list[TiledBucket] | None = None
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        if self.buckets is None:  # shared by all layers
+            self.buckets = tiled_buckets(self.cu_seqlens, self.window, qkv_T3HD.element_size())
+        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
+
+    @staticmethod
+    def memory(
+        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+    ) -> AttentionMemory:
+        # Query, key and value; the probabilities and their dropout mask.
+        tiles = attention_tiles(sizes.max_seqlen, window)
+        tile_pairs = [(q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences for q, k, _ in tiles]
+        kept = sizes.product * (3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout))
+        return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)
 
 
 # --- rotary positions -------------------------------------------------------------------------------------------------

@@ -38,10 +38,3 @@ def make_optimizer(
     """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups: see Muon."""
     spec = SPECS[config.name]
     return spec.make(config, spec.groups(model, config.weight_decay, parameters), lr, shard_group, replica_group)
-
-
-def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
-    """Steps with gradients divided by `grad_scale`, unless `found_inf` is not zero. Both are one-element float32
-    tensors."""
-    optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
-    optimizer.step()

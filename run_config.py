@@ -243,7 +243,7 @@ class LoaderConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Clipping is part of `grad_scale` (see optimizer.apply_step)."""
+    """Clipping is part of `grad_scale` (see optimizers.protocol.apply_step)."""
 
     name: str = option("--optimizer", OPTIMIZERS, "Lamb",
         "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest", result=True)

@@ -26,9 +26,8 @@ from benchmarks.common.results import compare, format_quartiles, quartiles, writ
 from benchmarks.common.training import LEARNING_RATE, MODELS, load_bert_config
 from benchmarks.common.worker import take_turns
 from encoders.bert import BertForPreTraining
-from optimizer import apply_step
 from optimizers.lamb import Lamb
-from optimizers.protocol import parameter_groups
+from optimizers.protocol import apply_step, parameter_groups
 from run_config import OptimizerConfig
 from utils.command_line import ArgumentParser, positive_int
 from utils.device import select_device, set_num_threads

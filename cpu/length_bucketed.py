@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from cpu.dropout import apply_mask, dropout_mask
-from token_stream import AttentionMemory, PassSizes
 
 # Minimum ratio of the shortest to the longest sequence of a bucket. Padding then increases the work of attention by at
 # most a fifth, which costs less than a separate batched product.
@@ -106,6 +105,15 @@ def attention_tiles(length: int, window: int | None) -> list[Tile]:
     return tiles
 
 
+TiledBucket = tuple[LengthBucket, list[Tile]]
+
+
+def tiled_buckets(cu_seqlens: list[int], window: int | None, element_size: int) -> list[TiledBucket]:
+    """The buckets of a stream with their tiles. element_size: bytes of a number in the states."""
+    buckets = length_buckets(cu_seqlens, LENGTH_MULTIPLE if element_size == 2 else 1)
+    return [(bucket, attention_tiles(bucket.padded_length, window)) for bucket in buckets]
+
+
 class LengthBucketedFunction(torch.autograd.Function):
     """softmax(QK' / sqrt(D)) V per bucket and tile, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. The
     output is zero after the first `num_tokens` tokens.
@@ -116,9 +124,7 @@ class LengthBucketedFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx, qkv_T3HD: Tensor, buckets: list[tuple[LengthBucket, list[Tile]]], num_tokens: int, dropout_prob: float
-    ) -> Tensor:
+    def forward(ctx, qkv_T3HD: Tensor, buckets: list[TiledBucket], num_tokens: int, dropout_prob: float) -> Tensor:
         out_THD = torch.empty_like(qkv_T3HD[:, 0], memory_format=torch.contiguous_format)
         out_THD[num_tokens:] = 0
         scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
@@ -176,29 +182,3 @@ class LengthBucketedFunction(torch.autograd.Function):
             grad_query_BLD.mul_(ctx.scale)
             bucket.to_stream(grad_3NHLD, grad_T3HD)
         return grad_T3HD, None, None, None
-
-
-class LengthBucketedAttention:
-    """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
-    Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
-
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
-        self.cu_seqlens, self.window = cu_seqlens.tolist(), window
-        self.buckets: list[tuple[LengthBucket, list[Tile]]] | None = None
-
-    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        if self.buckets is None:  # shared by all layers
-            multiple = LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1
-            buckets = length_buckets(self.cu_seqlens, multiple)
-            self.buckets = [(bucket, attention_tiles(bucket.padded_length, self.window)) for bucket in buckets]
-        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
-
-    @staticmethod
-    def memory(
-        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
-    ) -> AttentionMemory:
-        # Query, key and value; the probabilities and their dropout mask.
-        tiles = attention_tiles(sizes.max_seqlen, window)
-        tile_pairs = [(q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences for q, k, _ in tiles]
-        kept = sizes.product * (3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout))
-        return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)

@@ -96,3 +96,10 @@ class OptimizerSpec:
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The gradients of all parameters of `optimizer`, in group order."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
+    """Steps with gradients divided by `grad_scale`, unless `found_inf` is not zero. Both are one-element float32
+    tensors."""
+    optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
+    optimizer.step()

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from optimizer import apply_step
 from optimizers.norms import total_norm
-from optimizers.protocol import gradients
+from optimizers.protocol import apply_step, gradients
 from parallel.runtime import Runtime
 from precision import MasterWeights, Precision
 from token_stream import MicroBatch, StepBatch, to_device

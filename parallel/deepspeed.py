@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from optimizer import spec_of
+from optimizers.protocol import adam_state
 from parallel.base import ParallelModel
 from precision import Precision
 from token_stream import MicroBatch, StepBatch
@@ -149,7 +149,7 @@ class ZeroModel(DeepSpeedModel):
         find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
         self.fragments = {names[p]: fragment for p, fragment in find()}
         self.parameters = {name: nn.Parameter(fragment.of(fragment.flat)) for name, fragment in self.fragments.items()}
-        layout = spec_of(optimizer).state(self.model, {name: f.flat.shape for name, f in self.fragments.items()})
+        layout = adam_state(self.model, {name: f.flat.shape for name, f in self.fragments.items()})
         for name, fragment in self.fragments.items():  # as in the optimizer's first step
             if fragment.flat not in optimizer.state:
                 zeros = {key: fragment.flat.new_zeros(tensor.shape) for key, tensor in layout[name].items()}

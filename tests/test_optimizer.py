@@ -14,11 +14,11 @@ from transformers import BertForPreTraining as HFForPreTraining
 from data_loading.sample_order import sample_order
 from encoders.bert import BertConfig, BertForPreTraining
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from optimizer import SPECS, apply_step, make_optimizer
+from optimizer import SPECS, make_optimizer
 from optimizers.lamb import Lamb
 from optimizers.muon import POLAR_EXPRESS, orthogonalize
 from optimizers.norms import total_norm
-from optimizers.protocol import parameter_groups, undecayed_parameters
+from optimizers.protocol import apply_step, parameter_groups, undecayed_parameters
 from run_config import OPTIMIZERS, OptimizerConfig
 
 SHAPES = {

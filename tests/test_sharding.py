@@ -10,11 +10,10 @@ from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
 from encoders.modules import Linear
-from optimizer import apply_step
 from optimizers.lamb import Lamb
 from optimizers.muon import NorMuon, divide, muon_groups
 from optimizers.norms import sum_over_shards, total_norm
-from optimizers.protocol import gradients, parameter_groups
+from optimizers.protocol import apply_step, gradients, parameter_groups
 from parallel.fsdp import fill_shards, make_mesh, shard_model
 from utils.errors import UserError
 
