@@ -119,7 +119,7 @@ def trained_length(folder: Path, max_length: int) -> int:
     """The maximum tokens of the texts that a model was trained on, as its tokenizer's config says; at most max_length,
     the number of its positions."""
     found = read_settings(folder)["model_max_length"]
-    return found if isinstance(found, int) and 0 < found < max_length else max_length
+    return int(found) if found is not None and 1 <= found < max_length else max_length
 
 
 def find_tokenizer(folder: Path) -> Path | None:
