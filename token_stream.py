@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
@@ -47,6 +48,23 @@ class TokenStream(NamedTuple):
         fixed sizes; others bring their own, which is read before they go to the device."""
         longest = micro_batch.get("max_seqlen")
         return cls(*(micro_batch[name] for name in STREAM_INPUTS), longest or max_seqlen, longest is None)
+
+    @classmethod
+    def from_padded(
+        cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> "tuple[TokenStream, Tensor]":
+        """Converts padded input [B, S], whose mask is 1 on real tokens. Returns the stream and the indices [T] of its
+        tokens in the flattened input. Raises ValueError for other dimensions or left padding."""
+        if input_ids.dim() != 2:
+            raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
+        real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        if not bool(real_BS[:, 0].all()):  # the pooler reads the first token of each sequence
+            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
+        types_BS = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        positions_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        tokens = (values[real_BS] for values in (input_ids, types_BS, positions_BS))
+        cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
+        return cls(*tokens, cu_seqlens, input_ids.shape[1], has_filler=False), real_BS.flatten().nonzero()[:, 0]
 
 
 # --- batches of streams -----------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """The base classes of all models: initial weights, inference mode, costs; and of encoders: pooling, attention.
 
-The input of every model is a token_stream.TokenStream: whole sequences end to end without padding. Token-wise layers
-run on all tokens; only attention uses the sequence boundaries (attention.py). Models also report the FLOPs and memory
+The input of every model is a token_stream.TokenStream: whole sequences end to end without padding. Padded input is
+converted (`accepts_padded`). Token-wise layers run on all tokens; only attention uses the sequence boundaries
+(attention.py). Models also report the FLOPs and memory
 of a step (`training_flops`, `activation_memory`).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E hidden size.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,38 @@ class ActivationMemory(NamedTuple):
 class EncoderOutput(NamedTuple):
     last_hidden_state: Tensor  # [T, E], or [M, E] at `output_positions`
     pooler_output: Tensor | None  # [N, E]; None without pooling
+
+
+def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTuple]:
+    """Makes `forward`, which takes a TokenStream, also take padded input as transformers does: input_ids,
+    attention_mask (1 on real tokens, by default everywhere), token_type_ids (0), each [B, S]. Outputs of tokens are
+    then [B, S, ...], zero on padding, and logits of the vocabulary have no columns for its padding. Positions are
+    indices into the flattened input; outputs at positions stay as they are."""
+
+    @functools.wraps(forward)
+    def forward_padded(
+        self: "PreTrainedModel",
+        input_ids: TokenStream | Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> NamedTuple:
+        if isinstance(input_ids, TokenStream):
+            return forward(self, input_ids, **kwargs)
+        stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
+        at = {name: kwargs[name] for name in ("output_positions", "mlm_positions") if kwargs.get(name) is not None}
+        output = forward(self, stream, **kwargs | {name: torch.searchsorted(flat_T, at[name]) for name in at})
+
+        def to_padded(name: str, values: Tensor | None) -> Tensor | None:
+            if values is None or at or len(values) != len(flat_T):
+                return values
+            padded = values.new_zeros(input_ids.numel(), *values.shape[1:]).index_copy(0, flat_T, values)
+            padded = padded.unflatten(0, input_ids.shape)
+            return padded[..., : self.config.vocab_size] if name == "prediction_logits" else padded
+
+        return type(output)(*map(to_padded, output._fields, output))
+
+    return forward_padded
 
 
 class PreTrainedModel(nn.Module, ABC):
@@ -179,6 +213,7 @@ class EncoderModel(PreTrainedModel):
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         """Prepares the attention of each layer."""
 
+    @accepts_padded
     def forward(self, stream: TokenStream, *, output_positions: Tensor | None = None) -> EncoderOutput:
         hidden_TE = self.embeddings(stream)
         attentions, output_R = self.prepare_attentions(stream, hidden_TE), output_positions

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpu.dropout import Dropout
-from encoders.base import PreTrainedModel
+from encoders.base import PreTrainedModel, accepts_padded
 from encoders.config import ModelConfig
 from encoders.modules import Linear
 from loss import PreTrainingSums, pretraining_sums, summed_cross_entropy
@@ -53,6 +53,7 @@ class MaskedLanguageModel(PreTrainedModel):
     def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
         """The input of the output matrix, which is tied to the word embeddings, and its bias."""
 
+    @accepts_padded
     def forward(
         self,
         stream: TokenStream,
@@ -93,6 +94,7 @@ class ClassificationModel(PreTrainedModel):
         self.float32_head = (f"{self.classifier_name}.",)
         self.init_weights(self.optional_heads)
 
+    @accepts_padded
     def forward(self, stream: TokenStream) -> ClassificationOutput:
         is_pooled = self.base_model.pooling is not None
         return self.output(self.base_model.pooled(stream) if is_pooled else self.base_model(stream).last_hidden_state)
@@ -150,6 +152,7 @@ class SentenceEmbedding(PreTrainedModel):
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0  # the mean has no matrix products
 
+    @accepts_padded
     def forward(self, stream: TokenStream) -> ClassificationOutput:
         return ClassificationOutput(self.base_model.pooled(stream))
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from checkpoint_files import CONFIG, FIXTURES, convert, converted, hugging_face_model, nvidia_state_dict
 from conftest import assert_refused, run_program
-from padded import run_padded
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 from transformers import BertForPreTraining as HFForPreTraining
@@ -37,7 +36,7 @@ def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
     theirs, problems = HFForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not problems["missing_keys"] and not problems["unexpected_keys"]
     with torch.no_grad():
-        ours, theirs = run_padded(load_pretrained(BertForPreTraining, folder).eval(), **INPUTS), theirs.eval()(**INPUTS)
+        ours, theirs = load_pretrained(BertForPreTraining, folder).eval()(**INPUTS), theirs.eval()(**INPUTS)
     for prediction_logits in (ours.prediction_logits, theirs.prediction_logits):
         torch.testing.assert_close(prediction_logits[IS_REAL], mlm[IS_REAL], **tolerance)
     for nsp_logits in (ours.seq_relationship_logits, theirs.seq_relationship_logits):
@@ -47,7 +46,7 @@ def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
 def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
     logits = torch.as_tensor(logits)
     with torch.no_grad():
-        ours = run_padded(load_pretrained(BertForQuestionAnswering, folder).eval(), **INPUTS)
+        ours = load_pretrained(BertForQuestionAnswering, folder).eval()(**INPUTS)
         theirs = HFForQuestionAnswering.from_pretrained(folder).eval()(**INPUTS)
     for output in (ours, theirs):
         torch.testing.assert_close(output.start_logits[IS_REAL], logits[..., 0][IS_REAL], **tolerance)

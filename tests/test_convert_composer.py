@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import transformers
 from checkpoint_files import convert, converted
 from conftest import assert_refused
-from padded import run_padded
 
 from checkpoint.weights import load_pretrained
 from encoders.modernbert import ModernBertForMaskedLM
@@ -110,7 +109,7 @@ def write_composer(path, tensors: dict[str, torch.Tensor], prefix="model.", cont
 def assert_same_logits(folder, tensors) -> None:
     ids = torch.randint(0, VOCAB, (17,), generator=torch.Generator().manual_seed(3))
     expected = flexbert_logits(tensors, ids)[:, :VOCAB]
-    ours = run_padded(load_pretrained(ModernBertForMaskedLM, folder).eval(), ids[None]).prediction_logits[0]
+    ours = load_pretrained(ModernBertForMaskedLM, folder).eval()(ids[None]).prediction_logits[0]
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()(ids[None]).logits[0]
     for found in (ours, theirs):
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from conftest import SHARED, needs_shared_data
-from padded import run_padded, to_stream
 from safetensors.torch import save_file
 
 from attention import IMPLEMENTATIONS
@@ -87,7 +86,7 @@ def make_input(config=None) -> tuple[TokenStream, dict[str, torch.Tensor], torch
     padded = {"input_ids": ids, "attention_mask": real}
     if getattr(config, "type_vocab_size", 1) == 2:
         padded["token_type_ids"] = (torch.arange(max(LENGTHS)) > 4).long().expand_as(ids)
-    return to_stream(**padded)[0], padded, real
+    return TokenStream.from_padded(**padded)[0], padded, real
 
 
 def logits_of(output, real: torch.Tensor | None = None) -> torch.Tensor:
@@ -125,6 +124,20 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
     for name, p in model.named_parameters():
         if not name.endswith("key.bias"):  # zero but for rounding: it adds the same to all keys
             assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize(("kind", "head"), [*CASES[:9], ("bert", "sentence_embedding")])
+def test_padded_input_has_the_outputs_of_the_stream(kind, head):
+    model = make_model(head, config_from_dict({**ENCODERS[kind][0], "model_type": kind})).eval()
+    stream, padded, real = make_input()
+    found, expected = logits_of(model(**padded), real), logits_of(model(stream))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    if head == "masked_lm":
+        places_M = real.flatten().nonzero()[3::50, 0].contiguous()
+        found = model(**padded, mlm_positions=places_M).prediction_logits[:, : SIZES["vocab_size"]]
+        torch.testing.assert_close(found, model(**padded).prediction_logits.flatten(0, 1)[places_M])
+    with pytest.raises(ValueError, match="pad on the right"):
+        model(padded["input_ids"], real.flip(1))
 
 
 @pytest.mark.parametrize(("kind", "head"), CASES)
@@ -216,6 +229,6 @@ def test_hidden_states_of_real_weights_agree_with_transformers():
     ours = load_pretrained(BertModel, minilm_folder()).eval()
     real = padded["attention_mask"].bool()
     with torch.no_grad():
-        expected, found = theirs(**padded), run_padded(ours, **padded)
+        expected, found = theirs(**padded), ours(**padded)
     assert relative_error(found.last_hidden_state[real], expected.last_hidden_state[real]) < 1e-4
     assert relative_error(found.pooler_output, expected.pooler_output) < 1e-4

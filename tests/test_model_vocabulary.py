@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from conftest import TINY, VOCAB_FILE
-from padded import run_padded
 from test_hugging_face_tokenizers import file_of
 from test_tokenizer import sample_texts
 
@@ -149,7 +148,7 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
         ours.word_embeddings.weight[10:15] = torch.arange(160.0).view(5, 32) / 99
         ids = torch.arange(10, 15)[None]
         outputs = [each.roberta(ids).last_hidden_state for each in models]
-        outputs.append(run_padded(ours.roberta, ids).last_hidden_state)
+        outputs.append(ours.roberta(ids).last_hidden_state)
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
     for found in outputs[1:]:
         torch.testing.assert_close(found, outputs[0])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, fine_tuning_words
-from padded import run_padded
 from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import BertTokenizerFast
@@ -75,7 +74,7 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     expected = peer(**encoded, labels=labels)
     expected.loss.backward()
     model = load_pretrained(BertForTokenClassification, tmp_path).eval()
-    torch.testing.assert_close(run_padded(model, **encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5)
     task, limits = TokenClassificationTask(32, labels=LABELS), MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
     batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches

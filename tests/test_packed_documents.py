@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import CLS, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
-from padded import to_stream
 from small_runs import losses, resuming, run_here, weights
 
 import create_pretraining_data
@@ -123,7 +122,7 @@ def test_a_document_does_not_see_the_others_of_its_row(shards):
         together = model(TokenStream.from_batch(stream, LENGTH), mlm_positions=positions)[0]
         for start, stop in itertools.pairwise(stream["cu_seqlens"].tolist()):
             ids = stream["input_ids"][None, start:stop]
-            alone, _ = to_stream(ids)
+            alone, _ = TokenStream.from_padded(ids)
             expected = model(alone, mlm_positions=torch.arange(stop - start))[0]
             torch.testing.assert_close(together[start:stop], expected, atol=1e-5, rtol=1e-4)
 

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from conftest import TINY, assert_refused
-from padded import to_stream
 from small_runs import RunInputs, run_here, steps_folder, train
 from torch import nn
 from transformers import AutoModel
 
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertConfig, BertForPreTraining
+from token_stream import TokenStream
 
 CONFIG = BertConfig(
     **{**TINY, "vocab_size": 1000, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -44,7 +44,7 @@ def test_hidden_states_and_gradients_are_those_of_torchs_encoder():
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.2)
-    encoder, stream = reference(model), to_stream(torch.randint(0, 1000, (1, 13)))[0]
+    encoder, stream = reference(model), TokenStream.from_padded(torch.randint(0, 1000, (1, 13)))[0]
     embedded = model.bert.embeddings(stream).detach()
     expected, found = encoder(embedded[None])[0], model.bert(stream).last_hidden_state
     torch.testing.assert_close(found, expected)
