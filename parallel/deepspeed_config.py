@@ -125,9 +125,8 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     except importlib.metadata.PackageNotFoundError:
         found = "none"
     if found != VERSION:
-        raise UserError(
-            f"--deepspeed needs DeepSpeed {VERSION}, and {found} is here: pip install -r requirements-deepspeed.txt"
-        )
+        advice = "pip install -r requirements-deepspeed.txt"
+        raise UserError(f"--deepspeed needs DeepSpeed {VERSION}, and {found} is installed: {advice}")
     return merged
 
 
