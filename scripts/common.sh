@@ -283,6 +283,9 @@ launch() {
     fi
     command+=(--no_python env --default-signal=TERM python3 -u)
   fi
+  if [[ -n $log_file && ! -s $log_file ]]; then # --log-file appends to logs only, which it knows by their first line
+    printf 'DLL %(%F %T)T - PARAMETER launch : %s\n' -1 "${2##*/}" 2>/dev/null >"$log_file" || true
+  fi
   trap 'forward_signal 15' TERM
   trap 'forward_signal 10' USR1
   trap 'forward_signal 1' HUP
