@@ -6,7 +6,7 @@
 Contestants: transformers' ModernBERT with AdamW, the peer that a user would pick, and this recipe's with AdamW, Muon or
 NorMuon; for context, transformers' BERT with AdamW and this recipe's BERT with LAMB. transformers trains as in its
 example of masked language modelling: text packed to blocks of 128 tokens, new masks in every batch. All have the same
-text, vocabulary, batch and number of parameters (within 5%).
+text, vocabulary, tokens and number of parameters (within 5%). --amp trains all in bfloat16.
 
 Every contestant gets the same search, at each of the `--search-budgets`: learning rates by factors of two, warmup with
 linear decay and warmup-stable-decay, mask rates 0.15 and 0.3, one value changed at a time until every change is worse.
@@ -75,11 +75,13 @@ MODERN_CONFIG = {
 
 
 class Contestant(NamedTuple):
-    """optimizer: of run_pretraining.py; none for transformers. learning_rate: where the search starts."""
+    """optimizer: of run_pretraining.py; none for transformers. learning_rate: where the search starts. batch: blocks
+    per update."""
 
     config: dict[str, Any]
     learning_rate: float
     optimizer: str | None = None
+    batch: int = BATCH
 
 
 CONTESTANTS = {
@@ -87,6 +89,8 @@ CONTESTANTS = {
     "ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3, "AdamW"),
     "ModernBERT, Muon": Contestant(MODERN_CONFIG, 8e-3, "Muon"),
     "ModernBERT, NorMuon": Contestant(MODERN_CONFIG, 8e-3, "NorMuon"),
+    "transformers ModernBERT, AdamW, batches of 32": Contestant(MODERN_CONFIG, 1.4e-3, batch=32),
+    "ModernBERT, NorMuon, batches of 32": Contestant(MODERN_CONFIG, 5.6e-3, "NorMuon", 32),
     "transformers BERT, AdamW": Contestant(BERT_CONFIG, 1e-3),
     "BERT, LAMB": Contestant(BERT_CONFIG, 1.6e-2, "Lamb"),
 }
@@ -98,11 +102,12 @@ MASK_RATES = (0.15, 0.3)
 
 
 class Setting(NamedTuple):
-    """What the search varies."""
+    """What the search varies, and whether to train in bfloat16."""
 
     schedule: str
     mask_rate: float
     learning_rate: float
+    amp: bool = False
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
@@ -176,17 +181,17 @@ def packed_blocks(folder: Path, vocab: Path) -> np.ndarray:
 class TransformersRun:
     """transformers' model for masked language modelling on blocks in random order, with new masks in every batch."""
 
-    def __init__(self, config: dict[str, Any], setting: Setting, updates: int, seed: int, data: Data, folder: Path):
+    def __init__(self, contestant: Contestant, setting: Setting, updates: int, seed: int, data: Data, folder: Path):
         silence_imports()
         from transformers import AutoConfig, AutoModelForMaskedLM
 
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))
+        self.model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**contestant.config))
         self.blocks, self.mask_rate = torch.from_numpy(data.train_blocks), setting.mask_rate
         self.generator, self.folder = torch.Generator().manual_seed(seed), folder
         schedule = make_schedule(ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]))
-        self.arguments = (schedule, updates, BATCH, seed)
+        self.arguments = (schedule, updates, contestant.batch, seed, setting.amp)
 
     def make_batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
         return dict(
@@ -205,10 +210,11 @@ def run_this_project(
     schedule = SCHEDULES[setting.schedule]
     flags = {
         "input-dir": data.work / "shards", "output-dir": folder, "bert-model": "custom", "device": "cpu", "seed": seed,
-        "config-file": folder / "config.json", "vocab-file": data.vocab, "max-steps": updates, "batch-size": BATCH,
-        "max-seq-length": LENGTH, "masked-lm-prob": setting.mask_rate, "learning-rate": setting.learning_rate,
+        "config-file": folder / "config.json", "vocab-file": data.vocab, "max-steps": updates,
+        "batch-size": contestant.batch, "max-seq-length": LENGTH, "masked-lm-prob": setting.mask_rate,
+        "learning-rate": setting.learning_rate,
         "warmup-proportion": schedule["warmup_proportion"], "optimizer": contestant.optimizer,
-        "num-steps-per-checkpoint": max(updates // SAVES, 1), "report-file": folder / "report.json",
+        "num-steps-per-checkpoint": max(updates // SAVES, 1), "report-file": folder / "report.json", "amp": setting.amp,
     }  # fmt: skip
     flags |= {f"lr-{key.replace('_', '-')}": value for key, value in schedule.items() if "warmup" not in key}
     write_json(folder / "config.json", contestant.config)
@@ -225,7 +231,7 @@ def train(name: str, setting: Setting, updates: int, seed: int, data: Data, fold
         if contestant.optimizer:
             run_this_project(contestant, setting, updates, seed, data, folder)
         else:
-            arguments = (contestant.config, setting, updates, seed, data, folder)
+            arguments = (contestant, setting, updates, seed, data, folder)
             worker = Worker(TransformersRun, arguments, same_settings=False)
             worker.call("run")
             worker.close()
@@ -277,9 +283,11 @@ class Campaign(NamedTuple):
 
     data: Data
     runs: Runs
+    amp: bool
 
-    def loss(self, name: str, setting: Setting, updates: int, seed: int) -> float:
-        """The held-out loss of a run, which is made if the result file lacks it."""
+    def loss(self, name: str, setting: Setting, budget: int, seed: int) -> float:
+        """The held-out loss of a run of `budget * BATCH` blocks, which is made if the result file lacks it."""
+        updates = budget * BATCH // CONTESTANTS[name].batch
         key = {"contestant": name, **setting._asdict(), "updates": updates, "seed": seed}
         title = f"{name}, {', '.join(map(str, setting))}, {updates} updates, seed {seed}"
         folder = self.data.work / "runs" / title.replace(", ", "-").replace(" ", "_")
@@ -298,7 +306,7 @@ class Campaign(NamedTuple):
     def search(self, name: str, budget: int) -> Setting:
         """The best setting of a contestant after `budget` updates, with seed 0: coordinate descent, until each
         setting that differs in one value is worse."""
-        best = Setting("linear", 0.3, CONTESTANTS[name].learning_rate)
+        best = Setting("linear", 0.3, CONTESTANTS[name].learning_rate, self.amp)
         while True:
             rates = [best._replace(learning_rate=best.learning_rate * factor) for factor in (0.5, 2)]
             schedules = [best._replace(schedule=schedule) for schedule in SCHEDULES]
@@ -356,6 +364,7 @@ def main() -> None:
     add("--work", type=Path, required=True, help="folder for data and runs; kept, to continue")
     add("--contestants", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS), help="which to run")
     add("--budgets", type=positive_int, nargs="+", default=(250, 750, 2750), help=f"updates of {BATCH * LENGTH} tokens")
+    add("--amp", action="store_true", help="train in bfloat16")
     add("--search-budgets", type=positive_int, nargs="+", default=(75, 250), help="updates of the search's runs")
     add("--num-seeds", type=positive_int, default=3, help="runs of each contestant and budget, from seed 1 up")
     add("--output", type=Path, help="result file; by default in benchmarks/results")
@@ -363,7 +372,7 @@ def main() -> None:
     torch.set_num_threads(1)
     path = args.output or RESULTS / f"time_to_quality-{datetime.date.today()}.json"
     settings = {"held_out": HELD_OUT, "contestants": {name: c._asdict() for name, c in CONTESTANTS.items()}}
-    campaign = Campaign(prepare(args), Runs(path, settings))
+    campaign = Campaign(prepare(args), Runs(path, settings), args.amp)
     found = {
         name: [campaign.search(name, budget) for budget in sorted(args.search_budgets)] for name in args.contestants
     }
