@@ -41,7 +41,7 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     """seed_name: subfolder of the seed, if there are several."""
     from checkpoint.model_choice import choose_model
     from checkpoint.start import find_start
-    from data_loading.pretraining_dataset import open_dataset, verify_checksums
+    from data_loading.pretraining_dataset import files_digest, open_dataset, verify_checksums
     from modeling import MODELS
     from run_setup import plan_run
     from tasks.pretraining import PretrainingTask
@@ -52,21 +52,22 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     choice = choose_model(config.model, start.folder)
     bert_config, tokenizer = choice.config, choice.tokenizer
     dataset = open_dataset(options.input_dir, tokenizer, bert_config, config.loader)
-    eval_dataset = None
+    datasets, eval_dataset = [dataset], None
     if options.eval_dir:
         eval_dataset = open_dataset(options.eval_dir, tokenizer, bert_config, config.loader, is_held_out=True)
+        datasets.append(eval_dataset)
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
         raise UserError(f"{options.eval_dir} has fewer samples than there are processes: make a larger held-out set")
     runtime.distributed.on_main(lambda: dataset.check_shards(eval_dataset))
     if options.verify_data:
-        for checked in filter(None, (dataset, eval_dataset)):
-            verify_checksums(checked, runtime.distributed)
+        verify_checksums(datasets, runtime.distributed, "--verify-data")
+    data_files = runtime.distributed.on_main(lambda: files_digest(datasets))
     next_sentence = dataset.has_next_sentence and MODELS[type(bert_config)]["pretraining"].next_sentence
     made_lower_case = bool(dataset.attributes.get("do_lower_case", tokenizer.do_lower_case))
     if made_lower_case != tokenizer.do_lower_case:
         choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))
     return plan_run(
-        config.with_values(trainer={"logs_start": start.weights is not None}),
+        config.with_values(trainer={"logs_start": start.weights is not None}, metadata={"data_files": data_files}),
         start,
         choice,
         "pretraining" if next_sentence else "masked_lm",
@@ -93,6 +94,7 @@ def keep_results(path: Path, results: dict[str, float], held_out: str | None) ->
 
 
 def pretrain(config: RunConfig, runtime: Runtime) -> int:
+    from data_loading.pretraining_dataset import verify_checksums
     from run_setup import check_seeds, open_report, report_seeds, seed_logs, seeds_of
     from utils.progress import print_line
 
@@ -104,6 +106,9 @@ def pretrain(config: RunConfig, runtime: Runtime) -> int:
         with seed_logs(config, name, runtime) as seed_runtime:
             open_report(plan.config, folder, seed_runtime)
             trainer = plan.build_trainer(seed_runtime)
+            if trainer.state.data_may_differ and not config.pretraining.verify_data:
+                datasets = list(filter(None, (plan.dataset, plan.eval_dataset)))
+                verify_checksums(datasets, runtime.distributed, "data copied or changed since the checkpoint")
             is_new = trainer.state.step == 0 and plan.start.weights is None
             if config.pretraining.phase2 and is_new and runtime.distributed.is_main:
                 print_line("warning: phase 2 starts from random weights: give --from-phase1-final-params")

@@ -27,8 +27,8 @@ from utils.progress import print_line
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress file of a checkpoint. data: the data's digest. hyperparameters: flags that change results, by name.
-    Checkpoints of older versions lack these two."""
+    """The progress file of a checkpoint. data: the data's digest. data_files: that of its files' sizes and times.
+    hyperparameters: flags that change results, by name. Checkpoints of older versions lack these."""
 
     step: int
     samples_consumed: int
@@ -42,6 +42,7 @@ class Progress:
     raw_train_seconds: float
     world_size: int | None = None
     data: str | None = None
+    data_files: str | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)

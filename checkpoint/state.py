@@ -83,6 +83,7 @@ class TrainState:
         self.clock = time.perf_counter()
         self.versions = {"torch": torch.__version__, "python": platform.python_version()}
         self.lock: FolderLock | None = None  # of the folder of steps
+        self.data_may_differ = False  # the files of the data are not those of the restored checkpoint
 
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
@@ -232,6 +233,7 @@ class TrainState:
             for name in sorted(values.keys() & then.keys()):
                 if then[name] != values[name]:
                     self._log(f"note: {name} was {then[name]} and is {values[name]} now")
+        self.data_may_differ = progress.data_files != metadata.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = progress.samples_consumed, progress.schedule_start
         self.train_seconds, self.raw_train_seconds = progress.train_seconds, progress.raw_train_seconds

@@ -256,12 +256,20 @@ def open_dataset(
     return dataset
 
 
-def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContext) -> None:
+def files_digest(datasets: list[PretrainingDataset]) -> str:
+    """Digest of the sizes and times of all shards. As long as it stays the same, so does what the samples' digest does
+    not read."""
+    found = [shard.path.stat() for dataset in datasets for shard in dataset.shards]
+    return json_digest([[status.st_size, status.st_mtime_ns] for status in found])[:16]
+
+
+def verify_checksums(datasets: list[PretrainingDataset], distributed: DistributedContext, reason: str) -> None:
     """Compares the shards with their checksums; each rank reads its share of them. Raises UserError on all ranks if a
-    shard differs; a note says how many have no checksums."""
+    shard differs; a warning says how many have no checksums. reason: what the line that is printed begins with."""
     error: UserError | None = None
+    shards = [shard for dataset in datasets for shard in dataset.shards]
     with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
-        for shard in dataset.shards[distributed.rank :: distributed.world_size]:
+        for shard in shards[distributed.rank :: distributed.world_size]:
             try:
                 shard.verify_checksums()
             except UserError as raised:
@@ -270,7 +278,9 @@ def verify_checksums(dataset: PretrainingDataset, distributed: DistributedContex
     (failures,) = distributed.all_reduce_sum([error is not None])
     if failures:
         raise error or PeerError("another process found a damaged shard")
-    without = [shard for shard in dataset.shards if not shard.has_checksums]
+    without = [shard for shard in shards if not shard.has_checksums]
     if distributed.is_main:
-        found = f"--verify-data: {len(dataset.shards) - len(without)} shards of {dataset.folder} match their checksums"
-        print_line(f"{found}; {len(without)} have none, such as {without[0].path}" if without else found)
+        found = f"{reason}: {len(shards) - len(without)} of {len(shards)} shards match their checksums"
+        if without:
+            found = f"warning: {found}; {len(without)} have none, such as {without[0].path}: changes may go unnoticed"
+        print_line(found)

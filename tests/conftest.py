@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import ClassVar
 
@@ -175,6 +176,19 @@ def write_shards(folder: Path, sizes=(40, 24), length: int = 32, predictions: in
         rows = {key: values.astype(types.get(key, np.int8)) for key, values in rows.items()}
         write_shard(folder / f"shard_{number:03d}.hdf5", rows)
     return folder
+
+
+def add_checksums(*paths: Path) -> None:
+    for path in paths:
+        with h5py.File(path, "r+") as file:
+            for key in file:
+                file[key].attrs["crc32"] = zlib.crc32(file[key][:].tobytes())
+
+
+def change_row(path: Path) -> None:
+    """Changes a row that the digest of a small shard does not read."""
+    with h5py.File(path, "r+") as file:
+        file["segment_ids"][3, 2] ^= 1
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,11 @@
 import json
 import math
 import shutil
+from functools import partial
 
 import pytest
 import torch
-from conftest import assert_refused, write_shards
+from conftest import add_checksums, assert_refused, change_row, write_shards
 from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder, train
 
 import trainer as trainer_module
@@ -41,6 +42,29 @@ def test_other_shards_of_the_same_size_are_refused(inputs, finished, tmp_path, p
         (start / RECORD_FILE).unlink()
     flags = ("--from-checkpoint", start, *(AUTO if place != "a fork" else ()), "--max-steps", 4)
     assert_refused(run_here(inputs.command(output, *flags, "--input-dir", others)), "the digest of the data")
+
+
+@pytest.mark.parametrize("have_checksums", [True, False])
+def test_a_changed_row_is_refused_and_a_copied_folder_is_not(inputs, tmp_path, have_checksums):
+    """The digest reads few rows. Checksums are compared where sizes and times are not those of the checkpoint."""
+    first, copy = write_shards(tmp_path / "first"), tmp_path / "copy"
+    if have_checksums:
+        add_checksums(*first.iterdir())
+    command = partial(inputs.command, tmp_path / "out", *resuming(tmp_path / "out"), "--max-steps")
+    reason = "data copied or changed since the checkpoint"
+    train(command(1, "--input-dir", first))
+    assert reason not in train(command(2, "--input-dir", first)).stdout
+    shutil.copytree(first, copy, copy_function=shutil.copy)  # with new times
+    output = train(command(3, "--input-dir", copy)).stdout
+    change_row(copy / "shard_000.hdf5")
+    if have_checksums:
+        assert f"{reason}: 2 of 2 shards match their checksums\n" in output
+        assert_refused(
+            run_here(command(4, "--input-dir", copy)), "shard_000.hdf5: segment_ids does not match its checksum"
+        )
+    else:
+        warning = f"warning: {reason}: 0 of 2 shards match their checksums; 2 have none, such as {copy}/shard_000.hdf5"
+        assert warning in output and warning in train(command(4, "--input-dir", copy)).stdout
 
 
 def test_a_fork_says_what_it_changes(inputs, finished, tmp_path):

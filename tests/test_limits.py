@@ -3,13 +3,21 @@
 import itertools
 import json
 import sys
-import zlib
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, assert_refused, run_program, sample_rows, write_shard, write_shards
+from conftest import (
+    TINY,
+    VOCAB_FILE,
+    add_checksums,
+    assert_refused,
+    change_row,
+    run_program,
+    sample_rows,
+    write_shard,
+    write_shards,
+)
 from small_runs import losses, run_here, train
 
 import run_pretraining
@@ -132,14 +140,11 @@ def test_verify_data_finds_a_changed_shard_before_training(inputs, tmp_path):
     """And says of shards without checksums that it cannot."""
     shards = write_shards(tmp_path / "shards", sizes=(16, 16))
     first, second = sorted(shards.iterdir())
-    with h5py.File(first, "r+") as file:
-        for key in file:
-            file[key].attrs["crc32"] = zlib.crc32(file[key][:].tobytes())
+    add_checksums(first)
     command = inputs.command(tmp_path / "out", "--input-dir", shards, "--max-steps", 1, "--verify-data")
     result = train(command)
-    assert f"1 shards of {shards} match their checksums; 1 have none, such as {second}" in result.stdout
-    with h5py.File(first, "r+") as file:
-        file["segment_ids"][3, 2] ^= 1
+    assert f"--verify-data: 1 of 2 shards match their checksums; 1 have none, such as {second}" in result.stdout
+    change_row(first)
     train([*command[:-1], "--overwrite"])  # the change is one that only a checksum finds
     assert_refused(run_here([*command, "--overwrite"]), str(first), "segment_ids", "checksum")
 
